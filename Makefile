@@ -1,0 +1,35 @@
+# make train | test | check: each makes .venv first if need be. PYTHON=python3.12 chooses another Python.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test check format install clean
+
+train: install
+	$(BIN)/multipod train digits $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(VENV)/installed
+
+# Made again when the dependencies change; the package itself is installed in place.
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "multipod needs Python 3.11 or newer, and $(PYTHON) is older. Say make PYTHON=python3.12, for example."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,61 @@
+"""The order in which a run reads its data: a pure function of the seed and the batch's number."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grain
+import numpy as np
+
+from multipod.data.source import HostBatch, Source
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """An endless sequence of shuffled batches that can be entered at any place.
+
+    Every example is read once an epoch; epochs follow each other without a gap, each in a new
+    order, so a batch may hold the end of one and the start of the next. Batch k is the same
+    whatever the number of processes, and whether the run was stopped before it.
+
+    Attributes:
+      source: the examples.
+      batch: examples in a batch, over all processes.
+      seed: of the order and of the augmentation.
+      rows: which rows of each batch this process reads, increasing.
+    """
+
+    source: Source
+    batch: int
+    seed: int
+    rows: np.ndarray
+
+    def numbers(self, position: int) -> np.ndarray:
+        """The numbers of the examples in batch `position`, all rows."""
+        return self._order()[position]
+
+    def __getitem__(self, position: int) -> HostBatch:
+        """This process's rows of batch `position`."""
+        return self._load(position, self.numbers(position))
+
+    def start(self, position: int, prefetch: int = 4) -> Iterator[HostBatch]:
+        """The batches from `position` on, read ahead by a thread."""
+        loaded = self._order()[position:].map_with_index(lambda k, numbers: self._load(position + k, numbers))
+        return iter(loaded.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)))
+
+    def _order(self) -> grain.MapDataset:
+        return grain.MapDataset.range(len(self.source)).seed(self.seed).shuffle().repeat().batch(self.batch)
+
+    def _load(self, position: int, numbers: np.ndarray) -> HostBatch:
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, position]))
+        return self.source.augment(self.source.read(numbers[self.rows]), self.rows, rng)
+
+
+def evaluation_batches(source: Source, batch: int, rows: np.ndarray) -> Iterator[HostBatch]:
+    """All examples in order, this process's `rows` of each batch; the last batch is padded.
+
+    Each batch has a `mask`, bool [rows]: false for padding, which repeats the last example.
+    """
+    for first in range(0, len(source), batch):
+        numbers = first + rows
+        mask = numbers < len(source)
+        yield source.read(np.minimum(numbers, len(source) - 1)) | {"mask": mask}

@@ -1,0 +1,49 @@
+"""The errors that a user can cause. `docs/errors.md` draws them as a tree.
+
+Every message has three parts: where, what, and the next move. The command line prints the
+message alone and exits with `exit_code`.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class MultipodError(Exception):
+    """Anything that multipod refuses, with a message written for the person who caused it."""
+
+    exit_code = 2
+
+
+class RecipeError(MultipodError, ValueError):
+    """A recipe that cannot be found, read, changed or trained as asked."""
+
+
+class LayoutError(MultipodError, ValueError):
+    """A mesh, a tile or a batch that does not fit the devices."""
+
+
+class RunFolderError(MultipodError, OSError):
+    """A run folder that is missing, incomplete, of another recipe, or cannot be written."""
+
+
+class CheckpointError(RunFolderError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+class ClusterError(MultipodError, RuntimeError):
+    """Processes that could not be started, found or joined."""
+
+
+class PeerLostError(ClusterError):
+    """Another process of the run died or stopped answering: this one is healthy and had to stop."""
+
+    exit_code = 75  # EX_TEMPFAIL: the launcher knows by it who was the victim and who the cause
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names most like `name`, or all of them when none is alike, as text for a message."""
+    names: Sequence[str] = sorted(known)
+    alike = get_close_matches(name, names, n=4, cutoff=0.5)
+    if alike:
+        return "Nearest: " + ", ".join(alike) + "."
+    return "Known: " + ", ".join(names) + "."

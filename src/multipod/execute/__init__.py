@@ -1,0 +1,1 @@
+"""Adds values across devices. Everything here runs inside `jax.shard_map`."""

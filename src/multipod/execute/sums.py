@@ -1,0 +1,64 @@
+"""Ways of summing one vector over the data axes of a mesh, and the table that names them.
+
+This is the lower half of the seam between what a model learns and how a machine adds: a new way of
+summing is one `VectorSum` and one line in `SUMS`. The upper half, trees of tensors, is in
+`trees.py`. All functions run inside `jax.shard_map`, manual over `axes`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from jax import lax
+
+Axes = Sequence[str]
+
+
+@dataclass(frozen=True)
+class VectorSum:
+    """Three functions on one flat vector per device.
+
+    `reduce_scatter` leaves share r of the sum on the device with row-major number r over the axes;
+    `all_gather` is its inverse on sums; `all_reduce` leaves the whole sum everywhere. The vector's
+    length must divide by the number of devices for the first two.
+    """
+
+    all_reduce: Callable[[jax.Array], jax.Array]
+    reduce_scatter: Callable[[jax.Array], jax.Array]
+    all_gather: Callable[[jax.Array], jax.Array]
+
+
+def xla(axes: Axes) -> VectorSum:
+    """The sum that XLA chooses for this backend: `psum` over all axes at once."""
+    return VectorSum(
+        all_reduce=partial(lax.psum, axis_name=tuple(axes)),
+        reduce_scatter=partial(lax.psum_scatter, axis_name=tuple(axes), tiled=True),
+        all_gather=partial(lax.all_gather, axis_name=tuple(axes), tiled=True),
+    )
+
+
+def torus(axes: Axes) -> VectorSum:
+    """The two-dimensional sum: reduce-scatter along y, then along x, then all-gather back along x, then y.
+
+    With S bytes on a mesh of Ny x Nx, the y links carry 2 (Ny-1)/Ny S bytes and the x links only
+    2 (Nx-1)/Nx S/Ny, in 2 (Ny + Nx - 2) hops where a ring through all chips takes 2 (Ny Nx - 1).
+
+    Source: arXiv:1811.06992; arXiv:2011.03641, section on gradient summation (y first, because
+    there the wrapped dimension of the multipod is y).
+    """
+
+    def reduce_scatter(vector: jax.Array) -> jax.Array:
+        for axis in axes:
+            vector = lax.psum_scatter(vector, axis, tiled=True)
+        return vector
+
+    def all_gather(share: jax.Array) -> jax.Array:
+        for axis in reversed(axes):
+            share = lax.all_gather(share, axis, tiled=True)
+        return share
+
+    return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather)
+
+
+SUMS: dict[str, Callable[[Axes], VectorSum]] = {"xla": xla, "torus": torus}

@@ -1,0 +1,138 @@
+"""Sums trees of tensors with few messages: tensors of one dtype travel as one vector.
+
+The upper half of the seam: a `Combine` takes the gradients that each device has computed from its
+share of the batch and returns what the update needs, whole or scattered.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from multipod.execute.sums import VectorSum
+
+Tree = Any
+Shape = Sequence[int]
+Combine = Callable[[Tree], Tree]
+
+
+def all_reduce_tree(tree: Tree, total: VectorSum, devices: int) -> Tree:
+    """The sum of `tree` over the devices, whole on each: one message for each dtype."""
+
+    def summed(leaves: list[jax.Array]) -> list[jax.Array]:
+        vector = jnp.concatenate([leaf.ravel() for leaf in leaves])
+        padding = -len(vector) % devices
+        vector = total.all_reduce(jnp.pad(vector, (0, padding)) if padding else vector)
+        return _cut(vector, [leaf.shape for leaf in leaves])
+
+    return _by_dtype(summed, tree)
+
+
+def reduce_scatter_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: VectorSum) -> Tree:
+    """The sum of `tree` over the devices, each tensor split as its `PartitionSpec` says.
+
+    Tensors whose spec splits nothing are summed whole. The others must be split over all `axes`
+    (name to size, in row-major order).
+    """
+    devices = math.prod(axes.values())
+
+    def summed(leaves: list[jax.Array], leaf_specs: list[PartitionSpec]) -> list[jax.Array]:
+        rows = [_to_rows(leaf, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
+        share = total.reduce_scatter(jnp.concatenate(rows, axis=1).ravel())
+        shapes = [share_shape(leaf.shape, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
+        return _cut(share, shapes)
+
+    return _split_and_whole(summed, lambda whole: all_reduce_tree(whole, total, devices), tree, specs)
+
+
+def all_gather_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: VectorSum) -> Tree:
+    """Whole tensors from the shares that `reduce_scatter_tree` leaves; unsplit ones pass through."""
+    devices = math.prod(axes.values())
+
+    def gathered(leaves: list[jax.Array], leaf_specs: list[PartitionSpec]) -> list[jax.Array]:
+        rows = total.all_gather(jnp.concatenate([leaf.ravel() for leaf in leaves])).reshape(devices, -1)
+        parts = jnp.split(rows, _ends([leaf.shape for leaf in leaves]), axis=1)
+        return [_from_rows(p, leaf.shape, spec, axes) for p, leaf, spec in zip(parts, leaves, leaf_specs, strict=True)]
+
+    return _split_and_whole(gathered, lambda whole: whole, tree, specs)
+
+
+def _by_dtype(function: Callable[..., list[jax.Array]], tree: Tree, *others: Tree) -> Tree:
+    """Applies `function` to the leaves of one dtype at a time (with the matching leaves of `others`)."""
+    leaves, structure = jax.tree.leaves(tree), _structure(tree)
+    rows = list(zip(leaves, *(structure.flatten_up_to(other) for other in others), strict=True))
+    results: list[Any] = [None] * len(leaves)
+    for dtype in sorted({str(leaf.dtype) for leaf in leaves}):
+        places = [k for k, leaf in enumerate(leaves) if str(leaf.dtype) == dtype]
+        columns = [list(column) for column in zip(*(rows[k] for k in places), strict=True)]
+        for k, result in zip(places, function(*columns), strict=True):
+            results[k] = result
+    return structure.unflatten(results)
+
+
+def _split_and_whole(split: Callable[..., list[jax.Array]], whole: Combine, tree: Tree, specs: Tree) -> Tree:
+    """Sends the leaves that their spec splits through `split`, dtype by dtype, and the rest through `whole`."""
+    leaves, structure = jax.tree.leaves(tree), _structure(tree)
+    leaf_specs = structure.flatten_up_to(specs)
+    is_split = [any(names is not None for names in spec) for spec in leaf_specs]
+    parted = [leaf for leaf, yes in zip(leaves, is_split, strict=True) if yes]
+    parted_specs = [spec for spec, yes in zip(leaf_specs, is_split, strict=True) if yes]
+    parted = iter(_by_dtype(split, parted, parted_specs))
+    rest = iter(whole([leaf for leaf, yes in zip(leaves, is_split, strict=True) if not yes]))
+    return structure.unflatten([next(parted) if yes else next(rest) for yes in is_split])
+
+
+def _structure(tree: Tree) -> Any:
+    return jax.tree.structure(tree)  # JAX gives this class no types
+
+
+def _ends(shapes: Sequence[Shape]) -> list[int]:
+    return list(itertools.accumulate(map(math.prod, shapes)))[:-1]
+
+
+def _cut(vector: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
+    """Consecutive pieces of `vector` in these shapes; what is left over is padding."""
+    pieces = jnp.split(vector[: sum(map(math.prod, shapes))], _ends(shapes))
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def _parts(spec: PartitionSpec, dim: int) -> tuple[str, ...]:
+    names = spec[dim] if dim < len(spec) else None
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def share_shape(shape: Shape, spec: PartitionSpec, axes: dict[str, int]) -> tuple[int, ...]:
+    """The shape of one device's share of a tensor of `shape` split as `spec` says."""
+    return tuple(n // math.prod(axes[a] for a in _parts(spec, d)) for d, n in enumerate(shape))
+
+
+def _dims(share: Shape, spec: PartitionSpec, axes: dict[str, int]) -> tuple[list[int], list[int]]:
+    """A tensor's shape with each split dim opened into (its axes..., rest), and the order that puts axes first."""
+    opened: list[int] = []
+    place: dict[str, int] = {}
+    rest: list[int] = []
+    for dim, n in enumerate(share):
+        for axis in _parts(spec, dim):
+            place[axis] = len(opened)
+            opened.append(axes[axis])
+        rest.append(len(opened))
+        opened.append(n)
+    return opened, [*(place[axis] for axis in axes), *rest]
+
+
+def _to_rows(tensor: jax.Array, spec: PartitionSpec, axes: dict[str, int]) -> jax.Array:
+    """[devices, share]: row r holds what the device with row-major number r owns of `tensor`."""
+    opened, order = _dims(share_shape(tensor.shape, spec, axes), spec, axes)
+    return tensor.reshape(opened).transpose(order).reshape(math.prod(axes.values()), -1)
+
+
+def _from_rows(rows: jax.Array, share: Shape, spec: PartitionSpec, axes: dict[str, int]) -> jax.Array:
+    """The inverse of `_to_rows`, given the shape of one share."""
+    opened, order = _dims(share, spec, axes)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    whole = [n * math.prod(axes[a] for a in _parts(spec, d)) for d, n in enumerate(share)]
+    return rows.reshape([opened[k] for k in order]).transpose(back).reshape(whole)

@@ -1,0 +1,1 @@
+"""How a model lies on a mesh: named axes, shardings, what is split in the weight update."""

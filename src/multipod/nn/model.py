@@ -1,0 +1,102 @@
+"""The one form in which a model meets the trainer: two functions on plain pytrees."""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = Any
+"""A pytree of arrays that are differentiated and updated."""
+Statistics = Any
+"""A pytree of arrays that a forward pass in training replaces (batch norm's moving moments); may be empty."""
+Batch = dict[str, jax.Array]
+"""Named arrays whose first dim counts examples."""
+
+
+class Model(Protocol):
+    """What the trainer needs. Any object with these two methods trains: see `examples/`.
+
+    `apply` runs inside `jax.shard_map` on one device's share of the batch. In training it returns
+    new statistics; floats among them are averaged over the mesh afterwards, so a layer whose
+    statistics must not depend on the mesh has to average them itself (`TileBatchNorm` does).
+    """
+
+    def init(self, key: jax.Array) -> tuple[Params, Statistics]:
+        """Fresh parameters and statistics."""
+        ...
+
+    def apply(
+        self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
+    ) -> tuple[Any, Statistics]:
+        """The outputs for `batch`, first dim examples, and the statistics after it."""
+        ...
+
+
+class FlaxModel(abc.ABC):
+    """A model written as a Flax NNX module, used functionally: split once, merged inside `jax.jit`.
+
+    (`nnx.jit` costs 2.7 times the step time of this form: docs/design/models.md.) Subclasses are
+    frozen dataclasses whose fields are the hyper-parameters. Parameters and statistics are flat
+    dictionaries from a path such as `blocks/0/conv1/kernel` to an array.
+    """
+
+    @abc.abstractmethod
+    def module(self, rngs: nnx.Rngs) -> nnx.Module:
+        """A fresh module."""
+
+    @abc.abstractmethod
+    def forward(self, module: Any, batch: Batch) -> Any:
+        """The module's outputs for a batch."""
+
+    def init(self, key: jax.Array) -> tuple[Params, Statistics]:
+        """Fresh parameters and statistics."""
+        _, params, _, statistics = nnx.split(self.module(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        return _flat(params), _flat(statistics)
+
+    def apply(
+        self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
+    ) -> tuple[Any, Statistics]:
+        """The outputs for `batch` and the statistics after it; see `Model`."""
+        graph, shapes = _skeleton(self)
+        states = _unflat(shapes[0], params), _with_key(shapes[1], key), _unflat(shapes[2], statistics)
+        module = nnx.merge(graph, *states, copy=True)
+        module.train() if train else module.eval()
+        outputs = self.forward(module, batch)
+        return outputs, _flat(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
+
+
+@functools.lru_cache(maxsize=32)
+def _skeleton(model: FlaxModel) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The module's structure and the shapes of its parameters, random state and statistics."""
+    module = nnx.eval_shape(lambda: model.module(nnx.Rngs(0)))
+    graph, *shapes = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    return graph, tuple(shapes)
+
+
+def _flat(state: Any) -> dict[str, jax.Array]:
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def _unflat(shapes: Any, values: dict[str, jax.Array]) -> Any:
+    return jax.tree.map_with_path(lambda path, _: values[_name(path)], shapes)
+
+
+def _with_key(shapes: Any, key: jax.Array) -> Any:
+    """Random state that starts from `key`, one stream for each generator of the module."""
+    leaves = jax.tree.leaves(shapes)
+    structure: Any = jax.tree.structure(shapes)
+    is_key: Callable[[Any], bool] = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    filled = [
+        jax.random.fold_in(key, number) if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype)
+        for number, leaf in enumerate(leaves)
+    ]
+    return structure.unflatten(filled)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`blocks/0/conv1/kernel`; the last step of the path enters NNX's variable and has no name of its own."""
+    return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")

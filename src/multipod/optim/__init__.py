@@ -1,0 +1,1 @@
+"""Optax transformations and rate schedules, described as data."""

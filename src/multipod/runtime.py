@@ -1,0 +1,119 @@
+"""Settles the environment that JAX reads when it is imported. This module itself never imports JAX.
+
+JAX and XLA take the number of CPU devices, the size of their thread pool, the time-outs of their
+collectives and the compilation cache from the environment, once. So these are decided here, in
+one place, before anything else runs. `prepare` writes them; `docs/design/runtime.md` says why each
+is needed.
+"""
+
+import os
+import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_DEVICES = 8
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Every time-out of a run, derived from one: the longest that anything may wait for a peer.
+
+    The order matters. The launcher must see a silent process (`silence_s`) before XLA's own
+    limits, which end all processes at once and name none, are reached (`collective_s`).
+    """
+
+    limit_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.limit_s >= 3:
+            raise ValueError(f"a time-out of {self.limit_s} s is too short to tell slow from dead. Use 3 s or more.")
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two signs of life of a process."""
+        return min(1.0, self.limit_s / 30)
+
+    @property
+    def silence_s(self) -> float:
+        """A process without a sign of life for this long is stuck."""
+        return self.limit_s / 3
+
+    @property
+    def no_progress_s(self) -> float:
+        """A process that is alive and in the same update for this long, while others wait, is stuck."""
+        return self.limit_s
+
+    @property
+    def warn_s(self) -> int:
+        """XLA begins to log that a device is late for a collective."""
+        return max(1, round(self.limit_s / 2))
+
+    @property
+    def collective_s(self) -> int:
+        """XLA gives up a collective; also JAX's own heartbeat and the waits at start and end of a run."""
+        return max(2, round(1.5 * self.limit_s))
+
+    @property
+    def grace_s(self) -> float:
+        """From asking a process to end (SIGTERM) to ending it (SIGKILL)."""
+        return min(5.0, self.limit_s / 10)
+
+
+def default_cache() -> Path:
+    """Where compiled programs are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multipod" / "xla"
+
+
+def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None) -> dict[str, str]:
+    """The environment variables of a run, as values.
+
+    Args:
+      cpu_devices: virtual CPU devices of this process; without effect where an accelerator is found.
+      timeouts: see `Timeouts`.
+      cache: the folder of compiled programs; None turns the cache off.
+    """
+    flags = {
+        "xla_cpu_collective_call_warn_stuck_timeout_seconds": timeouts.warn_s,
+        "xla_cpu_collective_call_terminate_timeout_seconds": timeouts.collective_s,
+        "xla_cpu_collective_timeout_seconds": timeouts.collective_s,
+    }
+    values = {
+        "JAX_NUM_CPU_DEVICES": str(cpu_devices),
+        # JAX 0.10.2 sizes XLA's CPU pool by the core count and deadlocks when fewer threads than
+        # devices wait in a collective. Twice the devices is enough; four times cost 20 % step time.
+        "NPROC": str(max(2 * cpu_devices, os.cpu_count() or 1)),
+        "XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in flags.items()),
+    }
+    if cache is not None:
+        values |= {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+    return values
+
+
+def prepare(
+    cpu_devices: int = CPU_DEVICES,
+    timeouts: Timeouts | None = None,
+    cache: Path | None = None,
+    environment: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Writes `settings` into the environment. What the user has set there stays as it is.
+
+    Raises:
+      RuntimeError: JAX is imported already and was not prepared in the same way.
+    """
+    wanted = settings(cpu_devices, timeouts or Timeouts(), cache)
+    if "jax" in sys.modules and environment is os.environ:
+        if environment.get("JAX_NUM_CPU_DEVICES") != wanted["JAX_NUM_CPU_DEVICES"]:
+            raise RuntimeError(
+                f"JAX is imported already, without {cpu_devices} CPU devices. Call multipod.runtime.prepare() first."
+            )
+        return
+    flags = environment.get("XLA_FLAGS", "")
+    ours = [flag for flag in wanted.pop("XLA_FLAGS").split() if flag.split("=")[0] not in flags]
+    environment["XLA_FLAGS"] = " ".join([*ours, flags]).strip()
+    for name, value in wanted.items():
+        environment.setdefault(name, value)
