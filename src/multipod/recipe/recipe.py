@@ -1,0 +1,52 @@
+"""The `Recipe`: everything that changes what a run learns, and nothing about where it is written."""
+
+from dataclasses import dataclass, field
+
+from multipod.data.source import Data
+from multipod.errors import RecipeError
+from multipod.layout.layout import Layout
+from multipod.metrics.objective import Objective
+from multipod.nn.model import Model
+from multipod.optim.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run.
+
+    Attributes:
+      name: one word; run folders begin with it.
+      model: two functions on pytrees, see `multipod.nn.model.Model`.
+      data: sources of training and test examples.
+      objective: the values of an example, of which `loss` is minimised.
+      optimizer: an `Optimizer`, or anything with `build(updates)` that returns an Optax transformation.
+      batch: examples in an update, over the whole mesh.
+      updates: length of the run.
+      layout: how the run lies on a mesh.
+      evaluate_every: updates between evaluations; one more follows the last update. 0: only that one.
+      evaluation_batch: examples evaluated at once, over the whole mesh.
+      checkpoint_every: updates between checkpoints; one more follows the last update. 0: only that one.
+      keep_checkpoints: how many checkpoints are kept, newest first.
+      seed: of the parameters, of the order of the data, and of its augmentation.
+    """
+
+    name: str
+    model: Model
+    data: Data
+    objective: Objective
+    optimizer: Optimizer
+    batch: int
+    updates: int
+    layout: Layout = field(default_factory=Layout)
+    evaluate_every: int = 0
+    evaluation_batch: int = 512
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1}
+        least |= {"evaluate_every": 0, "checkpoint_every": 0, "seed": 0}
+        wrong = [f"{name}={getattr(self, name)} (at least {n})" for name, n in least.items() if getattr(self, name) < n]
+        if wrong:
+            raise RecipeError(f"recipe {self.name}: {', '.join(wrong)}. Change it in the recipe or with --set.")

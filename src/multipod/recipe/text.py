@@ -1,0 +1,57 @@
+"""A recipe as text (TOML), and what differs between two such texts."""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import tomli_w
+
+from multipod.recipe.recipe import Recipe
+
+WHERE = ("layout.mesh",)
+"""Fields that say where a run lies, not what it learns: a run may go on with others."""
+
+
+def to_text(recipe: Recipe) -> str:
+    """The whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
+    return tomli_w.dumps(_table(recipe))
+
+
+def differences(old: str, new: str) -> list[str]:
+    """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`."""
+    before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    return [
+        f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name) and name not in WHERE
+    ]
+
+
+def _table(value: Any) -> dict[str, Any]:
+    kind = {} if isinstance(value, Recipe) else {"kind": _kind(type(value))}
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return kind | {name: _plain(field) for name, field in fields.items() if field is not None}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _table(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, str | int | float | bool):
+        return value
+    return _kind(value if isinstance(value, type | Callable) else type(value))
+
+
+def _kind(value: Any) -> str:
+    return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', repr(value))}"
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

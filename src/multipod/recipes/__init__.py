@@ -1,0 +1,1 @@
+"""Ready-made runs: one short file a model, and the table that names them."""

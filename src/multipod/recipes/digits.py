@@ -1,0 +1,22 @@
+"""A small residual network on 8 x 8 scanned digits: trains in half a minute on two cores."""
+
+from multipod.data.digits import Digits
+from multipod.metrics.objective import Classification
+from multipod.models.resnet import SmallResNet
+from multipod.optim.optimizer import Optimizer
+from multipod.recipe.recipe import Recipe
+
+
+def digits() -> Recipe:
+    """Small residual network on scikit-learn's 1,797 handwritten digits, 30 epochs."""
+    return Recipe(
+        name="digits",
+        model=SmallResNet(),
+        data=Digits(),
+        objective=Classification(label_smoothing=0.1),
+        optimizer=Optimizer("adamw", rate=4e-3, weight_decay=0.02, warmup=0.2),
+        batch=128,
+        updates=336,
+        evaluate_every=56,
+        checkpoint_every=112,
+    )

@@ -1,0 +1,58 @@
+"""Finds a recipe by its name in the table, or as `file.py:function`."""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+from multipod.errors import RecipeError, nearest
+from multipod.recipe.recipe import Recipe
+
+RECIPES = {"digits": "multipod.recipes.digits:digits"}
+"""Every ready-made recipe: its name, and the function that returns it."""
+
+
+def find(name: str) -> Callable[[], Recipe]:
+    """The function behind a name of `RECIPES` or behind `file.py:function`.
+
+    Raises:
+      RecipeError: no such name, file or function, or a file that fails when it is read.
+    """
+    if name in RECIPES:
+        module, function = RECIPES[name].split(":")
+        return getattr(importlib.import_module(module), function)
+    path, colon, function = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise RecipeError(f"no recipe {name!r}. {nearest(name, RECIPES)} Or write my_recipe.py:function.")
+    return _from_file(Path(path), function)
+
+
+def load(name: str) -> Recipe:
+    """The recipe of this name.
+
+    Raises:
+      RecipeError: as `find`, or if the function does not return a recipe.
+    """
+    recipe = find(name)()
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"{name} returned {type(recipe).__name__}, not a multipod.recipe.recipe.Recipe.")
+    return recipe
+
+
+def _from_file(path: Path, function: str) -> Callable[[], Recipe]:
+    if not path.is_file():
+        raise RecipeError(f"there is no file {path}. Give the path of a Python file, then a colon and the function.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RecipeError(f"{path} cannot be read as a recipe: {type(error).__name__}: {error}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        own = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+        raise RecipeError(f"{path} has no function {function!r}. {nearest(function, own)}")
+    return found

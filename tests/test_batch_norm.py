@@ -1,0 +1,104 @@
+"""Batch norm over tiles, against Flax's own on the examples of one tile."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from multipod.errors import LayoutError
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import batch_spec, make_mesh
+from multipod.nn.batch_norm import TileBatchNorm, tile_groups
+from multipod.step.gradients import over_data
+
+pytestmark = pytest.mark.jax_version
+
+SIZES = (2, 4)
+TILES = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (2, 4), "all"]
+X = np.random.default_rng(0).normal(3, 2, (16, 3, 3, 5)).astype(np.float32)  # two examples on each of 8 devices
+X[:4] += 5  # so that tiles differ
+
+
+def groups(tile):
+    """The examples of each tile."""
+    numbers = tile_groups(SIZES, SIZES if tile == "all" else tile)
+    return [np.concatenate([[2 * device, 2 * device + 1] for device in group]) for group in numbers]
+
+
+def on_mesh(tile, weight):
+    """Outputs, moving statistics and the gradient of sum(weight * y^2), all on the 2x4 mesh."""
+    graph, params, stats = nnx.split(TileBatchNorm(5, tile=tile, rngs=nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+
+    def local(x, weight):
+        def loss(x):
+            norm = nnx.merge(graph, params, stats, copy=True)
+            y = norm(x)
+            return (weight * y**2).sum(), (y, norm.mean[...], norm.var[...])
+
+        gradient, (y, mean, var) = jax.grad(loss, has_aux=True)(x)
+        return y, gradient, mean, var
+
+    split, whole = batch_spec(), PartitionSpec()
+    return jax.jit(over_data(local, make_mesh(Layout(SIZES)), (split, split), (split, split, whole, whole)))(X, weight)
+
+
+def flax(x, weight):
+    """The same by Flax's batch norm on one device."""
+    norm = nnx.BatchNorm(5, momentum=0.9, epsilon=1e-5, use_running_average=False, rngs=nnx.Rngs(0))
+
+    @partial(nnx.grad, argnums=1, has_aux=True)
+    def gradient(norm, x):
+        y = norm(x)
+        return (weight * y**2).sum(), y
+
+    g, y = gradient(norm, jnp.asarray(x))
+    return np.asarray(y), np.asarray(g)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_each_tile_is_normalised_and_differentiated_like_flax_on_its_examples(tile):
+    weight = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    y, gradient, _, _ = on_mesh(tile, weight)
+    for examples in groups(tile):
+        expected_y, expected_gradient = flax(X[examples], weight[examples])
+        np.testing.assert_allclose(y[examples], expected_y, atol=2e-5)
+        np.testing.assert_allclose(gradient[examples], expected_gradient, atol=2e-4)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_the_moving_variance_is_the_pooled_one_whatever_the_tile(tile):
+    _, _, mean, var = on_mesh(tile, np.ones_like(X))
+    tiles = [X[examples].astype(np.float64).reshape(-1, 5) for examples in groups(tile)]
+    means, variances = np.stack([t.mean(0) for t in tiles]), np.stack([t.var(0) for t in tiles])
+    pooled = (variances + means**2).mean(0) - means.mean(0) ** 2
+    np.testing.assert_allclose(pooled, X.reshape(-1, 5).astype(np.float64).var(0), rtol=1e-9)
+    np.testing.assert_allclose(mean, 0.1 * means.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(var, 0.9 + 0.1 * pooled, rtol=1e-5)
+
+
+def test_a_constant_channel_has_no_negative_variance():
+    norm = TileBatchNorm(1, rngs=nnx.Rngs(0))
+    y = norm(jnp.full((7, 1), 1234.567))
+    assert np.isfinite(y).all()
+    assert float(norm.var[0]) >= 0.9 - 1e-6
+
+
+def test_evaluation_uses_the_moving_statistics():
+    norm = TileBatchNorm(5, rngs=nnx.Rngs(0))
+    norm.eval()
+    np.testing.assert_allclose(norm(jnp.asarray(X)), X / np.sqrt(1 + 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [(2, 3), (3, 1), (4, 4), (0, 1)], ids=str)
+def test_a_tile_that_does_not_divide_the_mesh_is_refused(tile):
+    with pytest.raises(LayoutError, match=f"batch-norm tile {tile[0]}x{tile[1]} does not divide mesh 2x4"):
+        tile_groups(SIZES, tile)
+
+
+def test_half_precision_comes_out_as_it_went_in():
+    y = TileBatchNorm(5, rngs=nnx.Rngs(0))(jnp.asarray(X, jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16

@@ -1,0 +1,166 @@
+"""Recipes: overriding, text, finding."""
+
+import tomllib
+from dataclasses import dataclass, replace
+
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multipod.errors import LayoutError, RecipeError
+from multipod.optim.optimizer import OPTIMIZERS, Optimizer
+from multipod.recipe.override import names, override
+from multipod.recipe.text import differences, to_text
+from multipod.recipes.digits import digits
+from multipod.recipes.find import RECIPES, find, load
+
+
+@pytest.mark.parametrize(
+    ("change", "read", "value"),
+    [
+        ("optimizer.rate=0.2", lambda r: r.optimizer.rate, 0.2),
+        ("optimizer.rate=1e-3", lambda r: r.optimizer.rate, 1e-3),
+        ("batch=64", lambda r: r.batch, 64),
+        ("layout.shard_update=true", lambda r: r.layout.shard_update, True),
+        ("layout.mesh=2x4", lambda r: r.layout.mesh, (2, 4)),
+        ("layout.gradient_sum=torus", lambda r: r.layout.gradient_sum, "torus"),
+        ("model.blocks=2,2", lambda r: r.model.blocks, (2, 2)),
+        ("model.blocks=[1, 2, 3]", lambda r: r.model.blocks, (1, 2, 3)),
+        ("model.batch_norm_tile=2x2", lambda r: r.model.batch_norm_tile, (2, 2)),
+        ("model.batch_norm_tile=all", lambda r: r.model.batch_norm_tile, "all"),
+        ("name=7", lambda r: r.name, "7"),
+    ],
+)
+def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
+    assert read(override(digits(), [change])) == value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("optimizer.rat=0.2", r"the recipe has no field 'optimizer.rat'. Nearest: optimizer.rate"),
+        ("rate=0.2", r"no field 'rate'"),
+        ("batch.size=2", r"no field 'batch.size'"),
+        ("batch=many", r"batch='many' does not fit: Expected `int`, got `str`. The field is int"),
+        ("batch=1.5", r"batch='1.5' does not fit"),
+        ("optimizer=sgd", r"optimizer is a group of fields. Set one of them: optimizer.name"),
+        ("layout.gradient_sum=ring", r"The field is one of xla, torus"),
+        ("layout.mesh=2x4x2", r"is no mesh of rows x columns"),
+        ("batch", r"--set 'batch' is not of the form name=value"),
+        ("batch=0", r"batch=0 \(at least 1\)"),
+        ("optimizer.rate=-1", r"optimizer.rate=-1.0 must be positive"),
+        ("optimizer.rate=nan", r"must be positive"),
+        ("optimizer.warmup=2", r"is a share of all updates"),
+    ],
+)
+def test_a_change_that_does_not_fit_is_refused(change, message):
+    with pytest.raises((RecipeError, LayoutError), match=message):
+        override(digits(), [change])
+
+
+def test_every_field_has_a_name_and_its_own_text_sets_it_to_itself():
+    recipe = digits()
+    table = tomllib.loads(to_text(recipe))
+    for name in names(recipe):
+        value = table
+        for part in name.split("."):
+            value = value[part]
+        text = (
+            ",".join(map(str, value))
+            if isinstance(value, list)
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
+        assert override(recipe, [f"{name}={text}"]) == recipe, name
+
+
+def test_the_text_tells_every_difference_but_where_the_run_lies():
+    old = to_text(digits())
+    assert differences(old, old) == []
+    new = override(digits(), ["batch=64", "optimizer.rate=0.1", "layout.mesh=1x8"])
+    assert differences(old, to_text(new)) == ["batch: 128, now 64", "optimizer.rate: 0.004, now 0.1"]
+    other = replace(digits(), optimizer=Mine())
+    assert any("optimizer.kind" in line for line in differences(old, to_text(other)))
+
+
+@dataclass(frozen=True)
+class Mine:
+    power: float = 2.0
+
+    def build(self, updates):
+        return optax.sgd(self.power)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_loads_and_says_in_one_line_what_it_is(name):
+    assert load(name).name == name
+    assert find(name).__doc__.splitlines()[0].endswith(".")
+
+
+def test_a_recipe_comes_from_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from multipod.recipes.digits import digits\ndef short():\n    return digits()\ndef wrong():\n    return 3\n"
+    )
+    assert load(f"{file}:short") == digits()
+    with pytest.raises(RecipeError, match="returned int, not a multipod"):
+        load(f"{file}:wrong")
+    with pytest.raises(RecipeError, match=r"has no function .shor.. Nearest: short"):
+        load(f"{file}:shor")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digit", "no recipe 'digit'. Nearest: digits. Or write my_recipe.py:function"),
+        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("digits:f", "no recipe 'digits:f'"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_refused(name, message):
+    with pytest.raises(RecipeError, match=message):
+        load(name)
+
+
+def test_a_file_that_fails_is_named_with_its_error(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("1 / 0\n")
+    with pytest.raises(RecipeError, match=r"broken.py cannot be read as a recipe: ZeroDivisionError"):
+        load(f"{file}:f")
+
+
+@settings(deadline=None)
+@given(updates=st.integers(1, 400), warmup=st.floats(0, 1), decay=st.sampled_from(["cosine", "linear"]))
+def test_the_rate_rises_to_its_peak_and_falls_to_zero(updates, warmup, decay):
+    rate = Optimizer(rate=0.5, warmup=warmup, decay=decay).schedule(updates)
+    rises = round(warmup * updates)
+    assert float(rate(rises)) == pytest.approx(0.5)
+    if rises < updates:
+        assert float(rate(updates)) == pytest.approx(0, abs=1e-6)
+    if rises > 0:
+        assert float(rate(0)) == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_lowers_a_quadratic(name):
+    import jax
+
+    rates = {"sgd": 0.05, "lars": 5.0, "lion": 0.06, "adamw": 0.1, "lamb": 0.1}
+    optimizer = Optimizer(name, rate=rates[name], warmup=0.1, weight_decay=1e-4).build(60)
+
+    def loss(params):
+        return ((params["w"] - 1) ** 2).sum() + ((params["b"] - 1) ** 2).sum()
+
+    @jax.jit
+    def run(params):
+        def one(carry, _):
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(one, (params, optimizer.init(params)), length=60)[0][0]
+
+    start = {"w": jax.numpy.full((3, 3), 3.0), "b": jax.numpy.full(3, 1.0)}
+    assert float(loss(run(start))) < 0.3 * float(loss(start))
