@@ -1,0 +1,1 @@
+"""The `multipod` command. Environment variables and flags are read here and nowhere else."""

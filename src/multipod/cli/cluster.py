@@ -1,0 +1,136 @@
+"""Which cluster this process is part of, and joining its peers through JAX's own detection."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multipod.errors import ClusterError
+from multipod.runtime import Timeouts
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of one run.
+
+    Attributes:
+      name: who started them; "none" is a single process.
+      processes: how many there are.
+      process: the number of this one, where the environment says it.
+      explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
+    """
+
+    name: str
+    processes: int
+    process: int
+    explicit: bool = False
+
+
+def _slurm(env: Mapping[str, str]) -> Cluster | None:
+    needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    if not all(name in env for name in needed):
+        return None
+    return Cluster("Slurm", int(env["SLURM_NTASKS"]), int(env["SLURM_PROCID"]))
+
+
+def _open_mpi(env: Mapping[str, str]) -> Cluster | None:
+    if "OMPI_MCA_orte_hnp_uri" not in env or "OMPI_COMM_WORLD_SIZE" not in env:
+        return None
+    return Cluster("Open MPI", int(env["OMPI_COMM_WORLD_SIZE"]), int(env["OMPI_COMM_WORLD_RANK"]))
+
+
+def _kubernetes(env: Mapping[str, str]) -> Cluster | None:
+    if "KUBERNETES_SERVICE_HOST" not in env or "JOB_COMPLETION_INDEX" not in env:
+        return None
+    # How many there are is known to the Kubernetes API alone; JAX asks it (package `kubernetes`).
+    return Cluster("Kubernetes", 2, int(env["JOB_COMPLETION_INDEX"]))
+
+
+def _tpu(env: Mapping[str, str]) -> Cluster | None:
+    hosts = [host for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if len(hosts) < 2:
+        return None
+    return Cluster("TPU hosts", len(hosts), int(env.get("TPU_WORKER_ID", 0)))
+
+
+def _launcher(env: Mapping[str, str]) -> Cluster | None:
+    if "MULTIPOD_PROCESSES" not in env:
+        return None
+    return Cluster("multipod launch", int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"]), explicit=True)
+
+
+KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (
+    _launcher,
+    _slurm,
+    _open_mpi,
+    _kubernetes,
+    _tpu,
+)
+"""How each kind of cluster is recognised; the first that answers is it."""
+
+
+def find(environment: Mapping[str, str]) -> Cluster:
+    """The cluster that this environment speaks of; one process alone is none.
+
+    Raises:
+      ClusterError: variables of a cluster that are no numbers.
+    """
+    for kind in KINDS:
+        try:
+            found = kind(environment)
+        except (KeyError, ValueError) as error:
+            raise ClusterError(
+                f"the cluster's environment variables cannot be read: {error}. Unset them to run alone."
+            ) from error
+        if found is not None and found.processes > 1:
+            return found
+    return Cluster("none", 1, 0)
+
+
+def join(cluster: Cluster, timeouts: Timeouts) -> None:
+    """Joins the other processes of `cluster`, if there are any.
+
+    Raises:
+      ClusterError: they cannot be reached in time.
+    """
+    if cluster.processes == 1:
+        return
+    import jax
+
+    if jax.distributed.is_initialized():
+        return
+    numbers: dict[str, Any] = (
+        {"num_processes": cluster.processes, "process_id": cluster.process} if cluster.explicit else {}
+    )
+    limit = timeouts.collective_s
+    keep_stdout_for_python()
+    try:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            **numbers,
+            initialization_timeout=limit,
+            heartbeat_timeout_seconds=limit,
+            shutdown_timeout_seconds=limit,
+        )
+    except Exception as error:
+        raise ClusterError(
+            f"process {cluster.process} of {cluster.processes} ({cluster.name}) could not join its peers: "
+            f"{str(error).splitlines()[0]}. See docs/clusters.md, or run `multipod doctor` in every process."
+        ) from error
+
+
+def keep_stdout_for_python() -> None:
+    """Sends what C++ code prints on standard output to nowhere: gloo greets every peer of every communicator there.
+
+    Python's own output goes on as before; warnings and errors of C++ code go to standard error.
+    """
+    try:
+        ours = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError):  # no real file: somebody captures the output already
+        return
+    sys.stdout.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    sys.stdout = os.fdopen(ours, "w", buffering=1, encoding=sys.stdout.encoding)

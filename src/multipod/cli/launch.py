@@ -1,0 +1,183 @@
+"""`multipod launch`: the same command as several processes on this machine, joined over loopback."""
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from multipod.errors import ClusterError
+from multipod.layout.layout import parse_shape
+from multipod.runtime import CPU_DEVICES, Timeouts
+from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to_stderr
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--processes", type=click.IntRange(min=1), required=True, help="How many processes to start.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=3, max=7 * 24 * 3600),
+    metavar="SECONDS",
+    show_default=f"{Timeouts().limit_s:g}",
+    help="The longest that a process may wait for another; all lower time-outs follow from it.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def launch(processes: int, timeout: float | None, command: tuple[str, ...]) -> None:
+    """Run a multipod COMMAND as several processes on this machine.
+
+    multipod launch --processes 4 -- train digits --mesh 2x4
+
+    When one process dies or is stuck, the others are ended, and the message says which it was and how
+    to go on.
+    """
+    timeouts = settle_timeouts(command, timeout)
+    arguments = worker_arguments(command, processes, timeouts)
+    outcome = supervise(workers(arguments, processes, os.environ), timeouts)
+    if outcome.exit_code:
+        to_stderr(f"multipod: {report(outcome, processes, command, timeout)}")
+        sys.exit(outcome.exit_code)
+
+
+def settle_timeouts(command: Sequence[str], given_s: float | None) -> Timeouts:
+    """The time-outs of launcher and workers alike, from `launch --timeout` or the command's `--timeout`.
+
+    Raises:
+      ClusterError: the two differ, or the command's is no number that `Timeouts` takes.
+    """
+    text = option(command, "--timeout")
+    if text is None:
+        return Timeouts() if given_s is None else Timeouts(given_s)
+    try:
+        timeouts = Timeouts(float(text))
+    except ValueError as error:
+        raise ClusterError(f"launch: --timeout {text}: {error} Write --timeout 60, before the `--`.") from None
+    if given_s not in (None, timeouts.limit_s):
+        raise ClusterError(
+            f"launch: --timeout is {given_s:g} before the `--` and {text} after it. Give it once, before the `--`."
+        )
+    return timeouts
+
+
+def worker_arguments(command: Sequence[str], processes: int, timeouts: Timeouts) -> list[str]:
+    """What follows `multipod` in each worker: the command, with its `--cpu-devices` and `--timeout`.
+
+    Raises:
+      ClusterError: no command, `launch` itself, or devices that do not divide over the processes.
+    """
+    if not command:
+        raise ClusterError(
+            f"launch: there is no command to run in the {processes} processes. "
+            f"Write it after `--`: multipod launch --processes {processes} -- train digits"
+        )
+    if command[0] == "launch":
+        raise ClusterError(
+            "launch: the command is `launch` again, and a process that is launched cannot launch others. "
+            "Give what they are to run after the `--`, for example: train digits"
+        )
+    added = []
+    if option(command, "--cpu-devices") is None:
+        added += ["--cpu-devices", str(devices_per_process(command, processes))]
+    if option(command, "--timeout") is None:
+        added += ["--timeout", f"{timeouts.limit_s:g}"]
+    return [*command, *added]
+
+
+def devices_per_process(command: Sequence[str], processes: int) -> int:
+    """CPU devices of each process: those of the command's `--mesh`, or `CPU_DEVICES`, shared out evenly.
+
+    Raises:
+      LayoutError: a mesh that cannot be read.
+      ClusterError: they do not divide.
+    """
+    mesh = option(command, "--mesh")
+    devices, said = CPU_DEVICES, f"without --mesh there are {CPU_DEVICES} devices"
+    if mesh is not None:
+        rows, columns = parse_shape(mesh)
+        devices, said = rows * columns, f"--mesh {mesh} has {rows * columns} devices"
+    if devices % processes:
+        fitting = ", ".join(str(count) for count in range(1, devices + 1) if devices % count == 0)
+        raise ClusterError(
+            f"launch: {said}, which {processes} processes cannot share evenly. "
+            f"Give --processes one of {fitting}, or a --mesh whose size is a multiple of {processes}."
+        )
+    return devices // processes
+
+
+def option(command: Sequence[str], name: str) -> str | None:
+    """The value of the last `name VALUE` or `name=VALUE` in the command, None if there is none."""
+    found = None
+    for at, word in enumerate(command):
+        if word == name and at + 1 < len(command):
+            found = command[at + 1]
+        elif word.startswith(name + "="):
+            found = word.partition("=")[2]
+    return found
+
+
+def workers(arguments: Sequence[str], processes: int, environment: Mapping[str, str]) -> list[Worker]:
+    """One worker a rank, each told its place in the cluster by its environment.
+
+    JAX_NUM_CPU_DEVICES is taken out: the launcher decides the number of devices, by `--cpu-devices`.
+    """
+    inherited = {name: value for name, value in environment.items() if name != "JAX_NUM_CPU_DEVICES"}
+    address = f"127.0.0.1:{free_port()}"
+    cluster = {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # JAX's default listens on every network
+        "MULTIPOD_PROCESSES": str(processes),
+    }
+    return [
+        Worker(
+            [sys.executable, "-m", "multipod", *arguments],
+            {**inherited, **cluster, "MULTIPOD_PROCESS_ID": str(rank)},
+        )
+        for rank in range(processes)
+    ]
+
+
+def free_port() -> int:
+    """A TCP port that was free on loopback a moment ago.
+
+    Another program may take it before rank 0 binds it; then rank 0 fails to start, and says so.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def report(outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None) -> str:
+    """What a user is told of a run that did not end well: who, why, the last lines, the next move."""
+    ended = {1: "", 2: " The other process was ended."}.get(processes, " All other processes were ended.")
+    if outcome.exit_code == INTERRUPTED:
+        ended = ""
+    elif outcome.culprit is None:
+        ended = " All processes were ended."
+    parts = [f"launch: {outcome.reason}.{ended}"]
+    if outcome.lines:
+        parts += ["Its last lines:", *(f"  {line}" for line in outcome.lines)]
+    if outcome.stuck:
+        parts.append("If it was slow and not stuck, give a longer --timeout.")
+    return "\n".join([*parts, next_move(outcome, processes, command, timeout)])
+
+
+def next_move(outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None) -> str:
+    """How to go on: from the last checkpoint, or from the start."""
+    launcher = ["multipod", "launch", "--processes", str(processes)]
+    if timeout is not None:
+        launcher += ["--timeout", f"{timeout:g}"]
+    if outcome.saved is None or not outcome.folder:
+        return f"No checkpoint was saved. To start again: {shlex.join([*launcher, '--', *command])}"
+    resumed = ["train", "--resume", outcome.folder, *_kept_options(command, processes)]
+    return f"Update {outcome.saved} is saved. To go on from it: {shlex.join([*launcher, '--', *resumed])}"
+
+
+def _kept_options(command: Sequence[str], processes: int) -> list[str]:
+    """What a resumed run cannot take from its folder: unusual devices of a process, and its time-out."""
+    devices, limit = option(command, "--cpu-devices"), option(command, "--timeout")
+    if devices is None:
+        devices = str(devices_per_process(command, processes))
+    usual = CPU_DEVICES % processes == 0 and devices == str(CPU_DEVICES // processes)
+    return ([] if usual else ["--cpu-devices", devices]) + ([] if limit is None else ["--timeout", limit])

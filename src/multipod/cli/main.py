@@ -1,0 +1,96 @@
+"""Entry point: finds the command, and turns errors into one message and an exit code."""
+
+import errno
+import importlib
+import os
+import sys
+import time
+
+import click
+
+BEGAN = time.monotonic()
+
+COMMANDS = {
+    "train": "multipod.cli.train:train",
+    "eval": "multipod.cli.evaluate:evaluate",
+    "report": "multipod.cli.report:report",
+    "list": "multipod.cli.show:list_recipes",
+    "show": "multipod.cli.show:show",
+    "launch": "multipod.cli.launch:launch",
+    "doctor": "multipod.cli.doctor:doctor",
+}
+"""Every command: its name, and the click command behind it. Modules are imported only when called."""
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.EFBIG, errno.EIO)
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name].split(":")
+        return getattr(importlib.import_module(module), name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from multipod.errors import nearest
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}. {nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="multipod")
+def cli() -> None:
+    """Train models on a mesh of devices: one CPU, a GPU server, a cluster, thousands of chips.
+
+    \b
+    multipod doctor                 what is installed and found here, and does it work
+    multipod train digits           train a small network on eight virtual devices
+    multipod train FILE.py:FUNCTION train your own recipe
+    """
+
+
+def main() -> None:
+    """Runs the command line; exits 2 on what the user can mend, with one message and no traceback."""
+    from multipod.errors import MultipodError
+
+    try:
+        leave(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as done:
+        leave(done.exit_code)
+    except click.exceptions.Abort:
+        leave(130, "interrupted")
+    except click.ClickException as error:
+        error.show()
+        leave(2)
+    except MultipodError as error:
+        leave(error.exit_code, f"multipod: {error}")
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        leave(
+            2,
+            f"multipod: cannot write{where}: {error.strerror}. "
+            "Make room or choose another --out, then go on with --resume.",
+        )
+    except KeyboardInterrupt:
+        leave(130, "interrupted")
+
+
+def leave(code: int, message: str = "") -> None:
+    """Ends the process with `code`. One of several processes ends at once: its peers may never answer."""
+    if message:
+        click.echo(message, err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    distributed = sys.modules.get("jax") and sys.modules["jax"].distributed.is_initialized()
+    if code and distributed:
+        os._exit(code)
+    sys.exit(code)

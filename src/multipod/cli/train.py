@@ -1,0 +1,269 @@
+"""`multipod train`: trains a recipe, or goes on with a run."""
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from multipod.cli.main import BEGAN
+from multipod.cli.options import Where, chosen_recipe, what_options, where_options
+from multipod.errors import PeerLostError, RecipeError
+
+if TYPE_CHECKING:
+    from multipod.step.program import Program
+    from multipod.step.state import State
+    from multipod.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: a new run of `recipe`, or to go on with the run in `resume`."""
+
+    recipe: str
+    changes: list[str]
+    out: Path | None
+    resume: Path | None
+    at: int | None
+    stop_after: int
+    quiet: bool
+
+
+@click.command()
+@click.argument("recipe", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="The folder of this run.  [default: runs/RECIPE-NNN]")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
+@click.option(
+    "--at",
+    type=click.IntRange(0),
+    metavar="UPDATE",
+    help="With --resume: from this checkpoint, not the newest.",
+)
+@click.option(
+    "--stop-after",
+    type=click.IntRange(1),
+    default=None,
+    metavar="UPDATE",
+    help="Stop and save, as by Ctrl-C, after this update.",
+)
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@what_options
+@where_options
+def train(
+    recipe: str | None,
+    out: Path | None,
+    resume: Path | None,
+    at: int | None,
+    stop_after: int | None,
+    quiet: bool,
+    changes: list[str],
+    where: Where,
+) -> int:
+    """Train RECIPE: a name from `multipod list`, or FILE.py:FUNCTION.
+
+    Ctrl-C finishes the update that is running, saves, and prints the command that goes on.
+    """
+    if resume is None and at is not None:
+        raise click.UsageError("--at names a checkpoint of a run: give the run by --resume.")
+    if resume is not None and out is not None:
+        raise click.UsageError("--resume goes on in the run's own folder: leave out --out.")
+    if resume is None and recipe is None:
+        raise click.UsageError("say which recipe to train. `multipod list` shows them; try `multipod train digits`.")
+    if recipe is not None and ".py:" in recipe:
+        path, _, function = recipe.rpartition(":")
+        recipe = f"{Path(path).absolute()}:{function}"
+    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet)
+    with peers_may_be_lost(where):
+        return run(request, where)
+
+
+def run(request: Request, where: Where) -> int:
+    """Prepares the run, trains, reports; returns the exit code."""
+    from multipod.layout.mesh import make_mesh
+    from multipod.step.program import Program
+    from multipod.train.agree import meet
+    from multipod.train.checkpoint import Checkpoints
+    from multipod.train.heartbeat import silent
+    from multipod.train.loop import Surroundings
+    from multipod.train.loop import train as loop
+    from multipod.train.stop import stop_on_signals
+
+    request, where = remembered(request, where)
+    program = Program(recipe := chosen_recipe(request.recipe, request.changes, where), make_mesh(recipe.layout))
+    _ = program.lowered  # what does not fit the mesh is refused here, before a folder is made
+    patience_s = where.timeouts.collective_s
+    meet("ready", patience_s)
+    folder = run_folder(request, where, program)
+    with ExitStack() as stack:
+        saved = tell_launcher(where, stack, folder)
+        stop = stack.enter_context(stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once"))
+        checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved)
+        stack.callback(checkpoints.close)
+        state = checkpoints.restore(program.shapes, request.at) if request.resume else None
+        observers = stack.enter_context(watched_by(folder, request, where, state))
+        around = Surroundings(
+            checkpoints=checkpoints,
+            observers=observers,
+            pulse=where.heartbeat or silent,
+            meet=lambda name: meet(name, patience_s),
+            stop=stop,
+            stop_after=request.stop_after,
+            resume=resume_command(folder, where),
+            folder=str(folder.path),
+            facts=facts_of(program, request, where),
+            began=BEGAN,
+        )
+        _, ended = loop(program, around, state)
+    finish(folder, where)
+    return 130 if ended.interrupted else 0
+
+
+def remembered(request: Request, where: Where) -> tuple[Request, Where]:
+    """A resumed run's recipe, changes and mesh, from its folder; the mesh only if there are devices for it."""
+    if request.resume is None:
+        return request, where
+    import jax
+
+    from multipod.train.run_folder import open_folder
+
+    _, facts = open_folder(request.resume)
+    if request.recipe and request.recipe != facts["recipe"]:
+        raise RecipeError(
+            f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
+        )
+    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *request.changes])
+    mesh = tuple(facts["mesh"].values())
+    if where.mesh is None and math.prod(mesh) <= jax.device_count():
+        where = replace(where, mesh=mesh)
+    return request, where
+
+
+def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder":
+    """The run's folder: made by process 0, or the one to go on in."""
+    from multipod.train.agree import decided_by_first
+    from multipod.train.run_folder import RunFolder, check_same, create, next_free, open_folder
+
+    if request.resume is not None:
+        folder, _ = open_folder(request.resume)
+        check_same(folder, program.recipe)
+        return folder
+
+    def made() -> str:
+        path = request.out or next_free(Path("runs"), program.recipe.name)
+        return str(create(path, program.recipe, facts_of(program, request, where)).path)
+
+    return RunFolder(Path(decided_by_first(made)))
+
+
+def facts_of(program: "Program", request: Request, where: Where) -> dict[str, Any]:
+    """What `run.json` says of this run."""
+    from multipod.train.facts import facts
+
+    command = shlex.join(["multipod", *sys.argv[1:]])
+    return facts(program, request.recipe, request.changes, command, str(where.cache or "off"))
+
+
+@contextmanager
+def watched_by(folder: "RunFolder", request: Request, where: Where, state: "State | None") -> Iterator[list[Any]]:
+    """The observers of this process: all of them on process 0, none on the others."""
+    import jax
+
+    from multipod.train.observers import jsonl, progress, tensorboard
+
+    if jax.process_index() > 0:
+        yield []
+        return
+    if state is not None:
+        jsonl.keep_until(folder.metrics, int(state.update))
+    observers: list[Any] = [jsonl.JsonLines(folder.metrics), tensorboard.TensorBoard(folder.tensorboard)]
+    if not request.quiet:
+        console = Console()
+        announce(console, folder, where)
+        observers.append(progress.Bar(console) if console.is_terminal else progress.PlainLines(sys.stdout))
+        observers.append(Summary(console))
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.callback(observer.close)
+        yield observers
+
+
+class Summary:
+    """Prints the table at the end of a run, and how to go on with one that was stopped."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._ended: Any = None
+
+    def __call__(self, event: Any) -> None:
+        """Remembers the end."""
+        from multipod.train.events import Ended
+
+        if isinstance(event, Ended):
+            self._ended = event
+
+    def close(self) -> None:
+        """Prints, once the progress bar is gone."""
+        from multipod.train.observers.progress import summary_table
+
+        if self._ended is None:
+            return
+        self._console.print(summary_table(self._ended))
+        if self._ended.resume:
+            self._console.print(f"Go on with:\n  {self._ended.resume}", soft_wrap=True, highlight=False)
+
+
+def announce(console: Console, folder: "RunFolder", where: Where) -> None:
+    """Where the run is written, and where compiled programs are kept."""
+    console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
+    console.print(f"compiled programs  {where.cache or 'not kept'}", highlight=False, soft_wrap=True)
+
+
+def resume_command(folder: "RunFolder", where: Where) -> str:
+    """The command that goes on with this run, as it was started."""
+    command = f"multipod train --resume {shlex.quote(str(folder.path))}"
+    if where.cluster.name == "multipod launch":
+        command = f"multipod launch --processes {where.cluster.processes} -- {command.removeprefix('multipod ')}"
+    return command
+
+
+def tell_launcher(where: Where, stack: ExitStack, folder: "RunFolder") -> Callable[[int], None]:
+    """Tells the launcher, if there is one, of the folder; returns what tells it of each checkpoint on disk."""
+    beat = where.heartbeat
+    if beat is None:
+        return lambda update: None
+    stack.callback(beat.close)
+    beat.note(folder=folder.path)
+    return lambda update: beat.note(saved=update)
+
+
+def finish(folder: "RunFolder", where: Where) -> None:
+    """Writes the report, on process 0."""
+    import jax
+
+    from multipod.train.observers import report
+
+    if jax.process_index() == 0:
+        report.write(folder.path)
+
+
+@contextmanager
+def peers_may_be_lost(where: Where) -> Iterator[None]:
+    """Turns what JAX says when a peer is gone into one message and the exit code that the launcher knows."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if where.cluster.processes == 1:
+            raise
+        first = str(error).strip().splitlines()[0][:200]
+        raise PeerLostError(
+            f"process {where.cluster.process} lost a peer and stopped: {first}\n"
+            "Go on from the last checkpoint with --resume."
+        ) from error

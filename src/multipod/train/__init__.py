@@ -1,0 +1,1 @@
+"""The loop around the compiled step, and everything that watches it."""

@@ -1,0 +1,57 @@
+"""What the processes of a run must decide once, and the same."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from multipod.errors import MultipodError, PeerLostError, RunFolderError
+
+LONGEST = 4096
+
+
+def meet(name: str, timeout_s: float) -> None:
+    """Returns when all processes have called it with this name; each name serves once.
+
+    Goes through the coordination service, not through the devices: gloo gives up the first
+    collective between two processes when one comes 30 s after the other, and on a busy machine
+    their compile times can differ by more.
+
+    Raises:
+      PeerLostError: some process did not come in time.
+    """
+    if jax.process_count() == 1:
+        return
+    try:
+        ocp.multihost.get_barrier_sync_fn()(key=f"multipod/{name}", timeout_ms=round(1000 * timeout_s))
+    except Exception as error:
+        raise PeerLostError(
+            f"process {jax.process_index()} waited {timeout_s:g} s for its peers ({name}) in vain: "
+            f"{str(error).splitlines()[0][:200]}. See which process is late, or raise --timeout."
+        ) from error
+
+
+def decided_by_first(decide: Callable[[], str]) -> str:
+    """The text that `decide` returns on process 0, on all processes.
+
+    Raises:
+      RunFolderError: on all processes, if `decide` refused on process 0.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    refused, text = 0, ""
+    if jax.process_index() == 0:
+        try:
+            text = decide()
+        except MultipodError as error:
+            refused, text = 1, str(error)
+    message = np.zeros(LONGEST, np.uint8)
+    encoded = np.frombuffer(text.encode()[: LONGEST - 1], np.uint8)
+    message[0], message[1 : 1 + len(encoded)] = refused, encoded
+    message = np.asarray(multihost_utils.broadcast_one_to_all(message))
+    text = bytes(message[1:]).rstrip(b"\0").decode()
+    if message[0]:
+        raise RunFolderError(text)
+    return text

@@ -1,0 +1,47 @@
+"""Where the time of a run goes. All times are seconds of a monotonic clock, taken when results are there."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class Times:
+    """Times of the updates of a run, filled by the loop, read by its summary."""
+
+    step_s: list[float] = field(default_factory=list)
+    inside_s: list[float] = field(default_factory=list)
+    data_s: list[float] = field(default_factory=list)
+
+    def add(self, step_s: float, inside_s: float, data_s: float) -> None:
+        """One update: end to end, from dispatch to result, and waiting for the batch."""
+        self.step_s.append(step_s)
+        self.inside_s.append(inside_s)
+        self.data_s.append(data_s)
+
+    @property
+    def median_step_s(self) -> float:
+        """Over all updates but the first, if there are more."""
+        return statistics.median(self.step_s[1:] or self.step_s or [0.0])
+
+    @property
+    def total_s(self) -> float:
+        """Over all updates but the first, if there are more."""
+        return sum(self.step_s[1:] or self.step_s)
+
+    @property
+    def outside_share(self) -> float:
+        """The share of time in which no update was running."""
+        return max(0.0, 1 - sum(self.inside_s) / sum(self.step_s)) if self.step_s else 0.0
+
+    @property
+    def data_share(self) -> float:
+        """The share of time spent waiting for batches."""
+        return sum(self.data_s) / sum(self.step_s) if self.step_s else 0.0
+
+    def rate(self, batch: int) -> float:
+        """Examples a second over all updates but the first."""
+        counted = len(self.step_s[1:] or self.step_s)
+        return counted * batch / self.total_s if self.total_s else 0.0

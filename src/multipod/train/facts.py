@@ -1,0 +1,52 @@
+"""How, where and with what a run began: what `run.json` says beside the recipe."""
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from multipod.step.program import Program
+from multipod.step.state import device_bytes
+
+PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def facts(program: Program, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
+    """The facts of a run of `program`, made of `recipe` (a name or `file.py:function`) and `changes`."""
+    mesh, shapes = program.mesh, program.shapes
+    devices = [
+        [{"id": d.id, "process": d.process_index, "kind": d.device_kind} for d in row] for row in mesh.devices.tolist()
+    ]
+    return {
+        "recipe": recipe,
+        "overrides": changes,
+        "command": command,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "mesh": dict(mesh.shape),
+        "devices": devices,
+        "processes": jax.process_count(),
+        "platform": mesh.devices.flat[0].platform,
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "cache": cache,
+        "versions": versions(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(shapes.params)),
+        "bytes_per_device": state_bytes(program),
+        "gradient_sum": program.recipe.layout.gradient_sum,
+        "shard_update": program.recipe.layout.shard_update,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def state_bytes(program: Program) -> dict[str, int]:
+    """Bytes of each part of the state on one device."""
+    shapes = program.shapes
+    parts = {"parameters": shapes.params, "optimizer": shapes.optimizer, "statistics": shapes.statistics}
+    return {name: device_bytes(part) for name, part in parts.items()}

@@ -1,0 +1,138 @@
+"""The worker's side of the launcher's watch: says where the loop is, and ends when the launcher is gone.
+
+The launcher (`multipod.train.supervise`) gives each process one end of a socket pair. `Heartbeat`
+writes a JSON line to it every `beat_s`; the fields are those of `Beat`. JAX's own heartbeat comes
+from a thread of C++, and goes on when Python hangs; this one is sent by Python and carries the phase.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from multipod.errors import PeerLostError
+
+CONTROL_FD = "MULTIPOD_CONTROL_FD"
+"""The environment variable with the number of the inherited descriptor."""
+
+Pulse = Callable[[str, int], None]
+"""`pulse(phase, update)`: the loop enters a phase, with `update` updates done.
+
+`phase` is one of starting, compiling, updating, evaluating, saving, ending. Phase updating is
+entered anew for each update.
+"""
+
+
+def silent(phase: str, update: int) -> None:
+    """The pulse of a run without a launcher: does nothing."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life.
+
+    Attributes:
+      phase: see `Pulse`.
+      update: updates done in the whole run, those before a resume included.
+      begun: updates that this process has begun, the one it is in included.
+      age_s: since the phase was entered.
+      folder: the run's folder; empty while not known.
+      saved: updates in the last checkpoint that this process completed; None before the first.
+      done: the loop is over, and no further beat will come.
+    """
+
+    phase: str
+    update: int
+    begun: int
+    age_s: float
+    folder: str = ""
+    saved: int | None = None
+    done: bool = False
+
+
+def end_group() -> None:
+    """Ends this process at once, and the processes it started if the launcher made it a group's leader."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(PeerLostError.exit_code)
+
+
+class Heartbeat:
+    """A `Pulse` that two daemon threads carry to the launcher.
+
+    Nothing here raises in the training thread, whatever happens to the launcher.
+
+    Args:
+      descriptor: one end of a stream socket; it is not passed on to children of this process.
+      beat_s: seconds between two beats, `Timeouts.beat_s`.
+      lost: called when the launcher has closed its end, which only its death does.
+    """
+
+    def __init__(self, descriptor: int, beat_s: float, lost: Callable[[], None] = end_group) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+        self._beat_s = beat_s
+        self._lost = lost
+        self._place = ("starting", 0, time.monotonic())
+        self._begun = 0
+        self._folder = ""
+        self._saved: int | None = None
+        self._closed = False
+        self._wake = threading.Event()
+        self._sender = threading.Thread(target=self._send, name="heartbeat", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._listen, name="launcher-watch", daemon=True).start()
+
+    def __call__(self, phase: str, update: int) -> None:
+        """Notes that the loop enters `phase`. Within phase updating it costs less than a microsecond.
+
+        The launcher hears of a new phase at once, and of a new update with the next beat.
+        """
+        before, self._place = self._place[0], (phase, update, time.monotonic())
+        if phase == "updating":
+            self._begun += 1
+        if phase != before:
+            self._wake.set()
+
+    def note(self, folder: str | os.PathLike[str] | None = None, saved: int | None = None) -> None:
+        """Tells the launcher at once where the run is written, or that `saved` updates are on disk."""
+        if folder is not None:
+            self._folder = os.fspath(folder)
+        if saved is not None:
+            self._saved = saved
+        self._wake.set()
+
+    def close(self) -> None:
+        """Sends the last beat, `done`. The watch over the launcher goes on until this process ends."""
+        self._closed = True
+        self._wake.set()
+        self._sender.join(timeout=1.0)  # a suspended launcher does not read, and may not hold us up
+
+    def _beat(self) -> Beat:
+        phase, update, since_s = self._place
+        age_s = time.monotonic() - since_s
+        return Beat(phase, update, self._begun, age_s, self._folder, self._saved, self._closed)
+
+    def _send(self) -> None:
+        done = False
+        while not done:
+            self._wake.clear()  # before the beat is made: what is noted after that wakes us again
+            beat = self._beat()
+            try:
+                self._socket.sendall(json.dumps(asdict(beat)).encode() + b"\n")
+            except OSError:
+                return  # the launcher is gone; `_listen` sees it too and decides
+            done = beat.done
+            if not done:
+                self._wake.wait(self._beat_s)
+
+    def _listen(self) -> None:
+        with self._socket, contextlib.suppress(OSError):  # a reset connection is an end as well
+            while self._socket.recv(64):
+                pass  # nothing is said in this direction
+        self._lost()

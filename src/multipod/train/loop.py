@@ -1,0 +1,223 @@
+"""The training loop: compile, update, evaluate, save, tell the observers. Read this file from the top."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from multipod.data.batches import TrainBatches, evaluation_batches
+from multipod.data.feed import owned_rows, to_mesh
+from multipod.layout.mesh import batch_sharding, data_devices
+from multipod.metrics.objective import means
+from multipod.step.program import Batch, Program, Sums
+from multipod.step.state import State, device_bytes
+from multipod.train.checkpoint import Checkpoints
+from multipod.train.clock import Clock, Times
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Saved, Started, Updated
+from multipod.train.heartbeat import Pulse, silent
+from multipod.train.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """All that a run needs and that does not change what it learns.
+
+    Attributes:
+      checkpoints: where the state is saved; None saves nothing.
+      observers: told every event; pass none on processes other than 0.
+      pulse: told every phase.
+      stop: set by Ctrl-C.
+      stop_after: stop, as if asked, after this many updates; 0 never does.
+      resume: the command that goes on with the run, for the summary.
+      folder: the run's folder, for the observers.
+      facts: what `run.json` holds, for the observers.
+      meet: waits until all processes are at the point of this name.
+      clock: a monotonic clock in seconds.
+      began: what the clock said when the process started.
+    """
+
+    checkpoints: Checkpoints | None = None
+    observers: Sequence[Observer] = ()
+    pulse: Pulse = silent
+    meet: Callable[[str], None] = lambda name: None
+    stop: StopRequest = field(default_factory=StopRequest)
+    stop_after: int = 0
+    resume: str = ""
+    folder: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    clock: Clock = time.monotonic
+    began: float = field(default_factory=time.monotonic)
+
+    def tell(self, event: Event) -> None:
+        """Passes the event to every observer."""
+        for observer in self.observers:
+            observer(event)
+
+
+def train(program: Program, around: Surroundings, state: State | None = None) -> tuple[State, Ended]:
+    """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
+
+    Returns the last state, which is also the last checkpoint, and the summary.
+    """
+    run = _Run(program, around, state)
+    around.tell(Started(around.folder, run.update, run.recipe.updates, run.recipe.batch, around.facts))
+    compiled = run.compile()
+    evaluated = run.updates_with(compiled)
+    run.save_last()
+    return run.state, run.ended(evaluated)
+
+
+class _Run:
+    """The moving parts of `train`: the state, and where its time went."""
+
+    def __init__(self, program: Program, around: Surroundings, state: State | None) -> None:
+        self.program, self.recipe, self.around = program, program.recipe, around
+        around.pulse("starting", 0)
+        self.state = program.init() if state is None else state
+        self.update = int(self.state.update)
+        self.times = Times()
+        self.compile_s = self.first_step_s = 0.0
+        self.stopped = False
+        self.sharding = batch_sharding(program.mesh)
+        self.rows = owned_rows(self.sharding, self.recipe.batch)
+        self.batches = TrainBatches(self.recipe.data.train(), self.recipe.batch, self.recipe.seed, self.rows)
+        self.test = self.recipe.data.test()
+
+    def compile(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
+        self.around.pulse("compiling", self.update)
+        start = self.around.clock()
+        compiled = self.program.compile_update()
+        self.compile_s = self.around.clock() - start
+        self.around.meet("compiled")
+        self.around.tell(Compiled(self.compile_s))
+        return compiled
+
+    def updates_with(self, compiled: Callable[[State, Batch, jax.Array], tuple[State, Sums]]) -> Evaluated | None:
+        """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
+        clock = self.around.clock
+        go, stop = self.program.stop_flags(False), self.program.stop_flags(True)
+        incoming = self.batches.start(int(self.state.position))
+        batch, data_s = self.next_batch(incoming)
+        evaluated, news = None, None
+        ended = clock()
+        while self.update < self.recipe.updates and not self.stopped:
+            self.around.pulse("updating", self.update)
+            dispatched = clock()
+            self.state, sums = compiled(self.state, batch, stop if self.wants_stop() else go)
+            if news is not None:
+                self.around.tell(news)
+            waited = data_s
+            batch, data_s = self.next_batch(incoming)
+            jax.block_until_ready((self.state, sums))
+            now = clock()
+            self.update += 1
+            self.first_step_s = self.first_step_s or now - self.around.began
+            self.times.add(now - ended, now - dispatched, waited)
+            self.stopped = int(sums["stop"]) > 0
+            news = Updated(self.update, means(_values(sums)), now - ended, waited, self.recipe.batch / (now - ended))
+            ended = now
+            if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
+                self.around.tell(news)
+                news = None
+                evaluated = self.evaluate() if self.is_due(self.recipe.evaluate_every) else evaluated
+                if self.is_due(self.recipe.checkpoint_every):
+                    self.save()
+                ended = clock()
+        if news is not None:
+            self.around.tell(news)
+        if not self.stopped and (evaluated is None or evaluated.update != self.update):
+            evaluated = self.evaluate()
+        return evaluated
+
+    def next_batch(self, incoming: Iterator[dict[str, np.ndarray]]) -> tuple[Batch, float]:
+        """The next batch on the mesh, and the seconds spent waiting for it to arrive from the host pipeline."""
+        start = self.around.clock()
+        host = next(incoming)
+        waited = self.around.clock() - start
+        return to_mesh(host, self.rows, self.recipe.batch, self.sharding), waited
+
+    def wants_stop(self) -> bool:
+        return self.around.stop.asked or 0 < self.around.stop_after <= self.update + 1 < self.recipe.updates
+
+    def is_due(self, every: int) -> bool:
+        return every > 0 and self.update % every == 0 and self.update < self.recipe.updates and not self.stopped
+
+    def evaluate(self) -> Evaluated:
+        self.around.pulse("evaluating", self.update)
+        start = self.around.clock()
+        sums = {name: float(total) for name, total in evaluate(self.program, self.state, self.test).items()}
+        count = int(sums.pop("count"))
+        values = {name: total / count for name, total in sums.items()}
+        event = Evaluated(self.update, values, sums, count, self.around.clock() - start)
+        self.around.tell(event)
+        return event
+
+    def save(self) -> None:
+        if self.around.checkpoints is not None:
+            self.around.pulse("saving", self.update)
+            start = self.around.clock()
+            self.around.checkpoints.save(self.state, self.update)
+            self.around.tell(Saved(self.update, self.around.clock() - start))
+
+    def save_last(self) -> None:
+        self.save()
+        if self.around.checkpoints is not None:
+            self.around.checkpoints.wait()
+
+    def ended(self, evaluated: Evaluated | None) -> Ended:
+        self.around.pulse("ending", self.update)
+        alone_s = sum_alone_s(self.program, self.state, self.around.clock)
+        median = self.times.median_step_s
+        interrupted = self.update < self.recipe.updates
+        event = Ended(
+            update=self.update,
+            interrupted=interrupted,
+            accuracy=evaluated.values.get("accuracy") if evaluated else None,
+            rate=self.times.rate(self.recipe.batch),
+            median_step_s=median,
+            first_step_s=self.first_step_s,
+            compile_s=self.compile_s,
+            gradient_sum_share=alone_s / median if median else 0.0,
+            data_share=self.times.data_share,
+            outside_share=self.times.outside_share,
+            wall_s=self.around.clock() - self.around.began,
+            optimizer_bytes=device_bytes(self.program.shapes.optimizer),
+            resume=self.around.resume if interrupted else "",
+        )
+        self.around.tell(event)
+        return event
+
+
+def evaluate(program: Program, state: State, test: Any) -> dict[str, float]:
+    """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
+
+    The last batch is padded to the mesh and the padding masked, so any number of devices gives the
+    same counts.
+    """
+    devices = data_devices(program.mesh)
+    batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
+    sharding = batch_sharding(program.mesh)
+    rows = owned_rows(sharding, batch)
+    sums = [
+        program.evaluate(state, to_mesh(host, rows, batch, sharding)) for host in evaluation_batches(test, batch, rows)
+    ]
+    return jax.tree.map(lambda *parts: sum(part.item() for part in parts), *jax.device_get(sums))
+
+
+def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
+    """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
+    alone = program.sum_alone()
+    jax.block_until_ready(alone(state.params))
+    taken = []
+    for _ in range(times):
+        start = clock()
+        jax.block_until_ready(alone(state.params))
+        taken.append(clock() - start)
+    return float(np.median(taken))
+
+
+def _values(sums: Sums) -> dict[str, Any]:
+    return {name: value for name, value in jax.device_get(sums).items() if name != "stop"}

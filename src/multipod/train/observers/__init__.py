@@ -1,0 +1,1 @@
+"""Observers: each is called with every event of a run, and closed at its end."""

@@ -1,0 +1,188 @@
+"""`report.html`: all of a run folder on one page that needs no network."""
+
+import math
+import shlex
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jinja2
+import numpy as np
+
+from multipod.train.events import Ended
+from multipod.train.observers import charts, text
+from multipod.train.observers.history import Device, Facts, History, read_facts, read_history, read_recipe
+from multipod.train.observers.jsonl import replace_file
+
+PROCESS_COLOURS = 8
+"""Colours of processes in the style sheet; process 8 looks like process 0."""
+
+
+def write(folder: Path) -> Path:
+    """Writes `report.html` into a run folder, from its `recipe.toml`, `run.json` and `metrics.jsonl`.
+
+    The page is one file without scripts and without anything from outside; the same folder gives the
+    same bytes. It is replaced in one move. A run in any state will do.
+
+    Raises:
+      RunFolderError: a file is missing or broken.
+      OSError: the page cannot be written.
+    """
+    recipe, facts, history = read_recipe(folder), read_facts(folder), read_history(folder)
+    page = _template().render(
+        facts=facts,
+        recipe=recipe,
+        history=history,
+        folder=folder.resolve().name,
+        result=_result(history),
+        tiles=_tiles(history, facts),
+        resume=_resume(history, folder),
+        charts=charts.draw(history),
+        summary=text.summary_rows(_ended(history, facts)),
+        mesh=_mesh(facts),
+        sections=_sections(facts),
+        colours=PROCESS_COLOURS,
+    )
+    path = folder / "report.html"
+    replace_file(path, page.encode())
+    return path
+
+
+def _template() -> jinja2.Template:
+    here = jinja2.FileSystemLoader(Path(__file__).parent)
+    page = jinja2.Environment(
+        loader=here, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return page.get_template("report.html.jinja")
+
+
+def _result(history: History) -> str:
+    evaluation = history.evaluations[-1] if history.evaluations else None
+    if evaluation is None:
+        return f"{history.update:,} of {history.total:,} updates; not evaluated yet."
+    parts = text.evaluated_text(evaluation).removeprefix("test ").split("  ")
+    return f"Test {', '.join(parts)} after {evaluation.update:,} of {history.total:,} updates."
+
+
+def _tiles(history: History, facts: Facts) -> list[tuple[str, str, str]]:
+    """The few numbers to see first: name, value, remark."""
+    ended = _ended(history, facts)
+    tiles = []
+    if history.evaluations and "accuracy" in history.evaluations[-1].values:
+        last = history.evaluations[-1]
+        correct = last.sums.get("accuracy", math.nan)
+        counts = f"{correct:,.0f} of {last.count:,} right" if float(correct).is_integer() else ""
+        tiles.append(("test accuracy", text.percent(last.values["accuracy"], 2), counts))
+    tiles.append(("updates", f"{history.update:,}", f"of {history.total:,}"))
+    if ended.rate > 0:
+        batch = f"{history.starts[-1].batch:,} an update" if history.starts else ""
+        tiles.append(("examples a second", text.rate_text(ended.rate), batch))
+    if ended.median_step_s > 0:
+        tiles.append(("median step", text.milliseconds(ended.median_step_s), _data_remark(ended)))
+    if math.isfinite(ended.wall_s):
+        compiling = f"compiling {text.duration(ended.compile_s)}"
+        tiles.append(("wall time", text.duration(ended.wall_s), compiling))
+    return tiles
+
+
+def _data_remark(ended: Ended) -> str:
+    return f"data wait {text.percent(ended.data_share)}" if math.isfinite(ended.data_share) else ""
+
+
+def _ended(history: History, facts: Facts) -> Ended:
+    """The run's own summary, or what can be told without it; NaN where nothing can."""
+    accuracy = history.evaluations[-1].values.get("accuracy") if history.evaluations else None
+    if history.ended is not None:
+        return replace(history.ended, accuracy=accuracy)
+    steps_s = np.array([event.step_s for event in history.timed])
+    total_s = steps_s.sum()
+    batch = history.starts[-1].batch if history.starts else math.nan
+    return Ended(
+        update=history.update,
+        interrupted=False,
+        accuracy=accuracy,
+        rate=len(steps_s) * batch / total_s if total_s > 0 else math.nan,
+        median_step_s=float(np.median(steps_s)) if len(steps_s) else math.nan,
+        first_step_s=math.nan,
+        compile_s=history.compiled[-1].seconds if history.compiled else math.nan,
+        gradient_sum_share=math.nan,
+        data_share=history.data_share,
+        outside_share=math.nan,
+        wall_s=math.nan,
+        optimizer_bytes=facts.bytes_per_device.get("optimizer", 0),
+    )
+
+
+def _resume(history: History, folder: Path) -> str:
+    """The command that goes on with the run; empty if it is complete."""
+    if history.state == "complete":
+        return ""
+    if history.ended is not None and history.ended.resume:
+        return history.ended.resume
+    return f"multipod train --resume {shlex.quote(history.starts[-1].folder if history.starts else str(folder))}"
+
+
+def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The facts as tables: heading, and rows of name and value; rows without a value are left out."""
+    kinds = Counter(device.kind or facts.platform for row in facts.devices for device in row)
+    run = [
+        ("recipe", facts.recipe),
+        ("overrides", "\n".join(facts.overrides)),
+        ("command", facts.command),
+        ("started", facts.started.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")),
+        ("gradient sum", facts.gradient_sum),
+        ("weight update", "sharded over the devices" if facts.shard_update else "the same on every device"),
+    ]
+    hardware = [
+        ("host", facts.host),
+        ("cores", f"{facts.cores:,}" if facts.cores else ""),
+        ("platform", facts.platform),
+        ("devices", ", ".join(f"{count:,} × {kind}" for kind, count in kinds.items())),
+        ("mesh", " × ".join(f"{axis}={size}" for axis, size in facts.mesh.items())),
+        ("processes", f"{facts.processes:,}"),
+    ]
+    model = [
+        ("parameters", f"{facts.parameters:,}" if facts.parameters is not None else ""),
+        *((f"{name} per device", text.bytes_text(count)) for name, count in facts.bytes_per_device.items()),
+    ]
+    named = [
+        ("Run", run),
+        ("Hardware", hardware),
+        ("Model", model),
+        ("Versions", list(facts.versions.items())),
+    ]
+    filled = [(heading, [row for row in rows if row[1]]) for heading, rows in named]
+    return [(heading, rows) for heading, rows in filled if rows]
+
+
+@dataclass(frozen=True)
+class MeshDrawing:
+    """Devices as squares of `cell` units, row by row, coloured by process."""
+
+    rows: list[list[Device]]
+    cell: int
+    width: int
+    height: int
+    axes: list[tuple[str, int]]
+    processes: list[tuple[int, int]]
+
+    @property
+    def is_wide(self) -> bool:
+        """It does not fit half the page."""
+        return self.width > 400
+
+
+def _mesh(facts: Facts) -> MeshDrawing | None:
+    columns = max(map(len, facts.devices), default=0)
+    if columns == 0:
+        return None
+    cell = max(6, min(44, 832 // columns))
+    counts = Counter(device.process for row in facts.devices for device in row)
+    return MeshDrawing(
+        rows=facts.devices,
+        cell=cell,
+        width=cell * columns,
+        height=cell * len(facts.devices),
+        axes=list(facts.mesh.items()),
+        processes=sorted(counts.items()),
+    )

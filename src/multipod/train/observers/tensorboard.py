@@ -1,0 +1,82 @@
+"""Events as TensorBoard scalars."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event as Record
+from tensorboardX.proto.event_pb2 import SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
+
+from multipod.train.events import Ended, Evaluated, Event, Saved, Started, Updated
+
+FLUSH_S = 10.0
+
+
+class TensorBoard:
+    """Writes an event file into `folder` (made if missing): train/*, test/*, time/*, rate/examples_per_s.
+
+    The file reaches the disk about every ten seconds, and with each evaluation and at the end. A run that
+    goes on from a checkpoint adds a file that hides what older files hold of later updates.
+
+    We use tensorboardX's `RecordWriter`, in the caller's thread. Its `SummaryWriter` hands events to a
+    thread that dies unheard on a full disk; from then on `add_scalar` and `close` wait for ever for room in
+    its queue (tensorboardX 2.6.5).
+
+    Raises:
+      OSError: the file cannot be opened or written, from the call that noticed.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic):
+        # Absolute, because tensorboardX takes the text before a colon for the name of a cloud store.
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names. Opening overwrites, so two within a second must
+        # differ: hence the number.
+        number = sum(1 for _ in folder.glob("events.out.tfevents.*"))
+        self._writer = RecordWriter(str(folder / f"events.out.tfevents.{int(time.time())}.{number:04d}"))
+        self._clock = clock
+        self._flushed = clock()
+        self._write(Record(file_version="brain.Event:2"))
+
+    def __call__(self, event: Event) -> None:
+        """Writes the scalars of one event."""
+        if isinstance(event, Started) and event.update > 0:
+            self._hide_after(event.update)
+        scalars = _scalars(event)
+        if scalars:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+            self._write(Record(summary=Summary(value=values), step=getattr(event, "update", 0)))
+        if isinstance(event, Evaluated | Ended) or self._clock() - self._flushed >= FLUSH_S:
+            self._writer.flush()
+            self._flushed = self._clock()
+
+    def close(self) -> None:
+        """Writes what is left and closes the file; later calls do nothing."""
+        self._writer.close()
+
+    def _hide_after(self, update: int) -> None:
+        self._write(Record(step=update + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def _write(self, record: Record) -> None:
+        record.wall_time = time.time()
+        self._writer.write(record.SerializeToString())
+
+
+def _scalars(event: Event) -> dict[str, float]:
+    match event:
+        case Updated():
+            return {f"train/{name}": value for name, value in event.values.items()} | {
+                "time/step_s": event.step_s,
+                "time/data_s": event.data_s,
+                "rate/examples_per_s": event.rate,
+            }
+        case Evaluated():
+            return {f"test/{name}": value for name, value in event.values.items()} | {
+                "time/evaluation_s": event.seconds
+            }
+        case Saved():
+            return {"time/save_s": event.seconds}
+        case _:
+            return {}

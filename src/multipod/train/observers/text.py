@@ -1,0 +1,123 @@
+"""Numbers and events as words, for the terminal and the report."""
+
+import math
+
+from multipod.train.events import Compiled, Ended, Evaluated, Started
+
+UNKNOWN = "–"
+"""Stands where nothing was measured."""
+
+
+def summary_rows(ended: Ended) -> list[tuple[str, str]]:
+    """The names and values of the summary, as text."""
+    compiling = f" (compiling {duration(ended.compile_s)})" if math.isfinite(ended.compile_s) else ""
+    return [
+        ("test accuracy", UNKNOWN if ended.accuracy is None else percent(ended.accuracy, 2)),
+        ("updates", f"{ended.update:,}" + (" (interrupted)" if ended.interrupted else "")),
+        ("examples/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
+        ("median step time", milliseconds(ended.median_step_s) if ended.median_step_s > 0 else UNKNOWN),
+        ("time to first step", duration(ended.first_step_s) + compiling),
+        ("gradient sum", share_text(ended.gradient_sum_share, "of the step")),
+        ("waiting for data", share_text(ended.data_share, "of the time")),
+        ("outside the compiled step", share_text(ended.outside_share, "of the time")),
+        ("wall time", duration(ended.wall_s)),
+        ("optimizer state per device", bytes_text(ended.optimizer_bytes)),
+    ]
+
+
+def started_text(event: Started) -> str:
+    """Such as `digits: 480 updates of 64 examples on 8 cpu devices (y=2 x=4)`."""
+    facts = event.facts
+    text = f"{facts.get('recipe', 'run')}: {event.updates:,} updates of {event.batch:,} examples"
+    mesh = facts.get("mesh")
+    if mesh:
+        count = math.prod(mesh.values())
+        axes = " ".join(f"{axis}={size}" for axis, size in mesh.items())
+        text += f" on {count:,} {facts.get('platform', '')} device{'s' if count != 1 else ''} ({axes})".replace(
+            "  ", " "
+        )
+    return text + (f", from update {event.update:,} on" if event.update else "")
+
+
+def compiled_text(event: Compiled) -> str:
+    """Such as `compiled in 7.9 s`."""
+    return f"compiled in {duration(event.seconds)}"
+
+
+def evaluated_text(event: Evaluated) -> str:
+    """Such as `test accuracy 98.61 % (355/360)  loss 0.0712`; counts where the sum is a whole number."""
+    texts = []
+    for name, value in sorted(event.values.items(), key=lambda item: item[0] != "accuracy"):
+        text = value_text(name, value)
+        if name == "accuracy" and float(event.sums.get(name, math.nan)).is_integer():
+            text += f" ({event.sums[name]:.0f}/{event.count})"
+        texts.append(text)
+    return "test " + "  ".join(texts)
+
+
+def ended_text(event: Ended, updates: int, start: int = 0) -> str:
+    """Such as `done: 480 updates in 21 s`; the command line adds the command that goes on.
+
+    Args:
+      event: the end.
+      updates: of the whole run.
+      start: updates that were done before this process began.
+    """
+    done = f"{event.update:,} of {updates:,} updates" if event.interrupted else f"{event.update:,} updates"
+    last = f", the last {event.update - start:,}" if start else ""
+    return f"{'stopped' if event.interrupted else 'done'}: {done}{last} in {duration(event.wall_s)}"
+
+
+def value_text(name: str, value: float) -> str:
+    """A named mean; `accuracy` in percent."""
+    return f"accuracy {percent(value, 2)}" if name == "accuracy" else f"{name} {number(value)}"
+
+
+def number(value: float) -> str:
+    """Three or four significant digits, with an exponent only for the very small and the very large."""
+    if 1e-4 <= abs(value) < 1e5:
+        return f"{value:.{max(0, 3 - max(-1, math.floor(math.log10(abs(value)))))}f}"
+    return f"{value:.4g}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Such as `98.61 %`; `UNKNOWN` for NaN."""
+    return f"{100 * share:.{digits}f} %" if math.isfinite(share) else UNKNOWN
+
+
+def share_text(share: float, of: str) -> str:
+    """Such as `11.4 % of the step`; `UNKNOWN` for NaN."""
+    return f"{percent(share)} {of}" if math.isfinite(share) else UNKNOWN
+
+
+def rate_text(per_s: float) -> str:
+    """Whole numbers with thousands apart; one digit more below 100."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits, up to whole milliseconds."""
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def duration(seconds: float) -> str:
+    """Such as `7.9 s`, `48 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `UNKNOWN` for NaN."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest_s, "s")]
+    first = next(place for place, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+
+
+def bytes_text(count: int) -> str:
+    """Such as `606 KiB`: three significant digits."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1023.5 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.3g} {units[0]}"

@@ -1,0 +1,123 @@
+"""The folder of a run: what lies where, made once, read by `eval`, `report` and `--resume`."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multipod.errors import RunFolderError
+from multipod.recipe.recipe import Recipe
+from multipod.recipe.text import differences, to_text
+
+FORMAT = "multipod-run-1"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder. `run.json` is written last, so a folder without it was never complete."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as TOML."""
+        return self.path / "recipe.toml"
+
+    @property
+    def facts(self) -> Path:
+        """How, where and with what the run began, as JSON."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Every event, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Orbax checkpoints, one folder each, named by the number of updates."""
+        return self.path / "checkpoints"
+
+
+def next_free(base: Path, name: str) -> Path:
+    """The first of `base/name-001`, `base/name-002`, ... that is not there."""
+    number = 1
+    while (base / f"{name}-{number:03d}").exists():
+        number += 1
+    return base / f"{name}-{number:03d}"
+
+
+def create(path: Path, recipe: Recipe, facts: dict[str, Any]) -> RunFolder:
+    """A new run folder at `path`.
+
+    Raises:
+      RunFolderError: something is there already, or it cannot be written.
+    """
+    folder = RunFolder(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunFolderError(
+            f"{path} is there already. Go on with the run in it by --resume {path}, or choose another --out."
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder.recipe.write_text(to_text(recipe))
+        beside = folder.facts.with_suffix(".json.part")
+        beside.write_text(json.dumps({"format": FORMAT, **facts}, indent=1) + "\n")
+        os.replace(beside, folder.facts)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {error.strerror}. Choose another folder with --out."
+        ) from error
+    return folder
+
+
+def open_folder(path: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """An existing run folder and its facts.
+
+    Raises:
+      RunFolderError: it is missing, is no run folder, or was never completed.
+    """
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise RunFolderError(f"there is no run folder {path}.{_neighbours(path)}")
+    missing = [file.name for file in (folder.recipe, folder.facts) if not file.is_file()]
+    if missing:
+        raise RunFolderError(
+            f"{path} is no complete run folder: it has no {' and no '.join(missing)}. "
+            "A run writes these before its first update; start a new run instead."
+        )
+    try:
+        facts = json.loads(folder.facts.read_text())
+        if facts["format"] != FORMAT:
+            raise ValueError(f"its format is {facts['format']!r}, not {FORMAT!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder.facts} is damaged: {error}. Start a new run, or put the file back.") from error
+    return folder, facts
+
+
+def check_same(folder: RunFolder, recipe: Recipe) -> None:
+    """Refuses to go on with a run under another recipe.
+
+    Raises:
+      RunFolderError: with every difference.
+    """
+    try:
+        changed = differences(folder.recipe.read_text(), to_text(recipe))
+    except ValueError as error:
+        raise RunFolderError(f"{folder.recipe} is damaged: {error}. Put the file back, or start a new run.") from error
+    if changed:
+        raise RunFolderError(
+            f"{folder.path} is a run of another recipe:\n  " + "\n  ".join(changed) + "\n"
+            "Undo these changes to go on with it, or start a new run without --resume."
+        )
+
+
+def _neighbours(path: Path) -> str:
+    runs = sorted(p.parent for p in path.parent.glob("*/run.json")) if path.parent.is_dir() else []
+    return f" Runs in {path.parent}: {', '.join(run.name for run in runs[-8:])}." if runs else ""
