@@ -1,0 +1,38 @@
+"""Every example trains: its loss falls within a few updates on a mesh of 2 x 4 devices."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.recipe.text import to_text
+from multipod.recipes.find import load
+from multipod.step.program import Program
+from multipod.train.events import Updated
+from multipod.train.loop import Surroundings, train
+
+HERE = Path(__file__).parent
+EXAMPLES = sorted(path for path in HERE.glob("*.py") if path.name not in ("conftest.py", "test_examples.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("shard_update", [False, True], ids=["whole", "sharded"])
+def test_the_loss_falls(path: Path, shard_update: bool) -> None:
+    layout = Layout(mesh=(2, 4), shard_update=shard_update)
+    recipe = replace(load(f"{path}:recipe"), updates=20, layout=layout)
+    events = []
+    _, ended = train(Program(recipe, make_mesh(recipe.layout)), Surroundings(observers=[events.append]))
+    losses = [event.values["loss"] for event in events if isinstance(event, Updated)]
+    assert len(losses) == ended.update == 20
+    assert sum(losses[-3:]) / 3 < 0.8 * losses[0]
+    assert ended.accuracy is not None
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_recipe_as_text_names_the_model_and_its_numbers(path: Path) -> None:
+    model = tomllib.loads(to_text(load(f"{path}:recipe")))["model"]
+    assert model["kind"].startswith(f"{path.stem}:")
+    assert len(model) > 1
