@@ -46,6 +46,23 @@ def test_scattered_or_whole_the_sum_is_numpys(name, mesh_shape):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(result), expected)
 
 
+def test_ordered_sums_are_the_direct_exchange_bit_for_bit():
+    mesh = make_mesh(Layout((2, 4)))
+    vectors = np.random.default_rng(0).normal(size=(8, 8 * 1000)).astype(np.float32) * np.logspace(-3, 3, 8)[:, None]
+    vectors = vectors.astype(np.float32)
+
+    def run(name):
+        total = SUMS[name](DATA_AXES)
+        both = lambda x: (total.all_reduce(x[0]), total.all_gather(total.reduce_scatter(x[0])))  # noqa: E731
+        return jax.device_get(jax.jit(over_data(both, mesh, (batch_spec(),), PartitionSpec()))(vectors))
+
+    in_order = vectors[0]
+    for vector in vectors[1:]:
+        in_order = in_order + vector
+    for result in (*run("direct"), *run("ordered")):
+        np.testing.assert_array_equal(result, in_order)
+
+
 @given(
     shape=st.lists(st.integers(1, 48), max_size=4),
     sizes=st.tuples(st.sampled_from([1, 2, 3, 4, 8, 32]), st.sampled_from([1, 2, 4, 7, 128])),

@@ -65,13 +65,15 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multipod" / "xla"
 
 
-def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None) -> dict[str, str]:
+def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None, processes: int = 1) -> dict[str, str]:
     """The environment variables of a run, as values.
 
     Args:
       cpu_devices: virtual CPU devices of this process; without effect where an accelerator is found.
       timeouts: see `Timeouts`.
       cache: the folder of compiled programs; None turns the cache off.
+      processes: of the run on this host. All get the thread pool that one process would have, because
+        XLA cuts its work by the pool's size, and other cuts round differently.
     """
     flags = {
         "xla_cpu_collective_call_warn_stuck_timeout_seconds": timeouts.warn_s,
@@ -82,7 +84,7 @@ def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None) -> dict[s
         "JAX_NUM_CPU_DEVICES": str(cpu_devices),
         # JAX 0.10.2 sizes XLA's CPU pool by the core count and deadlocks when fewer threads than
         # devices wait in a collective. Twice the devices is enough; four times cost 20 % step time.
-        "NPROC": str(max(2 * cpu_devices, os.cpu_count() or 1)),
+        "NPROC": str(max(2 * cpu_devices * processes, os.cpu_count() or 1)),
         "XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in flags.items()),
     }
     if cache is not None:
@@ -98,6 +100,7 @@ def prepare(
     cpu_devices: int = CPU_DEVICES,
     timeouts: Timeouts | None = None,
     cache: Path | None = None,
+    processes: int = 1,
     environment: MutableMapping[str, str] = os.environ,
 ) -> None:
     """Writes `settings` into the environment. What the user has set there stays as it is.
@@ -105,7 +108,7 @@ def prepare(
     Raises:
       RuntimeError: JAX is imported already and was not prepared in the same way.
     """
-    wanted = settings(cpu_devices, timeouts or Timeouts(), cache)
+    wanted = settings(cpu_devices, timeouts or Timeouts(), cache, processes)
     if "jax" in sys.modules and environment is os.environ:
         if environment.get("JAX_NUM_CPU_DEVICES") != wanted["JAX_NUM_CPU_DEVICES"]:
             raise RuntimeError(

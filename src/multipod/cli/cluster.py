@@ -35,8 +35,13 @@ def _slurm(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> Cluster | None:
-    if "OMPI_MCA_orte_hnp_uri" not in env or "OMPI_COMM_WORLD_SIZE" not in env:
+    if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
+    if "OMPI_MCA_orte_hnp_uri" not in env and int(env["OMPI_COMM_WORLD_SIZE"]) > 1:
+        raise ClusterError(
+            "Open MPI 5 started these processes, which JAX cannot detect. Give each process its place by "
+            "JAX_COORDINATOR_ADDRESS, MULTIPOD_PROCESSES and MULTIPOD_PROCESS_ID: docs/clusters.md shows how."
+        )
     return Cluster("Open MPI", int(env["OMPI_COMM_WORLD_SIZE"]), int(env["OMPI_COMM_WORLD_RANK"]))
 
 
@@ -62,8 +67,8 @@ def _launcher(env: Mapping[str, str]) -> Cluster | None:
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (
     _launcher,
-    _slurm,
     _open_mpi,
+    _slurm,
     _kubernetes,
     _tpu,
 )
@@ -103,6 +108,8 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
     numbers: dict[str, Any] = (
         {"num_processes": cluster.processes, "process_id": cluster.process} if cluster.explicit else {}
     )
+    if cluster.explicit:
+        numbers["cluster_detection_method"] = "deactivate"  # we may run inside another cluster's job
     limit = timeouts.collective_s
     keep_stdout_for_python()
     try:
@@ -116,7 +123,7 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
     except Exception as error:
         raise ClusterError(
             f"process {cluster.process} of {cluster.processes} ({cluster.name}) could not join its peers: "
-            f"{str(error).splitlines()[0]}. See docs/clusters.md, or run `multipod doctor` in every process."
+            f"{str(error).splitlines()[0].rstrip('.')}. See docs/clusters.md, or run `multipod doctor` in each process."
         ) from error
 
 

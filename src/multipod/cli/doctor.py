@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from multipod.cli.options import Where, where_options
 
@@ -25,7 +25,7 @@ VARIABLES = ("XLA_FLAGS", "NPROC", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "CUDA
 def doctor(where: Where) -> int:
     """Print versions, devices, cluster and cache, and test the collectives. Exits 1 if a test fails."""
     console = Console()
-    table = Table(show_header=False, title="multipod doctor")
+    table = Table(Column(), Column(overflow="fold"), show_header=False, title="multipod doctor")
     for name, value in [*machine(where), *devices()]:
         table.add_row(name, value)
     console.print(table)

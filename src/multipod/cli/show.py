@@ -47,6 +47,6 @@ def show(recipe: str, changes: list[str], where: Where) -> None:
         table.add_row(f"{name}, bytes", f"{size:,}")
     if chosen.layout.shard_update:
         whole = [leaf for leaf, spec in zip(params, specs, strict=True) if not is_split(spec)]
-        rest = f"{len(whole)} tensors of {sum(leaf.size * leaf.dtype.itemsize for leaf in whole):,} bytes"
+        rest = f"{len(whole)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in whole):,} bytes"
         table.add_row("not split in the update", rest)
     Console().print(table)

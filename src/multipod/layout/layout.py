@@ -21,7 +21,7 @@ class Layout:
     """
 
     mesh: tuple[int, ...] = ()
-    gradient_sum: Literal["xla", "torus"] = "xla"
+    gradient_sum: Literal["xla", "torus", "ordered", "direct"] = "xla"
     shard_update: bool = False
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from flax import nnx
 from jax import lax
 
 from multipod.errors import LayoutError
+from multipod.execute.sums import mean_in_order
 from multipod.layout.layout import DATA_AXES
 
 Tile = Literal["all"] | tuple[int, int]
@@ -79,8 +80,8 @@ def tile_mean(x: jax.Array, tile: Tile) -> jax.Array:
     if sizes is None or tile == (1, 1):
         return x
     if tile == "all" or tile == sizes:
-        return lax.pmean(x, DATA_AXES)
-    return lax.psum(x, DATA_AXES, axis_index_groups=tile_groups(sizes, tile)) / (tile[0] * tile[1])
+        return mean_in_order(x, DATA_AXES)
+    return mean_in_order(x, DATA_AXES, tuple(map(tuple, tile_groups(sizes, tile))))
 
 
 def tile_groups(sizes: tuple[int, int], tile: tuple[int, int]) -> list[list[int]]:

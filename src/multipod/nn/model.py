@@ -39,7 +39,7 @@ class Model(Protocol):
 class FlaxModel(abc.ABC):
     """A model written as a Flax NNX module, used functionally: split once, merged inside `jax.jit`.
 
-    (`nnx.jit` costs 2.7 times the step time of this form: docs/design/models.md.) Subclasses are
+    (`nnx.jit` costs about twice the step time of this form: docs/design/models.md.) Subclasses are
     frozen dataclasses whose fields are the hyper-parameters. Parameters and statistics are flat
     dictionaries from a path such as `blocks/0/conv1/kernel` to an array.
     """

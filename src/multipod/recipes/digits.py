@@ -1,6 +1,7 @@
 """A small residual network on 8 x 8 scanned digits: trains in half a minute on two cores."""
 
 from multipod.data.digits import Digits
+from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification
 from multipod.models.resnet import SmallResNet
 from multipod.optim.optimizer import Optimizer
@@ -15,6 +16,7 @@ def digits() -> Recipe:
         data=Digits(),
         objective=Classification(label_smoothing=0.1),
         optimizer=Optimizer("adamw", rate=4e-3, weight_decay=0.02, warmup=0.2),
+        layout=Layout(gradient_sum="ordered"),
         batch=128,
         updates=336,
         evaluate_every=56,

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from multipod.execute.sums import xla
+from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
 from multipod.layout.layout import DATA_AXES
 from multipod.layout.mesh import batch_sharding, batch_spec, check_batch, data_devices, replicated
@@ -106,7 +106,7 @@ class Program:
             mask, key = batch.pop("mask"), jax.random.key(0)
             outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
             sums = masked_sums(self.recipe.objective(outputs, batch), mask)
-            return all_reduce_tree(sums, xla(DATA_AXES), data_devices(self.mesh))
+            return all_reduce_tree(sums, ordered(DATA_AXES), data_devices(self.mesh))
 
         specs = PartitionSpec(), PartitionSpec(), batch_spec()
         return over_data(local, self.mesh, specs, PartitionSpec())(state.params, state.statistics, batch)
@@ -150,7 +150,7 @@ class Program:
         leaves = jax.tree.leaves(statistics)
         structure: Any = jax.tree.structure(statistics)
         floats = [leaf / devices for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-        means, sums = all_reduce_tree((floats, sums), xla(DATA_AXES), devices)
+        means, sums = all_reduce_tree((floats, sums), ordered(DATA_AXES), devices)
         averaged = iter(means)
         return (
             structure.unflatten(

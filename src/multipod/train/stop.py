@@ -20,7 +20,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(notice: str) -> Iterator[StopRequest]:
-    """A `StopRequest` that SIGINT and SIGTERM set, after printing `notice`; the old handlers come back at the end.
+    """A `StopRequest` that SIGINT and SIGTERM set; the old handlers come back at the end.
+
+    SIGINT prints `notice` on standard error.
 
     A second SIGINT exits at once with 130. Use it in the main thread.
     """
@@ -30,7 +32,8 @@ def stop_on_signals(notice: str) -> Iterator[StopRequest]:
         if request.asked and number == signal.SIGINT:
             os._exit(130)
         request.ask()
-        os.write(2, f"\n{notice}\n".encode())  # print could be interrupted in the middle of itself
+        if number == signal.SIGINT:
+            os.write(2, f"\n{notice}\n".encode())  # print could be interrupted in the middle of itself
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,0 +1,63 @@
+"""What a figure was measured on, and how a table of figures is printed."""
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "grain", "numpy", "torch")
+
+
+def facts() -> dict[str, Any]:
+    """Hardware, load and versions; the load average is that of the last minute, before or after a measurement."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name and the widest of the instruction sets that matter here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = fields.get("flags", "").split()
+    widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "")
+    return " ".join(part for part in (fields.get("model name", platform.machine()), widest) if part)
+
+
+def version(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def headline(machine: dict[str, Any]) -> str:
+    """The facts as one line."""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if number)
+    return (
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, load average {machine['load']}, "
+        f"Python {machine['python']}, {versions}"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns after the first are numbers."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    justify = [str.ljust, *[str.rjust] * (len(head) - 1)]
+    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [place(cell, width) for place, cell, width in zip(justify, row, widths, strict=True)] for row in (head, *rows)
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], ruler, *lines[1:]))

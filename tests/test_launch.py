@@ -1,0 +1,71 @@
+"""`multipod launch` with real processes joined by JAX: equal to one process, and what happens when one is lost."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from processes import clean_environment
+from test_cli import TINY, losses, wait_for
+
+pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
+LAUNCH = [sys.executable, "-m", "multipod", "launch", "--processes", "4"]
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """A long run in four processes that has saved its 20th update; ended at the end of the test."""
+    changes = ["--set", "updates=200000", "--set", "evaluate_every=0"]
+    command = [*LAUNCH, "--timeout", "30", "--", "train", TINY, *changes, "--out", "run"]
+    launcher = subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: (tmp_path / "run" / "checkpoints" / "20" / "checksums.json").is_file(), launcher)
+    ranks = {int(p.environ()["MULTIPOD_PROCESS_ID"]): p for p in psutil.Process(launcher.pid).children()}
+    yield launcher, ranks
+    for process in [*ranks.values(), launcher]:
+        if process.poll() is None if process is launcher else process.is_running():
+            process.kill()
+
+
+def test_four_processes_train_like_one_and_leave_one_folder(multipod, tmp_path):
+    one = multipod("train", TINY, "--mesh", "2x4", "--out", "one", "--quiet")
+    assert one.returncode == 0, one.stderr
+    four = subprocess.run(
+        [*LAUNCH, "--", "train", TINY, "--mesh", "2x4", "--out", "four"],
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert four.returncode == 0, four.stderr
+    assert "Gloo" not in four.stdout + four.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"one", "four"}
+    a, b = losses(tmp_path / "one"), losses(tmp_path / "four")
+    assert a.keys() == b.keys()
+    assert max(abs(a[update] - b[update]) for update in a) < 1e-4
+
+
+@pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 45)], ids=["killed", "stopped"])
+def test_a_lost_rank_is_named_and_the_run_can_go_on(multipod, launched, tmp_path, number, limit_s):
+    launcher, ranks = launched
+    ranks[2].send_signal(number)
+    start = time.monotonic()
+    _, err = launcher.communicate(timeout=limit_s)
+    assert time.monotonic() - start < limit_s
+    assert launcher.returncode == 1
+    assert "rank 2" in err
+    assert "was killed by SIGKILL" in err if number == signal.SIGKILL else "no sign of life" in err
+    assert "multipod launch --processes 4 --timeout 30 -- train --resume" in err
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks.values())
+    done = multipod("eval", "run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_reaches_all_ranks_at_the_same_update(launched, tmp_path):
+    launcher, ranks = launched
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, err
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks.values())
+    last = max(losses(tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / str(last) / "checksums.json").is_file()
