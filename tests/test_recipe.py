@@ -164,3 +164,17 @@ def test_every_optimizer_lowers_a_quadratic(name):
 
     start = {"w": jax.numpy.full((3, 3), 3.0), "b": jax.numpy.full(3, 1.0)}
     assert float(loss(run(start))) < 0.3 * float(loss(start))
+
+
+def test_a_recipe_file_may_be_called_like_a_module_and_import_its_neighbours(tmp_path):
+    (tmp_path / "numbers_beside.py").write_text("UPDATES = 7\n")
+    (tmp_path / "json.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass, replace\n"
+        "from numbers_beside import UPDATES\n"
+        "from multipod.recipes.digits import digits\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine:\n    power: float = 2.0\n"
+        "def recipe():\n    return replace(digits(), updates=UPDATES)\n"
+    )
+    assert load(f"{tmp_path / 'json.py'}:recipe").updates == 7

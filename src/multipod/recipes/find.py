@@ -44,11 +44,11 @@ def load(name: str) -> Recipe:
 def _from_file(path: Path, function: str) -> Callable[[], Recipe]:
     if not path.is_file():
         raise RecipeError(f"there is no file {path}. Give the path of a Python file, then a colon and the function.")
-    spec = importlib.util.spec_from_file_location(f"recipe_file_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up there
+    sys.modules.setdefault(spec.name, module)  # dataclasses look it up; a file called json.py replaces nothing
     if str(path.parent.absolute()) not in sys.path:
         sys.path.insert(0, str(path.parent.absolute()))  # a recipe may import the files beside it
     try:

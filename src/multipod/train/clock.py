@@ -16,7 +16,7 @@ class Times:
     data_s: list[float] = field(default_factory=list)
 
     def add(self, step_s: float, inside_s: float, data_s: float) -> None:
-        """One update: end to end, from dispatch to result, and waiting for the batch."""
+        """One update: end to end; of it the compiled step, from dispatch to result; of it waiting for data."""
         self.step_s.append(step_s)
         self.inside_s.append(inside_s)
         self.data_s.append(data_s)

@@ -19,6 +19,7 @@ class Started:
       updates: updates of the whole run.
       batch: examples in an update.
       facts: what `run.json` holds.
+      unit: what an example is called: images, examples.
     """
 
     folder: str
@@ -26,6 +27,7 @@ class Started:
     updates: int
     batch: int
     facts: dict[str, Any] = field(default_factory=dict)
+    unit: str = "examples"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Updated:
     Attributes:
       values: means over the batch: `loss`, and what else the objective names.
       step_s: from the end of the update before it to its own end.
-      data_s: of these, waiting for the batch to arrive from the host pipeline.
+      data_s: of these, at most, with the devices idle because the next batch was not there.
       rate: examples a second.
     """
 
@@ -85,11 +87,12 @@ class Ended:
       first_step_s: from the start of the process to the end of the first update.
       compile_s: of these, compiling the step.
       gradient_sum_share: time of the gradient sum, run alone, over the median step.
-      data_share: time spent waiting for data over the time of all updates.
+      data_share: time in which the devices waited for data over the time of all updates.
       outside_share: time of the loop outside the compiled step, over the time of all updates.
       wall_s: from the start of the process to now.
       optimizer_bytes: optimizer state, bytes on the fullest device.
       resume: the command that goes on from here; empty if the run is complete.
+      unit: as in `Started`.
     """
 
     update: int
@@ -105,6 +108,7 @@ class Ended:
     wall_s: float
     optimizer_bytes: int
     resume: str = ""
+    unit: str = "examples"
 
 
 Event = Started | Compiled | Updated | Evaluated | Saved | Ended

@@ -63,7 +63,7 @@ def train(program: Program, around: Surroundings, state: State | None = None) ->
     Returns the last state, which is also the last checkpoint, and the summary.
     """
     run = _Run(program, around, state)
-    around.tell(Started(around.folder, run.update, run.recipe.updates, run.recipe.batch, around.facts))
+    around.tell(Started(around.folder, run.update, run.recipe.updates, run.recipe.batch, around.facts, run.unit))
     compiled = run.compile()
     evaluated = run.updates_with(compiled)
     run.save_last()
@@ -85,6 +85,7 @@ class _Run:
         self.rows = owned_rows(self.sharding, self.recipe.batch)
         self.batches = TrainBatches(self.recipe.data.train(), self.recipe.batch, self.recipe.seed, self.rows)
         self.test = self.recipe.data.test()
+        self.unit = "images" if "image" in self.test.read(np.arange(1)) else "examples"
 
     def compile(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
         self.around.pulse("compiling", self.update)
@@ -100,7 +101,7 @@ class _Run:
         clock = self.around.clock
         go, stop = self.program.stop_flags(False), self.program.stop_flags(True)
         incoming = self.batches.start(int(self.state.position))
-        batch, data_s = self.next_batch(incoming)
+        batch, _ = self.next_batch(incoming)
         evaluated, news = None, None
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped:
@@ -109,14 +110,15 @@ class _Run:
             self.state, sums = compiled(self.state, batch, stop if self.wants_stop() else go)
             if news is not None:
                 self.around.tell(news)
-            waited = data_s
-            batch, data_s = self.next_batch(incoming)
+            batch, waited = self.next_batch(incoming)
+            if not sums["count"].is_ready():  # type: ignore[attr-defined]
+                waited = 0.0  # the devices were busy meanwhile
             jax.block_until_ready((self.state, sums))
             now = clock()
             self.update += 1
             self.first_step_s = self.first_step_s or now - self.around.began
-            self.times.add(now - ended, now - dispatched, waited)
-            self.stopped = int(sums["stop"]) > 0
+            self.times.add(now - ended, now - dispatched - waited, waited)
+            self.stopped = self.agreed_to_stop(sums)
             news = Updated(self.update, means(_values(sums)), now - ended, waited, self.recipe.batch / (now - ended))
             ended = now
             if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
@@ -138,6 +140,10 @@ class _Run:
         host = next(incoming)
         waited = self.around.clock() - start
         return to_mesh(host, self.rows, self.recipe.batch, self.sharding), waited
+
+    def agreed_to_stop(self, sums: Sums) -> bool:
+        """Whether all processes stop here; one alone need not wait for an update that carries its wish."""
+        return int(sums["stop"]) > 0 or (jax.process_count() == 1 and self.around.stop.asked)
 
     def wants_stop(self) -> bool:
         return self.around.stop.asked or 0 < self.around.stop_after <= self.update + 1 < self.recipe.updates
@@ -186,6 +192,7 @@ class _Run:
             wall_s=self.around.clock() - self.around.began,
             optimizer_bytes=device_bytes(self.program.shapes.optimizer),
             resume=self.around.resume if interrupted else "",
+            unit=self.unit,
         )
         self.around.tell(event)
         return event

@@ -44,9 +44,9 @@ class Window:
         named = sorted(self.sums.items(), key=lambda item: item[0] != "loss")
         return [text.value_text(name, total / self.updates) for name, total in named]
 
-    def rate(self) -> list[str]:
-        """Such as `48,211 examples/s`; empty if no update was timed."""
-        return [f"{text.rate_text(self.examples / self.step_s)} examples/s"] if self.step_s > 0 else []
+    def rate(self, unit: str) -> list[str]:
+        """Such as `48,211 images/s`; empty if no update was timed."""
+        return [f"{text.rate_text(self.examples / self.step_s)} {unit}/s"] if self.step_s > 0 else []
 
     def step(self) -> list[str]:
         """Such as `12.3 ms/step`; empty if no update was timed."""
@@ -64,10 +64,12 @@ class _Run:
         self.clock = clock
         self.window = Window()
         self.updates = self.update = self.start = 0
+        self.unit = "examples"
         self._first: tuple[int, float] | None = None
 
     def started(self, event: Started) -> None:
         self.updates, self.update, self.start = event.updates, event.update, event.update
+        self.unit = event.unit
         self._first = None
 
     def updated(self, event: Updated) -> None:
@@ -126,7 +128,7 @@ class PlainLines:
     def _progress(self, left: list[str]) -> None:
         self._shown = self._run.clock()
         window = self._run.take()
-        parts = [self._place(self._run.update), *window.values(), *window.rate(), *window.data(), *left]
+        parts = [self._place(self._run.update), *window.values(), *window.rate(self._run.unit), *window.data(), *left]
         self._line("  ".join(parts))
 
     def _place(self, update: int) -> str:
@@ -199,7 +201,9 @@ class Bar:
         if run.window.updates:
             self._shown = run.clock()
             window = run.take()
-            self._values.plain = "  ".join([*window.values(), *window.rate(), *window.step(), *window.data()])
+            self._values.plain = "  ".join(
+                [*window.values(), *window.rate(self._run.unit), *window.step(), *window.data()]
+            )
 
     def _print(self, line: str, style: str) -> None:
         self._console.print(Text(line, style))

@@ -14,7 +14,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
     return [
         ("test accuracy", UNKNOWN if ended.accuracy is None else percent(ended.accuracy, 2)),
         ("updates", f"{ended.update:,}" + (" (interrupted)" if ended.interrupted else "")),
-        ("examples/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
+        (f"{ended.unit}/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
         ("median step time", milliseconds(ended.median_step_s) if ended.median_step_s > 0 else UNKNOWN),
         ("time to first step", duration(ended.first_step_s) + compiling),
         ("gradient sum", share_text(ended.gradient_sum_share, "of the step")),
@@ -28,7 +28,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
 def started_text(event: Started) -> str:
     """Such as `digits: 480 updates of 64 examples on 8 cpu devices (y=2 x=4)`."""
     facts = event.facts
-    text = f"{facts.get('recipe', 'run')}: {event.updates:,} updates of {event.batch:,} examples"
+    text = f"{facts.get('recipe', 'run')}: {event.updates:,} updates of {event.batch:,} {event.unit}"
     mesh = facts.get("mesh")
     if mesh:
         count = math.prod(mesh.values())
