@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from multipod.nn.batch_norm import Tile, TileBatchNorm
+from multipod.nn.convolution import convolution
 from multipod.nn.model import Batch, FlaxModel
 
 
@@ -41,7 +42,7 @@ class _Block(nnx.Module):
     """Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes."""
 
     def __init__(self, features_in: int, features: int, stride: int, tile: Tile, rngs: nnx.Rngs) -> None:
-        conv = partial(nnx.Conv, use_bias=False, rngs=rngs)
+        conv = partial(nnx.Conv, use_bias=False, conv_general_dilated=convolution, rngs=rngs)
         self.conv1 = conv(features_in, features, (3, 3), strides=stride)
         self.norm1 = TileBatchNorm(features, tile=tile, rngs=rngs)
         self.conv2 = conv(features, features, (3, 3))
