@@ -18,6 +18,14 @@ class RecipeError(MultipodError, ValueError):
     """A recipe that cannot be found, read, changed or trained as asked."""
 
 
+class TopologyError(MultipodError, ValueError):
+    """A machine that cannot be, or that is cut in parts."""
+
+
+class ScheduleError(MultipodError, ValueError):
+    """A schedule that cannot be built, read or proven, or that does not fit the machine."""
+
+
 class LayoutError(MultipodError, ValueError):
     """A mesh, a tile or a batch that does not fit the devices."""
 

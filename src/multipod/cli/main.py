@@ -16,6 +16,9 @@ COMMANDS = {
     "report": "multipod.cli.report:report",
     "list": "multipod.cli.show:list_recipes",
     "show": "multipod.cli.show:show",
+    "topology": "multipod.cli.topology:topology",
+    "schedule": "multipod.cli.schedule:schedule",
+    "simulate": "multipod.cli.simulate:simulate",
     "launch": "multipod.cli.launch:launch",
     "doctor": "multipod.cli.doctor:doctor",
 }
