@@ -13,6 +13,7 @@ from multipod.errors import LayoutError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.nn.batch_norm import TileBatchNorm, tile_groups
+from multipod.nn.padding import masked
 from multipod.step.gradients import over_data
 
 pytestmark = pytest.mark.jax_version
@@ -29,21 +30,24 @@ def groups(tile):
     return [np.concatenate([[2 * device, 2 * device + 1] for device in group]) for group in numbers]
 
 
-def on_mesh(tile, weight):
-    """Outputs, moving statistics and the gradient of sum(weight * y^2), all on the 2x4 mesh."""
+def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None):
+    """Outputs, moving statistics and the gradient of sum(weight * y^2), all on a mesh; padding where not `mask`."""
     graph, params, stats = nnx.split(TileBatchNorm(5, tile=tile, rngs=nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
 
-    def local(x, weight):
+    def local(x, weight, mask=None):
         def loss(x):
             norm = nnx.merge(graph, params, stats, copy=True)
-            y = norm(x)
+            with masked(mask):
+                y = norm(x)
             return (weight * y**2).sum(), (y, norm.mean[...], norm.var[...])
 
         gradient, (y, mean, var) = jax.grad(loss, has_aux=True)(x)
         return y, gradient, mean, var
 
     split, whole = batch_spec(), PartitionSpec()
-    return jax.jit(over_data(local, make_mesh(Layout(SIZES)), (split, split), (split, split, whole, whole)))(X, weight)
+    inputs = (x, weight) if mask is None else (x, weight, mask)
+    function = over_data(local, make_mesh(Layout(sizes)), (split,) * len(inputs), (split, split, whole, whole))
+    return jax.jit(function)(*inputs)
 
 
 def flax(x, weight):
@@ -78,6 +82,34 @@ def test_the_moving_variance_is_the_pooled_one_whatever_the_tile(tile):
     np.testing.assert_allclose(pooled, X.reshape(-1, 5).astype(np.float64).var(0), rtol=1e-9)
     np.testing.assert_allclose(mean, 0.1 * means.mean(0), rtol=1e-5)
     np.testing.assert_allclose(var, 0.9 + 0.1 * pooled, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (1, 2), "all"], ids=str)
+def test_padding_counts_nowhere_and_each_example_once(tile):
+    sizes, rows = (1, 6), 18  # the last of six devices, and with it a tile of one, holds nothing but padding
+    mask = np.arange(rows) < len(X) - 1
+    x, weight = np.full((rows, *X.shape[1:]), np.nan, np.float32), np.zeros((rows, *X.shape[1:]), np.float32)
+    x[mask], weight[mask] = X[:-1], np.random.default_rng(1).normal(size=X[:-1].shape)
+    y, gradient, mean, var = on_mesh(tile, weight, x, sizes, mask)
+    for group in tile_groups(sizes, sizes if tile == "all" else tile):
+        examples = np.concatenate([np.arange(3 * device, 3 * device + 3) for device in group])
+        examples = examples[mask[examples]]
+        if len(examples):
+            expected_y, expected_gradient = flax(x[examples], weight[examples])
+            np.testing.assert_allclose(y[examples], expected_y, atol=2e-5)
+            np.testing.assert_allclose(gradient[examples], expected_gradient, atol=2e-4)
+    everything = X[:-1].astype(np.float64).reshape(-1, 5)
+    np.testing.assert_allclose(mean, 0.1 * everything.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(var, 0.9 + 0.1 * everything.var(0), rtol=1e-5)
+
+
+def test_a_layer_that_hides_the_examples_from_batch_norm_is_refused():
+    norm = TileBatchNorm(5, rngs=nnx.Rngs(0))
+    with (
+        masked(jnp.ones(7, bool)),
+        pytest.raises(LayoutError, match=r"x \(16, 3, 3, 5\): the first dim is not that of"),
+    ):
+        norm(jnp.asarray(X))
 
 
 def test_a_constant_channel_has_no_negative_variance():

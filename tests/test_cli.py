@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from processes import clean_environment
 
+from multipod.cli.doctor import SCHEDULES
 from multipod.cli.main import COMMANDS, main
 from multipod.execute.sums import SUMS
 
@@ -211,9 +212,9 @@ def test_evaluating_a_run_gives_what_training_reported(multipod, finished):
 
 @pytest.mark.jax_version
 def test_doctor_finds_everything_in_order(multipod):
-    done = multipod("doctor", "--cpu-devices", "6", "--mesh", "2x3")
+    done = multipod("doctor", "--cpu-devices", "6", "--mesh", "2x3", "--fail", "1,1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 2 * len(SUMS)
+    assert done.stdout.count(" ok ") == 2 * len([*SUMS, *SCHEDULES])
     for word in ("jax", "devices", "cluster", "compilation cache"):
         assert word in done.stdout
 
@@ -263,6 +264,14 @@ def test_every_command_explains_itself(capsys, monkeypatch):
             "batch-norm tile 2x3 does not divide mesh 2x4",
         ),
         (["train", "digits", "--seed", "-1"], "-1 is not in the range"),
+        (["train", "digits", "--gradient-sum", "tree"], "no sum is called 'tree'. Nearest: "),
+        (["train", "digits", "--fail", "2,0"], "--fail '2,0': 2 is no range in dimension 0 of mesh:2x4"),
+        (["train", "digits", "--fail", "first"], "--fail 'first' names no block of mesh:2x4"),
+        (["train", "digits", "--fail", "0-1,1"], "is cut into 2 parts that cannot reach each other"),
+        (
+            ["train", "digits", "--gradient-sum", "torus-2d", "--fail", "0,1"],
+            "torus-2d needs every chip of the grid, and on mesh:2x4 (1 chip failed) 1 of 8 have failed",
+        ),
         (["train", "digits", "--timeout", "0.5"], "is too short to tell slow from dead"),
         (["train", "--resume", "nowhere"], "there is no run folder nowhere"),
         (["train", "digits", "--at", "3"], "--at names a checkpoint of a run"),

@@ -45,7 +45,7 @@ def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
         ("batch=many", r"batch='many' does not fit: Expected `int`, got `str`. The field is int"),
         ("batch=1.5", r"batch='1.5' does not fit"),
         ("optimizer=sgd", r"optimizer is a group of fields. Set one of them: optimizer.name"),
-        ("layout.gradient_sum=ring", r"The field is one of xla, torus"),
+        ("layout.gradient_sum=rings", r"no sum is called 'rings'. Nearest: ring, "),
         ("layout.mesh=2x4x2", r"is no mesh of rows x columns"),
         ("batch", r"--set 'batch' is not of the form name=value"),
         ("batch=0", r"batch=0 \(at least 1\)"),

@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -10,13 +11,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from multipod.cli.options import Where, where_options
+from multipod.cli.options import Where, where_options, without_chips
 
 if TYPE_CHECKING:
     import jax
 
     from multipod.execute.sums import VectorSum
 
+SCHEDULES = ("ring", "tree-packing")
+"""Schedules that run on any mesh: what is tested of them is that the devices can send to one another."""
 VARIABLES = ("XLA_FLAGS", "NPROC", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
 
 
@@ -70,11 +73,13 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
     from jax.sharding import PartitionSpec
 
     from multipod.execute.sums import SUMS
-    from multipod.layout.layout import DATA_AXES, Layout
+    from multipod.layout.layout import Layout
     from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
-    from multipod.step.gradients import over_data
+    from multipod.step.gradients import over_data, vector_sum
 
-    mesh = make_mesh(Layout(mesh=where.mesh or ()))
+    layout = Layout(mesh=where.mesh or ())
+    layout = without_chips(layout, where.fail) if where.fail else layout
+    mesh = make_mesh(layout)
     count = data_devices(mesh)
     values = np.arange(count * count * 16, dtype=np.float32).reshape(count, -1) % 251  # sums are exact in float32
     placed = jax.make_array_from_callback(values.shape, batch_sharding(mesh), lambda index: values[index])
@@ -89,8 +94,8 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
         return test
 
     tests: dict[str, Callable[[], str]] = {}
-    for name, make in SUMS.items():
-        total = make(DATA_AXES)
+    for name in (*SUMS, *SCHEDULES):
+        total = vector_sum(replace(layout, gradient_sum=name), mesh)
         tests[f"{name}: all-reduce"] = check(total.all_reduce)
         tests[f"{name}: reduce-scatter, all-gather"] = check(there_and_back(total))
     return tests

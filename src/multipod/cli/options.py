@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,10 +13,12 @@ import click
 
 from multipod import runtime
 from multipod.cli import cluster
-from multipod.layout.layout import parse_shape
+from multipod.layout.layout import default_shape, parse_shape
+from multipod.topology.machines import parse
 from multipod.train.heartbeat import CONTROL_FD, Heartbeat
 
 if TYPE_CHECKING:
+    from multipod.layout.layout import Layout
     from multipod.recipe.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,12 +26,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Where:
-    """Where a command runs: mesh, devices, time-out, cache. None of it changes what a run learns.
+    """Where a command runs: mesh, failed chips, devices, time-out, cache. None of it changes what a run learns.
 
-    `heartbeat` is what the launcher listens to; None if this process was not launched by one.
+    `fail` are blocks of chips as the user wrote them. `heartbeat` is what the launcher listens to; None if
+    this process was not launched by one.
     """
 
     mesh: tuple[int, int] | None
+    fail: tuple[str, ...]
     cpu_devices: int
     timeouts: runtime.Timeouts
     cache: Path | None
@@ -38,9 +42,18 @@ class Where:
 
 
 def where_options(command: F) -> F:
-    """Adds --mesh, --cpu-devices, --timeout and --cache; the command gets one argument `where`, and JAX is ready."""
+    """Adds --mesh, --fail, --cpu-devices, --timeout and --cache.
+
+    The command gets one argument `where`, and JAX is ready.
+    """
 
     @click.option("--mesh", metavar="RxC", help="Rows x columns of devices, as 2x4.  [default: all devices]")
+    @click.option(
+        "--fail",
+        multiple=True,
+        metavar="CHIPS",
+        help="Do without these chips of the mesh: 0,1 is row 0, column 1; 0-1,2-3 a block. Repeatable.",
+    )
     @click.option(
         "--cpu-devices",
         type=click.IntRange(1, 4096),
@@ -55,32 +68,41 @@ def where_options(command: F) -> F:
     def with_where(
         *args: Any,
         mesh: str | None,
+        fail: tuple[str, ...],
         cpu_devices: int | None,
         timeout: float,
         cache: str | None,
         **kwargs: Any,
     ) -> Any:
-        return command(*args, where=settle(mesh, cpu_devices, timeout, cache), **kwargs)
+        return command(*args, where=settle(mesh, fail, cpu_devices, timeout, cache), **kwargs)
 
     return with_where  # type: ignore[return-value]
 
 
 def what_options(command: F) -> F:
-    """Adds --set and --seed; the command gets one argument `changes`, a list of `name=value`."""
+    """Adds --set, --seed and --gradient-sum; the command gets one argument `changes`, a list of `name=value`."""
 
     @click.option(
         "--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change a field of the recipe. Repeatable."
     )
     @click.option("--seed", type=click.IntRange(0), help="The same as --set seed=N.")
+    @click.option(
+        "--gradient-sum", metavar="NAME", help="The same as --set layout.gradient_sum=NAME, as ring or tree-packing."
+    )
     @functools.wraps(command)
-    def with_changes(*args: Any, sets: tuple[str, ...], seed: int | None, **kwargs: Any) -> Any:
-        return command(*args, changes=[*sets, *([] if seed is None else [f"seed={seed}"])], **kwargs)
+    def with_changes(
+        *args: Any, sets: tuple[str, ...], seed: int | None, gradient_sum: str | None, **kwargs: Any
+    ) -> Any:
+        short = {"seed": seed, "layout.gradient_sum": gradient_sum}
+        changes = [*sets, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+        return command(*args, changes=changes, **kwargs)
 
     return with_changes  # type: ignore[return-value]
 
 
 def settle(
     mesh: str | None,
+    fail: tuple[str, ...],
     cpu_devices: int | None,
     timeout: float,
     cache: str | None,
@@ -107,17 +129,33 @@ def settle(
     descriptor = environment.get(CONTROL_FD)
     heartbeat = None if descriptor is None else Heartbeat(int(descriptor), timeouts.beat_s)
     cluster.join(found, timeouts)
-    return Where(shape, devices, timeouts, folder, found, heartbeat)
+    return Where(shape, fail, devices, timeouts, folder, found, heartbeat)
 
 
 def chosen_recipe(name: str, changes: list[str], where: Where) -> "Recipe":
-    """The recipe of this name with `changes`, and the mesh of `where` in its layout.
+    """The recipe of this name with `changes`, and the mesh and the failed chips of `where` in its layout.
 
     Raises:
       RecipeError: no such recipe, or a change that does not fit.
+      TopologyError: failed chips that the mesh does not have.
     """
     from multipod.recipe.override import override
     from multipod.recipes.find import load
 
     mesh = [] if where.mesh is None else [f"layout.mesh={where.mesh[0]}x{where.mesh[1]}"]
-    return override(load(name), [*changes, *mesh])
+    recipe = override(load(name), [*changes, *mesh])
+    return replace(recipe, layout=without_chips(recipe.layout, where.fail)) if where.fail else recipe
+
+
+def without_chips(layout: "Layout", fail: tuple[str, ...]) -> "Layout":
+    """The layout on its mesh without the chips in the blocks `fail`, as `0,1` or `0-1,2-3`.
+
+    Raises:
+      TopologyError: chips that the mesh does not have.
+    """
+    import jax
+
+    rows, columns = layout.mesh or default_shape(jax.device_count())
+    chips = parse(f"mesh:{rows}x{columns}", fail)
+    failed = tuple((row, column) for row, column in map(chips.coordinates, sorted(chips.failed_chips)))
+    return replace(layout, mesh=(rows, columns), failed=failed)

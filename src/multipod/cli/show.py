@@ -27,26 +27,30 @@ def show(recipe: str, changes: list[str], where: Where) -> None:
     """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained."""
     import jax
 
-    from multipod.layout.mesh import check_batch, data_sizes, is_split, make_mesh
+    from multipod.layout.mesh import data_sizes, is_split, make_mesh, topology_of
     from multipod.recipe.text import to_text
     from multipod.step.program import Program
     from multipod.train.facts import state_bytes
+    from multipod.train.observers.text import broken_text
 
     chosen = chosen_recipe(recipe, changes, where)
     program = Program(chosen, make_mesh(chosen.layout))
-    check_batch(chosen.batch, program.mesh)
+    rows = program.rows
     click.echo(to_text(chosen))
     params = jax.tree.leaves(program.shapes.params)
     specs = jax.tree.leaves(program.path.specs, is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec))
     sizes = data_sizes(program.mesh)
+    chips = topology_of(chosen.layout, program.mesh)
     table = Table(show_header=False, title="on each device")
-    table.add_row("mesh", f"{sizes[0]} x {sizes[1]} {program.mesh.devices.flat[0].device_kind} devices")
-    table.add_row("batch", f"{chosen.batch // program.mesh.size} of {chosen.batch} examples")
+    broken = broken_text({"chips": chips.shape, "failed": chosen.layout.failed})
+    table.add_row("mesh", f"{sizes[0]} x {sizes[1]} {program.mesh.devices.flat[0].device_kind} devices{broken}")
+    whole = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
+    table.add_row("batch", f"{rows // program.mesh.size} of {whole}")
     table.add_row("parameters", f"{sum(leaf.size for leaf in params):,} in {len(params)} tensors")
     for name, size in state_bytes(program).items():
         table.add_row(f"{name}, bytes", f"{size:,}")
     if chosen.layout.shard_update:
-        whole = [leaf for leaf, spec in zip(params, specs, strict=True) if not is_split(spec)]
-        rest = f"{len(whole)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in whole):,} bytes"
+        unsplit = [leaf for leaf, spec in zip(params, specs, strict=True) if not is_split(spec)]
+        rest = f"{len(unsplit)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in unsplit):,} bytes"
         table.add_row("not split in the update", rest)
     Console().print(table)

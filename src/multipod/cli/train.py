@@ -17,6 +17,7 @@ from multipod.cli.options import Where, chosen_recipe, what_options, where_optio
 from multipod.errors import PeerLostError, RecipeError
 
 if TYPE_CHECKING:
+    from multipod.layout.layout import Layout
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.run_folder import RunFolder
@@ -114,7 +115,7 @@ def run(request: Request, where: Where) -> int:
             meet=lambda name: meet(name, patience_s),
             stop=stop,
             stop_after=request.stop_after,
-            resume=resume_command(folder, where),
+            resume=resume_command(folder, where, moved(request, recipe.layout)),
             folder=str(folder.path),
             facts=facts_of(program, request, where),
             began=BEGAN,
@@ -125,7 +126,11 @@ def run(request: Request, where: Where) -> int:
 
 
 def remembered(request: Request, where: Where) -> tuple[Request, Where]:
-    """A resumed run's recipe, changes and mesh, from its folder; the mesh only if there are devices for it."""
+    """A resumed run's recipe, changes, mesh and failed chips, from its folder.
+
+    The mesh only if there are devices for it, and the failed chips only with the mesh: a --mesh of its own
+    means a whole one. A --fail of its own adds to those that had failed before.
+    """
     if request.resume is None:
         return request, where
     import jax
@@ -138,9 +143,10 @@ def remembered(request: Request, where: Where) -> tuple[Request, Where]:
             f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
         )
     request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *request.changes])
-    mesh = tuple(facts["mesh"].values())
+    mesh = tuple(facts.get("chips", facts["mesh"].values()))
     if where.mesh is None and math.prod(mesh) <= jax.device_count():
-        where = replace(where, mesh=mesh)
+        failed = tuple(f"{row},{column}" for row, column in facts.get("failed", ()))
+        where = replace(where, mesh=mesh, fail=(*failed, *where.fail))
     return request, where
 
 
@@ -224,9 +230,24 @@ def announce(console: Console, folder: "RunFolder", where: Where) -> None:
     console.print(f"compiled programs  {where.cache or 'not kept'}", highlight=False, soft_wrap=True)
 
 
-def resume_command(folder: "RunFolder", where: Where) -> str:
-    """The command that goes on with this run, as it was started."""
-    command = f"multipod train --resume {shlex.quote(str(folder.path))}"
+def moved(request: Request, layout: "Layout") -> str:
+    """The options by which a resumed run lies elsewhere than `run.json` says, which tells how it began."""
+    if request.resume is None:
+        return ""
+    from multipod.train.run_folder import open_folder
+
+    _, facts = open_folder(request.resume)
+    began = {tuple(chip) for chip in facts.get("failed", ())}
+    options, failed = "", set(layout.failed)
+    whole = list(facts.get("chips", facts["mesh"].values()))
+    if layout.mesh and (list(layout.mesh) != whole or began - failed):
+        began, options = set(), " --mesh " + "x".join(map(str, layout.mesh))
+    return options + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
+
+
+def resume_command(folder: "RunFolder", where: Where, options: str = "") -> str:
+    """The command that goes on with this run, as it was started or, by `options`, moved."""
+    command = f"multipod train --resume {shlex.quote(str(folder.path))}{options}"
     if where.cluster.name == "multipod launch":
         command = f"multipod launch --processes {where.cluster.processes} -- {command.removeprefix('multipod ')}"
     return command

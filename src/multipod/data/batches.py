@@ -22,13 +22,15 @@ class TrainBatches:
       source: the examples.
       batch: examples in a batch, over all processes.
       seed: of the order and of the augmentation.
-      rows: which rows of each batch this process reads, increasing.
+      rows: which rows of each batch this process reads, increasing. Rows from `batch` on are padding.
+      padded: whether any process reads padding: batches then have a `mask`, bool [rows], false there.
     """
 
     source: Source
     batch: int
     seed: int
     rows: np.ndarray
+    padded: bool = False
 
     def numbers(self, position: int) -> np.ndarray:
         """The numbers of the examples in batch `position`, all rows."""
@@ -49,7 +51,9 @@ class TrainBatches:
 
     def _load(self, position: int, numbers: np.ndarray) -> HostBatch:
         rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, position]))
-        return self.source.augment(self.source.read(numbers[self.rows]), self.rows, rng)
+        rows = np.minimum(self.rows, self.batch - 1)  # padding repeats the last example
+        batch = self.source.augment(self.source.read(numbers[rows]), rows, rng)
+        return batch | {"mask": self.rows < self.batch} if self.padded else batch
 
 
 @lru_cache(maxsize=2)

@@ -1,17 +1,23 @@
 """Ways of summing one vector over the data axes of a mesh, and the table that names them.
 
 This is the lower half of the seam between what a model learns and how a machine adds: a new way of
-summing is one `VectorSum` and one line in `SUMS`. The upper half, trees of tensors, is in
-`trees.py`. All functions run inside `jax.shard_map`, manual over `axes`.
+summing is a schedule (`scheduled` finds it by its name), or one `VectorSum` and one line in `SUMS`.
+The upper half, trees of tensors, is in `trees.py`. All functions run inside `jax.shard_map`, manual
+over `axes`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 from jax import lax
+
+from multipod.collectives.build import ALGORITHMS, build
+from multipod.collectives.schedule import Collective, Schedule
+from multipod.execute import jax as engine
+from multipod.topology.topology import Topology
 
 Axes = Sequence[str]
 
@@ -94,6 +100,55 @@ def direct(axes: Axes) -> VectorSum:
 
 
 SUMS: dict[str, Callable[[Axes], VectorSum]] = {"xla": xla, "torus": torus, "ordered": ordered, "direct": direct}
+
+
+def scheduled(name: str, topology: Topology, axes: Axes) -> VectorSum:
+    """The sum by a schedule: `name` is an algorithm of `multipod.collectives.build.ALGORITHMS`.
+
+    Device number r over the axes is the live chip of rank r. An algorithm that has no schedule for scattering
+    alone, or for gathering alone, does it by its all-reduce.
+
+    Raises:
+      ScheduleError: when called: the algorithm does not fit the machine.
+      TopologyError: when called: the machine is cut in parts.
+    """
+    names = tuple(axes)
+
+    def schedule(collective: Collective, share: jax.Array, shares: int = 1) -> Schedule:
+        return _schedule(name, topology, collective, shares * share.size, share.dtype)
+
+    return VectorSum(
+        all_reduce=lambda vector: engine.all_reduce(schedule("all-reduce", vector), vector, names),
+        reduce_scatter=lambda vector: engine.reduce_scatter(schedule("reduce-scatter", vector), vector, names),
+        all_gather=lambda share: engine.all_gather(schedule("all-gather", share, len(topology.chips)), share, names),
+    )
+
+
+@lru_cache(maxsize=64)
+def _schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: Any) -> Schedule:
+    builder = ALGORITHMS[name]
+    collective = collective if collective in builder.collectives else "all-reduce"
+    vector = jax.ShapeDtypeStruct((elements,), dtype)
+    knob = next((knob for knob in PIPELINES if knob in builder.options), None)
+    if knob is not None and jax.default_backend() == "cpu":
+        finer = [build(name, topology, collective, **{knob: 2**k}) for k in range(8)]
+        return min(finer, key=lambda schedule: _cpu_s(schedule, vector))
+    nbytes = {"nbytes": elements * vector.dtype.itemsize} if "nbytes" in builder.options else {}
+    return build(name, topology, collective, **nbytes)
+
+
+PIPELINES = ("rounds", "segments")
+"""Options that say how finely a pipeline cuts the vector. Builders choose it by the links' figures, and what is behind
+virtual devices is no link: there the messages of a step are copied one after the other, and each costs its start."""
+
+CPU_MESSAGE_S, CPU_BYTES_PER_S = 6e-5, 4e9
+"""Of a round of messages between 8 CPU devices, and of all their bytes (two cores of a Xeon, 2026-11-21)."""
+
+
+def _cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
+    plan = engine.planned(schedule, vector, share=True)
+    sent = plan.elements * vector.dtype.itemsize * len(schedule.topology.chips)
+    return plan.count * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

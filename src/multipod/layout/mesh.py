@@ -8,27 +8,49 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
 from multipod.layout.layout import DATA_AXES, Layout, default_shape
+from multipod.topology.topology import Topology
 
 
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of `layout` on the first of `devices`; JAX chooses the order that suits the hardware.
 
+    The devices of failed chips are no part of it. The others lie in one row then, in the order of their
+    chips: with a hole there are no rows and columns of equal length.
+
     Raises:
       LayoutError: the mesh needs more devices than there are, or leaves a process without any.
+      TopologyError: failed chips that the mesh does not have, or that cut it in parts.
     """
     devices = jax.devices() if devices is None else devices
     shape = layout.mesh or default_shape(len(devices))
+    chips = _chips(shape, layout)
     needed = math.prod(shape)
     if needed > len(devices):
         raise LayoutError(_too_few(shape, devices))
-    used = devices[:needed]
-    idle = {d.process_index for d in devices} - {d.process_index for d in used}
+    whole = jax.make_mesh(shape, DATA_AXES, axis_types=(AxisType.Auto,) * len(shape), devices=devices[:needed])
+    live = whole.devices.reshape(-1)[list(chips.chips)]
+    idle = {d.process_index for d in devices} - {d.process_index for d in live}
     if idle:
         raise LayoutError(
-            f"mesh {_text(shape)} uses {needed} of {len(devices)} devices and leaves processes {sorted(idle)} "
+            f"{chips} uses {len(live)} of {len(devices)} devices and leaves processes {sorted(idle)} "
             f"without any. Start fewer processes, or use mesh {_text(default_shape(len(devices)))}."
         )
-    return jax.make_mesh(shape, DATA_AXES, axis_types=(AxisType.Auto,) * len(shape), devices=used)
+    if not chips.failed_chips:
+        return whole
+    return Mesh(live.reshape(1, -1), DATA_AXES, axis_types=(AxisType.Auto,) * len(DATA_AXES))
+
+
+def topology_of(layout: Layout, mesh: Mesh) -> Topology:
+    """The chips behind `mesh`, which `make_mesh` made of `layout`: device number r is the live chip of rank r."""
+    return _chips(layout.mesh or default_shape(mesh.size + len(set(layout.failed))), layout)
+
+
+def _chips(shape: Sequence[int], layout: Layout) -> Topology:
+    # JAX does not say whether the ends of a row are joined. A schedule for the open mesh runs on closed
+    # rows too, without their closing links; one for closed rows would cross an open mesh from end to end.
+    topology = Topology(tuple(shape), wrap=(False,) * len(shape)).without(layout.failed)
+    topology.check_connected()
+    return topology
 
 
 def data_sizes(mesh: Mesh) -> tuple[int, ...]:
@@ -54,6 +76,17 @@ def batch_spec() -> PartitionSpec:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """`batch_spec` on this mesh."""
     return NamedSharding(mesh, batch_spec())
+
+
+def padded_batch(batch: int, layout: Layout, mesh: Mesh) -> int:
+    """The rows of a batch on `mesh`: more than `batch` only where chips have failed, to divide over those left.
+
+    Raises:
+      LayoutError: a batch that does not divide over a whole mesh, with the nearest that do.
+    """
+    if not layout.failed:
+        check_batch(batch, mesh)
+    return -(-batch // data_devices(mesh)) * data_devices(mesh)
 
 
 def check_batch(batch: int, mesh: Mesh) -> None:

@@ -10,6 +10,7 @@ from jax import lax
 from multipod.errors import LayoutError
 from multipod.execute.sums import mean_in_order
 from multipod.layout.layout import DATA_AXES
+from multipod.nn.padding import example_mask
 
 Tile = Literal["all"] | tuple[int, int]
 """Rows x columns of devices that share statistics: (1, 1) is each device for itself, "all" the whole mesh."""
@@ -26,7 +27,12 @@ class TileBatchNorm(nnx.Module):
     backward pass sends one such message too). The moving moments take the *pooled* statistics of
     the whole mesh, var = avg(var_t + mean_t^2) - avg(mean_t)^2 over its tiles t, so they are the
     same on every device and do not depend on the tile. The moving variance is the biased one, as
-    in Flax. Each device of a mesh must hold the same number of examples.
+    in Flax. Each device of a mesh must hold the same number of rows.
+
+    Where rows are padding (`multipod.nn.padding`) m1 and m2 are sums over the examples alone, over the number
+    of all rows, and the same message carries w, the share of rows that are examples: then
+    mean = avg(m1) / avg(w) and var = avg(m2) / avg(w) - mean^2, so each *example* counts the same,
+    on whichever device it lies.
 
     Outside a program over the mesh axes the whole batch is one tile.
 
@@ -34,7 +40,8 @@ class TileBatchNorm(nnx.Module):
     that of the authors' MLPerf v0.7 ResNet, which pools once before evaluation where we pool each update.
 
     Raises:
-      LayoutError: on the first call, if the tile does not divide the mesh.
+      LayoutError: on the first call, if the tile does not divide the mesh, or if the first dim of x is not
+        that of the batch while rows of it are padding.
     """
 
     def __init__(
@@ -61,7 +68,9 @@ class TileBatchNorm(nnx.Module):
         if self.use_running_average:
             mean, var = self.mean[...], self.var[...]
         else:
-            moments = tile_mean(_moments(x), self.tile)
+            mask = example_mask()
+            x = x if mask is None else _without_padding(x, mask)
+            moments = tile_mean(_moments(x, mask), self.tile)
             mean, var = _mean_and_var(moments)
             self._follow(moments)
         factor = lax.rsqrt(var + self.epsilon) * self.scale[...]
@@ -103,15 +112,32 @@ def tile_groups(sizes: tuple[int, int], tile: tuple[int, int]) -> list[list[int]
     ]
 
 
-def _moments(x: jax.Array) -> jax.Array:
-    """[mean(x), mean(x^2)] over all but the last dim, float32, as one array of shape [2, features]."""
+def _without_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """x with zeros in the rows that are padding, whatever was there."""
+    if x.shape[0] != len(mask):
+        raise LayoutError(
+            f"batch norm of x {x.shape}: the first dim is not that of the batch, which has {len(mask)} rows, some of "
+            "them padding. Keep it first, or train on a mesh that the batch divides over."
+        )
+    return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+
+
+def _moments(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """[mean(x), mean(x^2)] over all but the last dim, float32, as one array of shape [2, features].
+
+    With a mask a third row is the share of true ones, and the other rows of x are zeros: [3, features].
+    """
     wide = x.astype(jnp.float32)
     dims = tuple(range(x.ndim - 1))
-    return jnp.stack([wide.mean(dims), jnp.square(wide).mean(dims)])
+    shares = [] if mask is None else [jnp.full(x.shape[-1], mask.mean(dtype=jnp.float32))]
+    return jnp.stack([wide.mean(dims), jnp.square(wide).mean(dims), *shares])
 
 
 def _mean_and_var(moments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    mean, square = moments
+    mean, square, *shares = moments
+    for share in shares:
+        share = jnp.where(share > 0, share, 1)  # a tile may hold nothing but padding
+        mean, square = mean / share, square / share
     return mean, jnp.maximum(square - jnp.square(mean), 0)  # rounding may leave a constant channel below zero
 
 

@@ -22,7 +22,9 @@ class Model(Protocol):
 
     `apply` runs inside `jax.shard_map` on one device's share of the batch. In training it returns
     new statistics; floats among them are averaged over the mesh afterwards, so a layer whose
-    statistics must not depend on the mesh has to average them itself (`TileBatchNorm` does).
+    statistics must not depend on the mesh has to average them itself (`TileBatchNorm` does). On a
+    mesh with failed chips rows may be padding, which a layer that looks across examples must leave out:
+    `multipod.nn.padding.example_mask` tells.
     """
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:

@@ -9,8 +9,8 @@ import tomli_w
 
 from multipod.recipe.recipe import Recipe
 
-WHERE = ("layout.mesh",)
-"""Fields that say where a run lies, not what it learns: a run may go on with others."""
+WHERE = ("layout.mesh", "layout.failed", "layout.gradient_sum")
+"""Fields that say where a run lies and who adds, not what it learns: a run may go on with others."""
 
 
 def to_text(recipe: Recipe) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from multipod.execute.sums import SUMS
+from multipod.execute.sums import SUMS, VectorSum, scheduled
 from multipod.execute.trees import Combine, all_gather_tree, reduce_scatter_tree
 from multipod.layout.layout import DATA_AXES, Layout
-from multipod.layout.mesh import data_sizes, is_split, update_spec
+from multipod.layout.mesh import data_sizes, is_split, topology_of, update_spec
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,20 @@ def gradient_path(layout: Layout, mesh: Mesh, params: Any) -> GradientPath:
     """The path that `layout` names, for parameters of these shapes."""
     axes = dict(zip(DATA_AXES, data_sizes(mesh), strict=True))
     specs = update_specs(layout, mesh, params)
-    total = SUMS[layout.gradient_sum](DATA_AXES)
+    total = vector_sum(layout, mesh)
     combine = partial(reduce_scatter_tree, specs=specs, axes=axes, total=total)
     whole = partial(all_gather_tree, specs=specs, axes=axes, total=total)
     gather: Combine = over_data(whole, mesh, (specs,), PartitionSpec())
     if not any(map(is_split, jax.tree.leaves(specs, is_leaf=_is_spec))):
         gather = _unchanged
     return GradientPath(combine, gather, specs)
+
+
+def vector_sum(layout: Layout, mesh: Mesh) -> VectorSum:
+    """The way of summing vectors that `layout` names, for this mesh."""
+    if layout.gradient_sum in SUMS:
+        return SUMS[layout.gradient_sum](DATA_AXES)
+    return scheduled(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
 
 
 def update_specs(layout: Layout, mesh: Mesh, tree: Any) -> Any:

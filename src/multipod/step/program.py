@@ -15,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
 from multipod.layout.layout import DATA_AXES
-from multipod.layout.mesh import batch_sharding, batch_spec, check_batch, data_devices, replicated
+from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, padded_batch, replicated
 from multipod.metrics.objective import masked_sums
+from multipod.nn.padding import masked
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import GradientPath, constrain, gradient_path, over_data, update_specs
 from multipod.step.state import State, fresh_state
@@ -50,6 +51,20 @@ class Program:
         )
 
     @cached_property
+    def rows(self) -> int:
+        """The rows of a batch on this mesh. Those beyond `recipe.batch` are padding, and batches then have a `mask`.
+
+        Raises:
+          LayoutError: the batch does not divide over a whole mesh.
+        """
+        return padded_batch(self.recipe.batch, self.recipe.layout, self.mesh)
+
+    @property
+    def padded(self) -> bool:
+        """Whether batches hold padding."""
+        return self.rows > self.recipe.batch
+
+    @cached_property
     def path(self) -> GradientPath:
         """How gradients travel."""
         return gradient_path(self.recipe.layout, self.mesh, self.shapes.params)
@@ -71,10 +86,10 @@ class Program:
         Raises:
           LayoutError: the batch or a tile of the model does not fit the mesh.
         """
-        check_batch(self.recipe.batch, self.mesh)
         sharding = batch_sharding(self.mesh)
         example = self.recipe.data.train().read(np.arange(1))
-        shapes = {name: ((self.recipe.batch, *array.shape[1:]), array.dtype) for name, array in example.items()}
+        example |= {"mask": np.ones(1, bool)} if self.padded else {}
+        shapes = {name: ((self.rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
         batch = {name: jax.ShapeDtypeStruct(*shape, sharding=sharding) for name, shape in shapes.items()}
         flags = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=sharding)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
@@ -133,10 +148,13 @@ class Program:
 
     def _local_gradients(self, params: Any, statistics: Any, key: jax.Array, batch: Batch) -> tuple[Any, Any]:
         """Gradients of this device's share of the batch's mean loss, with new statistics and sums."""
+        batch = dict(batch)
+        mask = batch.pop("mask", None)
 
         def loss(params: Any) -> tuple[jax.Array, Any]:
-            outputs, new = self.recipe.model.apply(params, statistics, batch, train=True, key=key)
-            sums = masked_sums(self.recipe.objective(outputs, batch))
+            with masked(mask):
+                outputs, new = self.recipe.model.apply(params, statistics, batch, train=True, key=key)
+            sums = masked_sums(self.recipe.objective(outputs, batch), mask)
             return sums["loss"] / self.recipe.batch, (new, sums)
 
         return jax.grad(loss, has_aux=True)(params)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from multipod.layout.mesh import topology_of
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
 
@@ -17,6 +18,7 @@ PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "g
 def facts(program: Program, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
     """The facts of a run of `program`, made of `recipe` (a name or `file.py:function`) and `changes`."""
     mesh, shapes = program.mesh, program.shapes
+    chips = topology_of(program.recipe.layout, mesh)
     devices = [
         [{"id": d.id, "process": d.process_index, "kind": d.device_kind} for d in row] for row in mesh.devices.tolist()
     ]
@@ -26,6 +28,8 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "command": command,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "mesh": dict(mesh.shape),
+        "chips": chips.shape,
+        "failed": [chips.coordinates(chip) for chip in sorted(chips.failed_chips)],
         "devices": devices,
         "processes": jax.process_count(),
         "platform": mesh.devices.flat[0].platform,

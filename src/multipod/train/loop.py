@@ -82,8 +82,10 @@ class _Run:
         self.compile_s = self.first_step_s = 0.0
         self.stopped = False
         self.sharding = batch_sharding(program.mesh)
-        self.rows = owned_rows(self.sharding, self.recipe.batch)
-        self.batches = TrainBatches(self.recipe.data.train(), self.recipe.batch, self.recipe.seed, self.rows)
+        self.rows = owned_rows(self.sharding, program.rows)
+        self.batches = TrainBatches(
+            self.recipe.data.train(), self.recipe.batch, self.recipe.seed, self.rows, program.padded
+        )
         self.test = self.recipe.data.test()
         self.unit = "images" if "image" in self.test.read(np.arange(1)) else "examples"
 
@@ -139,7 +141,7 @@ class _Run:
         start = self.around.clock()
         host = next(incoming)
         waited = self.around.clock() - start
-        return to_mesh(host, self.rows, self.recipe.batch, self.sharding), waited
+        return to_mesh(host, self.rows, self.program.rows, self.sharding), waited
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""

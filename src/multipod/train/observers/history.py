@@ -31,6 +31,8 @@ class Facts:
     command: str = ""
     started: str = ""
     mesh: dict[str, int] = field(default_factory=dict)
+    chips: list[int] = field(default_factory=list)
+    failed: list[list[int]] = field(default_factory=list)
     devices: list[list[Device]] = field(default_factory=list)
     processes: int = 1
     platform: str = ""

@@ -139,6 +139,7 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
         ("platform", facts.platform),
         ("devices", ", ".join(f"{count:,} × {kind}" for kind, count in kinds.items())),
         ("mesh", " × ".join(f"{axis}={size}" for axis, size in facts.mesh.items())),
+        ("failed chips", ", ".join(str(tuple(chip)) for chip in facts.failed)),
         ("processes", f"{facts.processes:,}"),
     ]
     model = [
@@ -157,13 +158,14 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
 
 @dataclass(frozen=True)
 class MeshDrawing:
-    """Devices as squares of `cell` units, row by row, coloured by process."""
+    """Devices as squares of `cell` units, row by row, coloured by process; None where a chip has failed."""
 
-    rows: list[list[Device]]
+    rows: list[list[Device | None]]
     cell: int
     width: int
     height: int
     axes: list[tuple[str, int]]
+    broken: str
     processes: list[tuple[int, int]]
 
     @property
@@ -172,17 +174,31 @@ class MeshDrawing:
         return self.width > 400
 
 
+def _places(facts: Facts) -> list[list[Device | None]]:
+    """The devices where their chips are: with failed chips those of the mesh lie in one row, in the chips' order."""
+    rows: list[list[Device | None]] = [list(row) for row in facts.devices]
+    live = [device for row in facts.devices for device in row]
+    failed = {tuple(chip) for chip in facts.failed}
+    if not failed or len(facts.chips) != 2 or math.prod(facts.chips) != len(live) + len(failed):
+        return rows
+    device = iter(live)
+    height, width = facts.chips
+    return [[None if (y, x) in failed else next(device, None) for x in range(width)] for y in range(height)]
+
+
 def _mesh(facts: Facts) -> MeshDrawing | None:
-    columns = max(map(len, facts.devices), default=0)
+    rows = _places(facts)
+    columns = max(map(len, rows), default=0)
     if columns == 0:
         return None
     cell = max(6, min(44, 832 // columns))
     counts = Counter(device.process for row in facts.devices for device in row)
     return MeshDrawing(
-        rows=facts.devices,
+        rows=rows,
         cell=cell,
         width=cell * columns,
-        height=cell * len(facts.devices),
+        height=cell * len(rows),
         axes=list(facts.mesh.items()),
+        broken=text.broken_text({"chips": facts.chips, "failed": facts.failed}),
         processes=sorted(counts.items()),
     )

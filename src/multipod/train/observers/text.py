@@ -1,6 +1,8 @@
 """Numbers and events as words, for the terminal and the report."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from multipod.train.events import Compiled, Ended, Evaluated, Started
 
@@ -32,11 +34,20 @@ def started_text(event: Started) -> str:
     mesh = facts.get("mesh")
     if mesh:
         count = math.prod(mesh.values())
-        axes = " ".join(f"{axis}={size}" for axis, size in mesh.items())
+        axes = " ".join(f"{axis}={size}" for axis, size in mesh.items()) + broken_text(facts)
         text += f" on {count:,} {facts.get('platform', '')} device{'s' if count != 1 else ''} ({axes})".replace(
             "  ", " "
         )
     return text + (f", from update {event.update:,} on" if event.update else "")
+
+
+def broken_text(facts: Mapping[str, Any]) -> str:
+    """Such as `: 2x4 without (0, 1)`; empty for a whole mesh."""
+    failed = [str(tuple(chip)) for chip in facts.get("failed", ())]
+    if not failed:
+        return ""
+    named = ", ".join(failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")
+    return f": {'x'.join(map(str, facts.get('chips', ())))} without {named}"
 
 
 def compiled_text(event: Compiled) -> str:
