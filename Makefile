@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# What `make test` installs beside the rest, to run schedules on PyTorch's and MPI's ranks; `make test ENGINES=` leaves
+# them out, and their tests are skipped.
+ENGINES ?= bench,mpi
 
-.PHONY: train test check format install clean
+.PHONY: train test check format install engines clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
 
-test: install
+test: install engines
 	$(BIN)/python -m pytest $(ARGS)
 
 check: install
@@ -30,6 +33,13 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+engines: $(if $(ENGINES),$(VENV)/engines)
+
+# Not every machine has wheels of these: then the tests say what was left out.
+$(VENV)/engines: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(ENGINES)]' && touch $@ \
+	  || echo "make: $(ENGINES) could not be installed; the tests that need them are skipped."
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

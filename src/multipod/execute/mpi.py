@@ -1,0 +1,142 @@
+"""Runs a `Schedule` over MPI by mpi4py, on arrays in the host's memory of NumPy or of any other framework.
+
+Rank r of the communicator is the live chip of rank r. Results are those of `execute.numpy`, bit for bit. Open MPI waits
+by polling: a rank that waits keeps its core busy, but gives it up to others when there are more ranks than cores.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from multipod.collectives.schedule import Schedule
+from multipod.errors import PeerLostError, ScheduleError
+from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.shared_memory import SharedMemory
+
+
+def all_reduce(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
+    """Sums `buffer` over the ranks of `comm` in place, in the way and in the order that the schedule says.
+
+    All ranks call it with the same schedule, length and dtype, and one sum at a time on a communicator; the first sum
+    of a kind sees whether they do. Not checked: that the schedule is right (`multipod.collectives.verify`). The first
+    call on a communicator duplicates it, so that no message of the caller's can be taken for one of ours.
+
+    Args:
+      buffer: flat, contiguous and writeable: a NumPy array, or what gives its memory by DLPack (a CPU tensor of
+        PyTorch) or by the buffer protocol (`array.array`).
+      schedule: an all-reduce with as many live chips as `comm` has ranks.
+      comm: any intracommunicator.
+      limit_s: the longest to wait for one message.
+
+    Raises:
+      ScheduleError: a schedule or a buffer that does not fit, or the ranks do not give the same.
+      PeerLostError: another rank ended, or did not answer in time. Of an MPI job nothing can go on after that.
+    """
+    if schedule.collective != "all-reduce":
+        raise ScheduleError(f"{schedule} is no all-reduce. Call run, or build it with collective='all-reduce'.")
+    run(buffer, schedule, comm, limit_s=limit_s)
+
+
+def run(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
+    """Does this rank's part of any schedule, in place; see `all_reduce`."""
+    array = _as_array(buffer)
+    plan = plan_for(schedule, comm.rank, comm.size, array.size, array.itemsize)
+    state = _state(comm)
+    mine = note(schedule, array.size, str(array.dtype))
+    scratch = _SCRATCH.take(array.dtype, plan.scratch, lambda length: np.empty(length, array.dtype))
+    try:
+        if mine not in state.agreed:
+            post = _post(state.comm, 0, limit_s)
+            agree(
+                mine, comm.rank, comm.size, post, lambda text: np.frombuffer(text, np.uint8).copy(), np.ndarray.tobytes
+            )
+            state.agreed.add(mine)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs pass through, as in any sum
+            follow(plan, array, scratch, _post(state.comm, mine.tag, limit_s))
+    except (MPI.Exception, TimeoutError) as error:
+        _ABANDONED.append((array, scratch))
+        raise PeerLostError(
+            f"{schedule} on rank {comm.rank} of {comm.size}: the sum broke off: {error}. Another rank ended, does not "
+            "answer, or sums another vector. See what the others printed last, and start all of them again."
+        ) from error
+
+
+def shared_memory(comm: MPI.Intracomm, **options: Any) -> SharedMemory:
+    """The window of shared memory of the ranks of `comm`, which must be on one host; all of them call it.
+
+    Args:
+      comm: `world.Split_type(MPI.COMM_TYPE_SHARED)` gives the ranks of this host.
+      options: of `SharedMemory`.
+
+    Raises:
+      ClusterError: the ranks are not on one host.
+    """
+    return SharedMemory(comm.rank, comm.size, comm.allgather, **options)
+
+
+class _State:
+    """What is kept on a communicator: messages of our own, and what its ranks have agreed on."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Dup()
+        self.agreed: set[Note] = set()
+
+
+_SCRATCH = Scratch()
+_ABANDONED: list[Any] = []  # memory in which a message may still arrive
+_KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, state: state.comm.Free())
+
+
+def _state(comm: MPI.Intracomm) -> _State:
+    found: Any = comm.Get_attr(_KEY)
+    if found is None:
+        found = _State(comm)
+        comm.Set_attr(_KEY, found)
+    return found
+
+
+def _as_array(buffer: Any) -> np.ndarray:
+    """The memory of `buffer` as a NumPy array."""
+    array = buffer
+    if not isinstance(buffer, np.ndarray):
+        try:
+            array = np.from_dlpack(buffer) if hasattr(buffer, "__dlpack__") else np.asarray(memoryview(buffer))
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            raise ScheduleError(
+                f"a {type(buffer).__name__} does not give its memory to NumPy ({error}). Give a NumPy array, or a copy "
+                "in the host's memory of a dtype that NumPy has."
+            ) from error
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.writeable or array.dtype.hasobject:
+        raise ScheduleError(
+            f"a {type(buffer).__name__} of shape {array.shape}, strides {array.strides} and dtype {array.dtype} is not "
+            "flat in memory or not writeable, and schedules change a flat vector of numbers. Give array.reshape(-1) of "
+            "a contiguous array, or a copy."
+        )
+    return array
+
+
+def _post(comm: MPI.Intracomm, tag: int, limit_s: float) -> Post:
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # other communicators do not have it
+
+    # As bytes: MPI has no name for some dtypes, such as bfloat16, and does not add here.
+    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+        peers = [m.peer for m in (*incoming, *outgoing)]
+        requests = [comm.Irecv([m.buffer.view(np.uint8), MPI.BYTE], m.peer, (tag + m.tag) % largest) for m in incoming]
+        requests += [comm.Isend([m.buffer.view(np.uint8), MPI.BYTE], m.peer, (tag + m.tag) % largest) for m in outgoing]
+        return [partial(_wait, request, peer, limit_s) for request, peer in zip(requests, peers, strict=True)]
+
+    return post
+
+
+def _wait(request: MPI.Request, peer: int, limit_s: float) -> None:
+    if request.Test():
+        return
+    until = time.monotonic() + limit_s
+    while not request.Test():
+        if time.monotonic() > until:
+            _ABANDONED.append(request)
+            raise TimeoutError(f"rank {peer} has not answered for {limit_s:g} s")

@@ -1,0 +1,358 @@
+"""What one rank does of a schedule, and the loop that does it over any transport with non-blocking messages.
+
+Rank r is the live chip of rank r. There is no barrier between steps: a send waits for what it carries, and
+nothing else. `torch.py` and `mpi.py` bring the transports.
+"""
+
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multipod.collectives.schedule import ADASUM, ADD, Schedule
+from multipod.errors import ScheduleError
+
+SEGMENT_BYTES = 2 << 20
+"""Longer messages are cut to this, so that a segment is added and sent on while the next one travels. Over gloo, 16 MB
+on 2 and 4 ranks on two cores, 2 and 4 MiB were the fastest of 256 KiB to whole messages (Xeon with AMX, 2026-11-21)."""
+
+LATE_BYTES = 128 << 10
+"""Shorter copies are received a step ahead into a scratch vector if their place is still in use; longer ones wait for
+it. A copy of 8 MB costs more than to wait: over gloo on 2 ranks a fifth of the sum (Xeon with AMX, 2026-11-21)."""
+
+IN_PLACE = -1
+SCRATCHES = 3  # turns whose receives may be under way: the one before, this one, the next
+
+
+class Send(NamedTuple):
+    """Elements `start` to `stop - 1` go to rank `peer`, once the receives `needs` of the turn before are applied."""
+
+    peer: int
+    tag: int
+    start: int
+    stop: int
+    needs: tuple[int, ...]
+
+
+class Receive(NamedTuple):
+    """Elements `start` to `stop - 1` come from rank `peer` and are added, or copied.
+
+    They land at `scratch` in a scratch vector, or at once where they belong (`IN_PLACE`). From the scratch vector they
+    are applied once the sends `after` of the same turn have left, which read what was there before. One that is `late`
+    is posted only when the turn before is over.
+    """
+
+    peer: int
+    tag: int
+    start: int
+    stop: int
+    add: bool
+    scratch: int
+    after: tuple[int, ...]
+    late: bool = False
+
+
+class Turn(NamedTuple):
+    """All that one rank does in one step."""
+
+    receives: tuple[Receive, ...]
+    sends: tuple[Send, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One rank's part of a schedule, for a vector of one length.
+
+    Attributes:
+      turns: the steps in which the rank has something to do.
+      scratch: elements that each of the `SCRATCHES` vectors must have which the turns use one after the other.
+    """
+
+    turns: tuple[Turn, ...]
+    scratch: int
+
+
+class Message(NamedTuple):
+    """A segment on its way: `buffer` is a slice of the vector or of the scratch vector."""
+
+    buffer: Any
+    peer: int
+    tag: int
+
+
+Wait = Callable[[], object]
+Post = Callable[[Sequence[Message], Sequence[Message]], Sequence[Wait]]
+"""Starts receives and sends, and returns a function for each, receives first, that waits for its end."""
+
+
+@lru_cache(maxsize=256)
+def plan(schedule: Schedule, rank: int, count: int, segment: int, late: int = 1) -> Plan:
+    """The part of `rank` in `schedule` on a vector of `count` elements, its messages cut to `segment` elements.
+
+    Copies of `late` elements and more may be posted late.
+
+    `follow` ends turn t - 2 before it begins turn t, and then posts the receives of turn t + 1. So a send has to look
+    for what it needs in the turn before alone, a receive for what may be in its way in two, and there are three scratch
+    vectors.
+
+    Raises:
+      ScheduleError: an operator that these engines do not have.
+    """
+    elements = schedule.elements(count)
+    tags: Counter[tuple[int, int]] = Counter()
+    steps = (_part(schedule, rank, k, elements, segment, tags) for k in range(len(schedule.steps)))
+    turns: list[Turn] = []
+    for part in steps:
+        if part.receives or part.sends:
+            needs = _overlaps(part.sends, turns[-1].receives if turns else ())
+            sends = tuple(send._replace(needs=need) for send, need in zip(part.sends, needs, strict=True))
+            turns.append(Turn(_landings(part, turns[-2:], late), sends))
+    landings = (r for turn in turns for r in turn.receives if r.scratch != IN_PLACE)
+    return Plan(tuple(turns), max((r.scratch + r.stop - r.start for r in landings), default=0))
+
+
+def plan_for(schedule: Schedule, rank: int, ranks: int, count: int, itemsize: int) -> Plan:
+    """The plan of `rank` among `ranks` for a vector of `count` elements of `itemsize` bytes.
+
+    Raises:
+      ScheduleError: the schedule is for another number of ranks, or has an operator that these engines do not have.
+    """
+    chips = len(schedule.topology.chips)
+    if chips != ranks:
+        raise ScheduleError(
+            f"{schedule} is for {chips} ranks, and the group has {ranks}. Build one for a machine of {ranks} live "
+            "chips, or give the group that it was built for."
+        )
+    return plan(schedule, rank, count, max(1, SEGMENT_BYTES // itemsize), LATE_BYTES // itemsize)
+
+
+NOTE_BYTES = 256
+NOTE_TAG = 0
+MESSAGE_TAGS = 1  # and up
+
+
+class Note(NamedTuple):
+    """What a rank says before the first sum of its kind: `said` must be the same on all ranks.
+
+    Messages of a sum have tags from `tag` on, other ones for other notes: should the ranks part later, their messages
+    do not meet, and the time-out of the transport ends them.
+    """
+
+    said: bytes
+    tag: int
+
+
+@lru_cache(maxsize=256)
+def note(schedule: Schedule, count: int, dtype: str) -> Note:
+    """The note for a sum of `count` elements; `said` has `NOTE_BYTES` bytes."""
+    text = (
+        f"{count} x {dtype.removeprefix('torch.')} by {schedule}, {schedule.pieces} pieces, {len(schedule.steps)} steps"
+    )
+    said = text.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)
+    return Note(said, MESSAGE_TAGS + zlib.crc32(schedule.bounds.tobytes(), zlib.crc32(said)) % (1 << 30))
+
+
+def agree(
+    note: Note, rank: int, ranks: int, post: Post, make: Callable[[bytes], Any], read: Callable[[Any], bytes]
+) -> None:
+    """Tells the note to all ranks, and waits until all have told theirs.
+
+    Args:
+      note: of this rank.
+      rank: this one, among `ranks`.
+      ranks: how many.
+      post: of the transport.
+      make: a flat array of the transport with these bytes.
+      read: the bytes of such an array.
+
+    Raises:
+      ScheduleError: they are not the same.
+    """
+    peers = [peer for peer in range(ranks) if peer != rank]
+    buffers = {peer: make(bytes(NOTE_BYTES)) for peer in peers}
+    mine = make(note.said)
+    incoming = [Message(buffers[peer], peer, NOTE_TAG) for peer in peers]
+    for wait in post(incoming, [Message(mine, peer, NOTE_TAG) for peer in peers]):
+        wait()
+    said = [note.said if peer == rank else read(buffers[peer]) for peer in range(ranks)]
+    if len({*said}) > 1:
+        each = "; ".join(f"rank {peer} {text.decode('ascii').strip()}" for peer, text in enumerate(said))
+        raise ScheduleError(
+            f"all-reduce on rank {rank} of {ranks}: the ranks do not give the same: {each}. Give vectors of one length "
+            "and dtype, and one schedule, on all ranks."
+        )
+
+
+def follow(plan: Plan, vector: Any, scratch: Sequence[Any], post: Post, *, grouped: bool = False) -> None:
+    """Does one rank's part, in place on `vector`, a flat array or tensor; those of `scratch` are alike.
+
+    With `grouped` all messages of a turn are posted in one call, as NCCL wants it. Else each send is posted as soon as
+    it has what it needs, and receives are posted a turn ahead, but for the late ones, so that no sender has to wait for
+    them. It cannot deadlock: before all messages of a step are posted, a rank waits only for those of earlier steps.
+
+    Cost: the bytes of the schedule; one addition for each element that is received to be added.
+    """
+    older = before = _State(Turn((), ()), vector, scratch[0])
+    states = (_State(turn, vector, scratch[t % SCRATCHES]) for t, turn in enumerate(plan.turns))
+    ahead = next(states, None)
+    if ahead is not None and not grouped:
+        ahead.receive(post, late=False)
+    while ahead is not None:
+        older.end()
+        now, ahead = ahead, next(states, None)
+        if grouped:
+            before.apply(need for send in now.turn.sends for need in send.needs)
+            if any(receive.late for receive in now.turn.receives):
+                before.end()
+            now.start(post)
+        else:
+            if ahead is not None:
+                ahead.receive(post, late=False)
+            for send, message in zip(now.turn.sends, now.outgoing(), strict=True):
+                before.apply(send.needs)
+                now.sends += post((), (message,))
+            if any(receive.late for receive in now.turn.receives):
+                before.end()
+                now.receive(post, late=True)
+        older, before = before, now
+    older.end()
+    before.end()
+
+
+class Scratch(threading.local):
+    """Scratch vectors, kept for the next sum of this thread: fresh memory costs a page fault for every 4 KiB.
+
+    What is kept is `SCRATCHES` times what a rank receives in a step, for the longest vector so far of each kind.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def take(self, kind: Hashable, length: int, make: Callable[[int], Any]) -> list[Any]:
+        """`SCRATCHES` vectors of `length` elements; `make(n)` makes one of n elements of this kind."""
+        kept = self._kept.get(kind)
+        if kept is None or len(kept) < SCRATCHES * length:
+            kept = self._kept[kind] = make(SCRATCHES * length)
+        return [kept[k * length : (k + 1) * length] for k in range(SCRATCHES)]
+
+
+class _State:
+    """A turn under way."""
+
+    def __init__(self, turn: Turn, vector: Any, scratch: Any) -> None:
+        self.receives: list[Wait | None] = [None] * len(turn.receives)
+        self.sends: list[Wait | None] = []
+        self.turn, self._vector, self._scratch = turn, vector, scratch
+
+    def receive(self, post: Post, *, late: bool) -> None:
+        """Posts the receives that are late, or the others."""
+        places = [place for place, receive in enumerate(self.turn.receives) if receive.late == late]
+        for place, wait in zip(places, post([self._incoming(place) for place in places], ()), strict=True):
+            self.receives[place] = wait
+
+    def start(self, post: Post) -> None:
+        """Posts all messages in one call."""
+        count = len(self.receives)
+        waits = post([self._incoming(place) for place in range(count)], self.outgoing())
+        self.receives[:], self.sends[:] = waits[:count], waits[count:]
+
+    def _incoming(self, place: int) -> Message:
+        receive = self.turn.receives[place]
+        return Message(self._landing(receive), receive.peer, receive.tag)
+
+    def outgoing(self) -> list[Message]:
+        return [Message(self._vector[send.start : send.stop], send.peer, send.tag) for send in self.turn.sends]
+
+    def _landing(self, receive: Receive) -> Any:
+        if receive.scratch == IN_PLACE:
+            return self._vector[receive.start : receive.stop]
+        return self._scratch[receive.scratch : receive.scratch + receive.stop - receive.start]
+
+    def apply(self, places: Iterable[int]) -> None:
+        """Waits for these receives and puts them where they belong, unless that was done before."""
+        for place in places:
+            wait, self.receives[place] = self.receives[place], None
+            if wait is None:
+                continue
+            wait()
+            receive = self.turn.receives[place]
+            self._left(receive.after)
+            if receive.scratch == IN_PLACE:
+                continue
+            target = self._vector[receive.start : receive.stop]
+            if receive.add:
+                target += self._landing(receive)
+            else:
+                target[:] = self._landing(receive)
+
+    def end(self) -> None:
+        self.apply(range(len(self.receives)))
+        self._left(range(len(self.sends)))
+
+    def _left(self, places: Iterable[int]) -> None:
+        for place in places:
+            wait, self.sends[place] = self.sends[place], None
+            if wait is not None:
+                wait()
+
+
+def _part(
+    schedule: Schedule, rank: int, k: int, elements: np.ndarray, segment: int, tags: Counter[tuple[int, int]]
+) -> Turn:
+    """Step k as one rank sees it, before anything is known about what waits for what."""
+    step, chip, ranks = schedule.steps[k], schedule.topology.chips[rank], schedule.topology.rank
+    segments: list[tuple[int, int, int, int]] = []
+    for send in np.flatnonzero((step.src == chip) | (step.dst == chip)).tolist():
+        if step.op[send] == ADASUM:
+            raise ScheduleError(
+                f"{schedule}: step {k} combines by Adasum, and this engine only adds and copies. Run it on NumPy."
+            )
+        begin, end = int(elements[step.first[send]]), int(elements[step.stop[send]])
+        lows = range(begin, end, segment)
+        segments += [(i, send, low, min(low + segment, end)) for i, low in enumerate(lows)]
+    receives, sends = [], []
+    # First segments first, so that the messages of a step travel side by side. Both ends count the same tags.
+    for _, send, low, stop in sorted(segments):
+        src, dst = ranks[int(step.src[send])], ranks[int(step.dst[send])]
+        tag = tags[src, dst]
+        tags[src, dst] += 1
+        if dst == rank:
+            receives.append(Receive(src, tag, low, stop, bool(step.op[send] == ADD), IN_PLACE, ()))
+        if src == rank:
+            sends.append(Send(dst, tag, low, stop, ()))
+    return Turn(tuple(receives), tuple(sends))
+
+
+def _landings(part: Turn, before: Sequence[Turn], late: int) -> tuple[Receive, ...]:
+    """Where each receive lands: in place if it is a copy and nothing under way has to do with that place, or will when
+    a late one is posted.
+    """
+    own = _overlaps(part.receives, part.sends)
+    under_way: list[Send | Receive] = []
+    for turn in before:
+        under_way += (*turn.sends, *turn.receives)
+    busy = _overlaps(part.receives, under_way)
+    landed, offset = [], 0
+    for receive, after, others in zip(part.receives, own, busy, strict=True):
+        if not receive.add and not after and not others:
+            landed.append(receive)
+            continue
+        if not receive.add and not after and receive.stop - receive.start >= late:
+            landed.append(receive._replace(late=True))
+            continue
+        landed.append(receive._replace(scratch=offset, after=after))
+        offset += receive.stop - receive.start
+    return tuple(landed)
+
+
+def _overlaps(ours: Sequence[Send | Receive], others: Sequence[Send | Receive]) -> list[tuple[int, ...]]:
+    """For each of `ours` the places of those among `others` that share an element with it."""
+    if not ours or not others:
+        return [()] * len(ours)
+    starts, stops = (np.array([getattr(other, end) for other in others]) for end in ("start", "stop"))
+    return [tuple(np.flatnonzero((starts < one.stop) & (stops > one.start)).tolist()) for one in ours]

@@ -1,0 +1,187 @@
+"""Runs a `Schedule` over `torch.distributed`: gloo on CPU, NCCL on GPU, any process group.
+
+Rank r of the group is the live chip of rank r. Results are those of `execute.numpy`, bit for bit. How long a rank waits
+for another is the time-out of the group (`init_process_group(timeout=...)`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import ProcessGroup
+
+from multipod.collectives.schedule import Schedule
+from multipod.errors import PeerLostError, ScheduleError
+from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.shared_memory import SharedMemory
+
+TAG = 1 << 24
+"""Our tags count from here, so that none is taken for a caller's."""
+
+
+def all_reduce(tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup | None = None) -> None:
+    """Sums `tensor` over the group's ranks in place, in the way and in the order that the schedule says.
+
+    All ranks call it with the same schedule, length and dtype, and one sum at a time on a group; the first sum of a
+    kind sees whether they do. Not checked: that the schedule is right (`multipod.collectives.verify`).
+
+    Args:
+      tensor: flat and contiguous, on a device that the group's backend reaches.
+      schedule: an all-reduce with as many live chips as the group has ranks.
+      group: the default group if None.
+
+    Raises:
+      ScheduleError: a schedule or a tensor that does not fit, or the ranks do not give the same.
+      PeerLostError: another rank ended, or did not answer in time.
+    """
+    if schedule.collective != "all-reduce":
+        raise ScheduleError(f"{schedule} is no all-reduce. Call run, or build it with collective='all-reduce'.")
+    run(tensor, schedule, group)
+
+
+def run(
+    tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup | None = None, *, grouped: bool | None = None
+) -> None:
+    """Does this rank's part of any schedule, in place; see `all_reduce`.
+
+    NCCL matches the messages of a step only when they are all posted in one call; `grouped` asks for that, and is what
+    None means for tensors on an accelerator.
+    """
+    group = process_group(group)
+    _check(tensor)
+    rank, ranks = group.rank(), group.size()
+    plan = plan_for(schedule, rank, ranks, tensor.numel(), tensor.element_size())
+    grouped = tensor.device.type != "cpu" if grouped is None else grouped
+    mine = note(schedule, tensor.numel(), str(tensor.dtype))
+    post = _grouped if grouped else _single
+    try:
+        with torch.no_grad():
+            if mine not in (agreed := _AGREED.setdefault(group, set())):
+                tell = partial(_bytes, device=tensor.device)
+                agree(mine, rank, ranks, post(group, TAG), tell, lambda buffer: bytes(buffer.tolist()))
+                agreed.add(mine)
+            scratch = _SCRATCH.take((tensor.device, tensor.dtype), plan.scratch, tensor.new_empty)
+            follow(plan, tensor, scratch, post(group, TAG + mine.tag), grouped=grouped)
+    except RuntimeError as error:  # what all backends of PyTorch raise
+        raise PeerLostError(
+            f"{schedule} on rank {rank} of {ranks}: the sum broke off: {str(error).splitlines()[0]} Another rank "
+            "ended, did not answer within the group's time-out, or sums another vector. See what the others printed "
+            "last, and start all of them again."
+        ) from error
+
+
+def process_group(group: ProcessGroup | None) -> ProcessGroup:
+    """The group, or the default one if None.
+
+    Raises:
+      ScheduleError: there is no default group.
+    """
+    found = group or distributed.group.WORLD
+    if found is None:
+        raise ScheduleError(
+            "torch.distributed has no process group. Call torch.distributed.init_process_group first, or run under "
+            "torchrun."
+        )
+    return found
+
+
+def shared_memory(group: ProcessGroup | None = None, **options: Any) -> "TensorMemory":
+    """The group's window of shared memory, for CPU tensors; all ranks call it, on one host.
+
+    Args:
+      group: the default group if None.
+      options: of `SharedMemory`.
+
+    Raises:
+      ClusterError: the ranks are not on one host.
+    """
+    group = process_group(group)
+
+    def exchange(value: bytes) -> Sequence[bytes]:
+        values: list[bytes] = [b""] * group.size()
+        distributed.all_gather_object(values, value, group=group)
+        return values
+
+    return TensorMemory(SharedMemory(group.rank(), group.size(), exchange, **options))
+
+
+class TensorMemory:
+    """`SharedMemory` for tensors; bfloat16, which NumPy lacks, is added by PyTorch."""
+
+    def __init__(self, window: SharedMemory) -> None:
+        self._window = window
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums a flat CPU tensor over the ranks in place; see `SharedMemory.all_reduce`.
+
+        Raises:
+          ScheduleError: a tensor that is not flat, not contiguous or not on the CPU.
+          PeerLostError: another rank ended or does not answer.
+        """
+        _check(tensor)
+        if tensor.device.type != "cpu":
+            raise ScheduleError(
+                f"shared-memory: the tensor is on {tensor.device}, and the window is in the host's memory. "
+                "Sum over the group with another algorithm."
+            )
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16:
+            view = partial(_view, dtype=tensor.dtype)
+            self._window.sum_with(tensor, tensor.data_ptr(), view, torch.add)
+        else:
+            self._window.all_reduce(tensor.numpy())
+
+    def empty(self, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A flat tensor in shared memory, not filled in, which is summed faster; see `SharedMemory.empty`."""
+        return _view(self._window.empty(length * dtype.itemsize, np.uint8), dtype)
+
+    def close(self) -> None:
+        """Gives the window back."""
+        self._window.close()
+
+
+_SCRATCH = Scratch()
+_AGREED: WeakKeyDictionary[ProcessGroup, set[Note]] = WeakKeyDictionary()
+
+
+def _bytes(text: bytes, device: torch.device) -> torch.Tensor:
+    return torch.tensor(list(text), dtype=torch.uint8, device=device)
+
+
+def _view(raw: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(raw).view(dtype)
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if tensor.ndim != 1 or not tensor.is_contiguous():
+        raise ScheduleError(
+            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not flat in memory, and "
+            "schedules cut a flat vector. Give tensor.view(-1), or a contiguous copy."
+        )
+
+
+def _single(group: ProcessGroup, tag: int) -> Post:
+    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+        works = [distributed.irecv(m.buffer, group=group, tag=tag + m.tag, group_src=m.peer) for m in incoming]
+        works += [distributed.isend(m.buffer, group=group, tag=tag + m.tag, group_dst=m.peer) for m in outgoing]
+        return [work.wait for work in works]
+
+    return post
+
+
+def _grouped(group: ProcessGroup, tag: int) -> Post:
+    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+        both = [(distributed.irecv, m) for m in incoming] + [(distributed.isend, m) for m in outgoing]
+        if not both:
+            return []
+        works = distributed.batch_isend_irecv(
+            [distributed.P2POp(op, m.buffer, group=group, tag=tag + m.tag, group_peer=m.peer) for op, m in both]
+        )
+        # NCCL gives one work for all of them; other backends give one for each.
+        return [work.wait for work in (works * len(both) if len(works) == 1 else works)]
+
+    return post

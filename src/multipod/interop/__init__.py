@@ -1,0 +1,1 @@
+"""multipod's schedules in programs of other frameworks."""
