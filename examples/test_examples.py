@@ -1,5 +1,6 @@
-"""Every example trains: its loss falls within a few updates on a mesh of 2 x 4 devices."""
+"""Every recipe trains: its loss falls within a few updates on a mesh of 2 x 4 devices. The scripts run."""
 
+import runpy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from multipod.train.events import Updated
 from multipod.train.loop import Surroundings, train
 
 HERE = Path(__file__).parent
-EXAMPLES = sorted(path for path in HERE.glob("*.py") if path.name not in ("conftest.py", "test_examples.py"))
+SCRIPTS = [HERE / "around_a_hole.py"]
+EXAMPLES = sorted({*HERE.glob("*.py")} - {*SCRIPTS, HERE / "conftest.py", HERE / "test_examples.py"})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -36,3 +38,9 @@ def test_the_recipe_as_text_names_the_model_and_its_numbers(path: Path) -> None:
     model = tomllib.loads(to_text(load(f"{path}:recipe")))["model"]
     assert model["kind"].startswith(f"{path.stem}:")
     assert len(model) > 1
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_the_script_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert "tree-packing: " in capsys.readouterr().out

@@ -270,3 +270,22 @@ def test_what_cannot_be_mended_is_refused():
     by_hand = Schedule("all-reduce", "tree-packing", Topology((1,)), 1, even(1), ())
     with pytest.raises(ScheduleError, match="no trees to mend"):
         repair(by_hand, Topology((1,)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(8, 8), (5, 9), (3, 3, 3)]), st.sampled_from([0.03, 0.1, 0.25]), st.randoms(use_true_random=False)
+)
+def test_every_connected_mesh_gets_a_proven_schedule_and_a_split_one_an_error(shape, share, rng):
+    whole = machine(shape, wrap=rng.random() < 0.5)
+    chips = [chip for chip in range(whole.size) if rng.random() < share][:-1]
+    topology = whole.without(chips, [(a, b) for a, b, _ in whole.links if rng.random() < share / 2])
+    if len(topology.parts) > 1:
+        with pytest.raises(
+            TopologyError, match=f"is cut into {len(topology.parts)} parts .*: {len(topology.parts[0])} "
+        ):
+            build("tree-packing", topology)
+        topology = topology.without(chip for part in topology.parts[1:] for chip in part)
+    for name in ("tree-packing", "detour-ring", "ring", "double-tree"):
+        verify(build(name, topology, **({"rounds": 1} if name == "tree-packing" else {})), topology)
+    verify(repair(tree_packing(whole, rounds=1), topology), topology)
