@@ -3,16 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# What `make test` installs beside the rest, to run schedules on PyTorch's and MPI's ranks; `make test ENGINES=` leaves
-# them out, and their tests are skipped.
-ENGINES ?= bench,mpi
+# What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, and what judges texts and
+# detections. `make test EXTRAS=` leaves them out, and their tests are skipped.
+EXTRAS ?= bench mpi bleu coco
 
-.PHONY: train test check format install engines clean
+.PHONY: train test check format install extras clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
 
-test: install engines
+test: install extras
 	$(BIN)/python -m pytest $(ARGS)
 
 check: install
@@ -34,12 +34,12 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-engines: $(if $(ENGINES),$(VENV)/engines)
+extras: $(EXTRAS:%=$(VENV)/%.extra)
 
 # Not every machine has wheels of these: then the tests say what was left out.
-$(VENV)/engines: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(ENGINES)]' && touch $@ \
-	  || echo "make: $(ENGINES) could not be installed; the tests that need them are skipped."
+$(VENV)/%.extra: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@ \
+	  || echo "make: the extra '$*' could not be installed; the tests that need it are skipped."
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,6 +38,14 @@ class CheckpointError(RunFolderError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class MetricError(MultipodError, ValueError):
+    """Scores, labels, texts or detections that cannot be judged."""
+
+
+class PoisonedError(MultipodError, ArithmeticError):
+    """Tensors that are not finite on some rank, where a combination would have spread them to all."""
+
+
 class ClusterError(MultipodError, RuntimeError):
     """Processes that could not be started, found or joined."""
 

@@ -1,5 +1,11 @@
-"""Objectives: from a model's outputs to one value an example, of which `loss` is minimised."""
+"""Objectives: from a model's outputs to values of each example, of which `loss` is minimised.
 
+Every metric that is a sum is a pair. The device part is the objective, called in the step: its values are added up
+over examples and devices with the padding masked (`masked_sums`). The host part turns the sums into what a run
+reports (`finished`): means over the examples, unless the objective says otherwise in a method `finish`.
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,12 +13,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.errors import MetricError
+
 Values = dict[str, jax.Array]
 """Named arrays of shape [examples]; `loss` is always among them. Booleans are counted exactly."""
 
 
 class Objective(Protocol):
-    """What training minimises and evaluation reports, example by example."""
+    """What training minimises and evaluation reports, example by example.
+
+    It may have a method `finish(sums)` as well: from sums that include `count` to what is reported.
+    """
 
     def __call__(self, outputs: Any, batch: dict[str, jax.Array]) -> Values:
         """The values of each example; their means over all examples are what a run reports."""
@@ -25,15 +36,92 @@ class Classification:
 
     Attributes:
       label_smoothing: the share of probability spread evenly over all classes (arXiv:1512.00567).
+      top: also report, for each k here, how often the label is among the k classes with the largest logits.
     """
 
     label_smoothing: float = 0.0
+    top: tuple[int, ...] = ()
 
     def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
-        """`loss` (float32) and `accuracy` (bool) of each example, from logits [examples, classes] and the labels."""
+        """`loss` (float32), `accuracy` and `top_K_accuracy` (bool) of each example, from logits [examples, classes].
+
+        A label outside the classes counts as wrong, and its loss means nothing: `metrics.labels.check_labels` finds
+        it on the host. A check here, one `select`, would change how XLA rounds the whole step.
+        """
         logits, labels = outputs.astype(jnp.float32), batch["label"]
         targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), self.label_smoothing)
-        return {"loss": optax.softmax_cross_entropy(logits, targets), "accuracy": logits.argmax(-1) == labels}
+        values = {"loss": optax.softmax_cross_entropy(logits, targets), "accuracy": logits.argmax(-1) == labels}
+        return values | {f"top_{k}_accuracy": among_top(k, logits, labels) for k in self.top}
+
+
+@dataclass(frozen=True)
+class TokenClassification:
+    """Cross-entropy of tokens, with accuracy and perplexity over tokens: masked or causal language models.
+
+    Attributes:
+      weight: the entry of the batch that says which tokens count (not zero: counts), [examples, positions];
+        empty: all count.
+      tokens_per_example: what an example's loss is divided by. 0: its own number of tokens that count, so that
+        every example weighs the same; a constant gives every token the same weight.
+    """
+
+    weight: str = "weight"
+    tokens_per_example: float = 0.0
+
+    def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
+        """`loss`, and sums over an example's tokens, from logits [examples, positions, vocabulary] and `label`.
+
+        `nats` is the cross-entropy of all tokens that count, `right` how many of them have the largest logit, `tokens`
+        their number. The loss of a label outside the vocabulary is NaN where it counts.
+        """
+        logits, labels = outputs.astype(jnp.float32), batch["label"]
+        counts = batch[self.weight] != 0 if self.weight else jnp.ones(labels.shape, bool)
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.clip(labels, 0, logits.shape[-1] - 1))
+        nats = jnp.where(counts, jnp.where(_is_class(labels, logits), nats, jnp.nan), 0).sum(-1)
+        tokens = counts.sum(-1, dtype=jnp.int32)
+        return {
+            "loss": nats / (self.tokens_per_example or jnp.maximum(tokens, 1)),
+            "nats": nats,
+            "right": ((logits.argmax(-1) == labels) & counts).sum(-1, dtype=jnp.int32),
+            "tokens": tokens,
+        }
+
+    def finish(self, sums: dict[str, Any]) -> dict[str, float]:
+        """`loss`, a mean over examples, and `accuracy` and `perplexity` over tokens.
+
+        Raises:
+          MetricError: no example or no token was counted.
+        """
+        loss, tokens = means(sums)["loss"], int(sums["tokens"])
+        if not tokens:
+            raise MetricError(
+                f"evaluation: of {int(sums['count']):,} examples no token counts: batch[{self.weight!r}] is zero "
+                "everywhere. See how the data mark the tokens to predict."
+            )
+        nats = float(sums["nats"]) / tokens
+        return {
+            "loss": loss,
+            "accuracy": float(sums["right"]) / tokens,
+            "perplexity": math.inf if nats > 700 else math.exp(nats),  # beyond, a float overflows
+        }
+
+
+def among_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Whether fewer than k classes come before the label; [examples], bool.
+
+    Classes are ordered by falling logits, equal ones by their number, as in `jax.lax.top_k`; no sort is needed. NaN
+    comes before everything, and a label outside the classes after everything.
+
+    Raises:
+      MetricError: there are fewer than k classes.
+    """
+    classes = logits.shape[-1]
+    if not 1 <= k <= classes:
+        raise MetricError(f"top_{k}_accuracy: the model has {classes} classes. Give `top` numbers from 1 to {classes}.")
+    own = jnp.take_along_axis(logits, jnp.clip(labels, 0, classes - 1)[..., None], axis=-1)
+    earlier = (logits == own) & (jnp.arange(classes) < labels[..., None])
+    before = (~(logits <= own) | earlier).sum(-1)
+    return (before < k) & _is_class(labels, logits)
 
 
 def masked_sums(values: Values, mask: jax.Array | None = None) -> Values:
@@ -50,6 +138,27 @@ def masked_sums(values: Values, mask: jax.Array | None = None) -> Values:
 
 
 def means(sums: dict[str, Any]) -> dict[str, float]:
-    """The mean of each value, from sums that include `count`."""
-    count = max(int(sums["count"]), 1)
+    """The mean of each value, from sums that include `count`.
+
+    Raises:
+      MetricError: no example was counted.
+    """
+    count = int(sums["count"])
+    if not count:
+        raise MetricError(
+            "evaluation: no example was counted: the evaluation set is empty, or all of it is masked. Give it examples."
+        )
     return {name: float(value) / count for name, value in sums.items() if name != "count"}
+
+
+def finished(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
+    """What a run reports, from sums that include `count`: what the objective's `finish` says, or the means.
+
+    Raises:
+      MetricError: no example was counted, or see the objective.
+    """
+    return getattr(objective, "finish", means)(sums)
+
+
+def _is_class(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    return (labels >= 0) & (labels < logits.shape[-1])

@@ -1,0 +1,252 @@
+"""Average precision of boxes and masks on COCO over many hosts. Needs the extra `coco`; nothing here needs JAX.
+
+pycocotools judges. What is ours is the way there: detections leave the devices in blocks of fixed size with their
+padding, are gathered from all hosts, and evaluation number e is judged by host e modulo hosts, in a process of its
+own while training goes on: judging takes longer than the time between two evaluations, and holds Python's lock.
+
+Source: the submission of arXiv:2011.03641, which goes round robin in threads.
+"""
+
+import contextlib
+import io
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multipod.errors import MetricError, MultipodError
+from multipod.metrics.hosts import ALONE, Hosts, gathered
+
+PRECISIONS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+NAMES = (*PRECISIONS, "AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large")
+"""pycocotools' twelve numbers in its order; -1 where the ground truth has nothing of the kind."""
+
+KINDS = {"box": "bbox", "mask": "segm"}
+
+GroundTruth = dict[str, Any]
+"""What an annotation file of COCO holds: `images`, `annotations`, `categories`."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What a model found on some images.
+
+    Attributes:
+      image: [detections], the image's id.
+      box: [detections, 4], x and y of the corner with the least of both, width, height, in pixels of the original.
+      score: [detections].
+      category: [detections], the category's id.
+      mask: one run-length code a detection, as `pycocotools.mask.encode` makes them; None if only boxes were found.
+    """
+
+    image: np.ndarray
+    box: np.ndarray
+    score: np.ndarray
+    category: np.ndarray
+    mask: tuple[dict[str, Any], ...] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.image)
+        shapes = {"image": (n,), "box": (n, 4), "score": (n,), "category": (n,)}
+        wrong = [f"{k} {np.shape(getattr(self, k))}" for k, shape in shapes.items() if getattr(self, k).shape != shape]
+        wrong += [f"mask ({len(self.mask)},)"] if self.mask is not None and len(self.mask) != n else []
+        if wrong:
+            raise MetricError(f"coco: {n} images of detections, and shapes {', '.join(wrong)}. Give one row each.")
+        bad = ~(np.isfinite(self.score) & np.isfinite(self.box).all(1))
+        if bad.any():
+            k = int(np.argmax(bad))
+            raise MetricError(
+                f"coco: detection {k} (image {self.image[k]}) has score {self.score[k]} and box "
+                f"{self.box[k].tolist()}, the first of {bad.sum():,} that are not finite. Find what overflows there."
+            )
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+def detections(image: Any, box: Any, score: Any, category: Any, kept: Any) -> Detections:
+    """One batch as it leaves the devices, without its padding.
+
+    Args:
+      image: [images], ids.
+      box: [images, slots, 4], x, y, width, height.
+      score: [images, slots].
+      category: [images, slots].
+      kept: [images] or [images, slots], booleans: false for padding.
+    """
+    image, box, score, category, kept = map(np.asarray, (image, box, score, category, kept))
+    kept = np.broadcast_to(kept.reshape(*kept.shape, *(1,) * (2 - kept.ndim)), score.shape)
+    ids = np.broadcast_to(image[:, None], score.shape)
+    return Detections(ids[kept], box[kept], score[kept], category[kept])
+
+
+def merged(parts: Sequence[Detections]) -> Detections:
+    """All detections of several batches or hosts, in their order.
+
+    Raises:
+      MetricError: some parts have masks and others do not, or the same image stands in two parts.
+    """
+    full = [(k, part) for k, part in enumerate(parts) if len(part)]
+    if not full:
+        return Detections(np.empty(0, np.int64), np.empty((0, 4)), np.empty(0), np.empty(0, np.int64))
+    with_masks = [k for k, part in full if part.mask is not None]
+    if with_masks and len(with_masks) < len(full):
+        without = next(k for k, part in full if part.mask is None)
+        raise MetricError(
+            f"coco: part {with_masks[0]} has masks, part {without} none. Give masks for all, or for none."
+        )
+    seen: dict[int, int] = {}
+    for k, part in full:
+        for image in np.unique(part.image).tolist():
+            if seen.setdefault(image, k) != k:
+                raise MetricError(
+                    f"coco: image {image} has detections in part {seen[image]} and in part {k}: it was evaluated "
+                    "twice. Mask the examples that only pad the last batch."
+                )
+    image, box, score, category = (
+        np.concatenate([getattr(part, name) for _, part in full]) for name in ("image", "box", "score", "category")
+    )
+    masks = tuple(code for _, part in full for code in part.mask or ()) if with_masks else None
+    return Detections(image, box, score, category, masks)
+
+
+def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") -> dict[str, float]:
+    """pycocotools' twelve numbers (`NAMES`), for boxes or masks.
+
+    Holds Python's lock, and sends what pycocotools prints nowhere, which is not safe beside other threads that
+    print: `Judge` does it in a process of its own. `truth` is left as it is.
+
+    Raises:
+      MetricError: `kind` is unknown, images or categories are not in `truth`, masks are missing, or `truth` is empty.
+    """
+    if kind not in KINDS:
+        raise MetricError(f"coco: kind {kind!r}. Known: {', '.join(KINDS)}.")
+    if not truth.get("images") or not truth.get("annotations"):
+        raise MetricError("coco: the ground truth has no images or no annotations. Give that of the evaluation set.")
+    for name, ids in (("image", found.image), ("category", found.category)):
+        known = [one["id"] for one in truth["images" if name == "image" else "categories"]]
+        strange = np.setdiff1d(ids, known)
+        if len(strange):
+            raise MetricError(
+                f"coco: {name} {strange[0]} of the detections is not in the ground truth, nor are {len(strange) - 1:,} "
+                "more. Map the model's numbers to COCO's ids, which have gaps."
+            )
+    if kind == "mask" and found.mask is None and len(found):
+        raise MetricError("coco: masks are to be judged, and the detections have none. Give them `mask`.")
+    coco, evaluator = _pycocotools()
+    with contextlib.redirect_stdout(io.StringIO()):
+        right = coco()
+        # pycocotools writes `ignore` and run-length codes into the annotations.
+        right.dataset = {**truth, "annotations": [dict(one) for one in truth["annotations"]]}
+        right.createIndex()
+        judged = evaluator(right, _results(coco, right, found, kind), KINDS[kind])
+        judged.evaluate()
+        judged.accumulate()
+        judged.summarize()
+    return dict(zip(NAMES, map(float, judged.stats), strict=True))
+
+
+class Judge:
+    """Judges evaluations in the background, round robin over the hosts.
+
+    Every host makes one, and calls `submit` and `finished` at the same points of its run: both are collectives.
+    Close it, or use it in a `with` statement.
+    """
+
+    def __init__(
+        self, truth: GroundTruth, kinds: Sequence[str] = ("box",), hosts: Hosts = ALONE, processes: int = 1
+    ) -> None:
+        """`processes` judge at once on this host; they start with the first evaluation that is this host's."""
+        self._kinds, self._hosts = tuple(kinds), hosts
+        # Not forked: a fork of a process with JAX's threads can hang.
+        self._pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _remember, (truth,))
+        self._waiting: dict[int, Future[dict[str, dict[str, float]]]] = {}
+
+    def submit(self, number: int, part: Detections) -> int:
+        """Gathers the detections of evaluation `number` from all hosts; returns the host that judges them.
+
+        Raises:
+          MetricError: see `merged`; on all hosts.
+        """
+        found = merged(gathered(lambda: part, self._hosts))
+        host = number % self._hosts.count
+        if host == self._hosts.index:
+            self._waiting[number] = self._pool.submit(_judge, found, self._kinds)
+        return host
+
+    def finished(self, wait: bool = False) -> dict[int, dict[str, dict[str, float]]]:
+        """The evaluations judged since the last call, by number: kind to name to value; the same on every host.
+
+        Waits for those that are not ready only if `wait`.
+
+        Raises:
+          MetricError: on all hosts, what `average_precision` refused on one.
+        """
+
+        def ready() -> dict[int, dict[str, dict[str, float]]]:
+            numbers = [number for number, future in self._waiting.items() if wait or future.done()]
+            return {number: _result(number, self._waiting.pop(number)) for number in numbers}
+
+        news = {number: value for part in gathered(ready, self._hosts) for number, value in part.items()}
+        return dict(sorted(news.items()))
+
+    def close(self) -> None:
+        """Ends the processes; what they have not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_truth: GroundTruth = {}
+"""Of a judging process: sent once, when it starts."""
+
+
+def _remember(truth: GroundTruth) -> None:
+    _truth.update(truth)
+
+
+def _judge(found: Detections, kinds: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {kind: average_precision(_truth, found, kind) for kind in kinds}
+
+
+def _result(number: int, future: Future[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    try:
+        return future.result()
+    except MultipodError:
+        raise
+    except Exception as error:  # the process was killed, or pycocotools failed: the other hosts must hear of it
+        raise MetricError(f"coco: evaluation {number} could not be judged: {type(error).__name__}: {error}") from error
+
+
+def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:
+    """The detections as pycocotools wants them. With masks it is not told the boxes: it would take their area."""
+    rows = zip(found.image.tolist(), found.category.tolist(), found.score.tolist(), strict=True)
+    what = [{"bbox": box} for box in found.box.tolist()]
+    if kind == "mask":
+        what = [{"segmentation": dict(code)} for code in found.mask or ()]
+    results = [
+        {"image_id": image, "category_id": category, "score": score, **one}
+        for (image, category, score), one in zip(rows, what, strict=True)
+    ]
+    if results:
+        return right.loadRes(results)
+    none = coco()
+    none.dataset = {**right.dataset, "annotations": []}
+    none.createIndex()
+    return none
+
+
+def _pycocotools() -> tuple[Any, Any]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise MetricError("coco: pycocotools is not installed. pip install 'multipod[coco]'") from error
+    return COCO, COCOeval
