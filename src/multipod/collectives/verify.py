@@ -8,8 +8,9 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from multipod.collectives.adasum import combinations
 from multipod.collectives.checks import tile_peers
-from multipod.collectives.schedule import COPY, OPS, Schedule, Step
+from multipod.collectives.schedule import ADASUM, COPY, OPS, Schedule, Step
 from multipod.collectives.tally import Tally
 from multipod.errors import ScheduleError, TopologyError
 from multipod.topology.routes import Routes, dependency_cycle, routes
@@ -92,7 +93,9 @@ def verify(schedule: Schedule, topology: Topology | None = None) -> Proof:
     Follows the set of chips whose contribution each cell (chip, piece) holds. Nothing may be missing at the end,
     nothing may be added twice on the way (to add sets that overlap is refused, to copy over them is not),
     no cell written twice in a step, and every message needs two live ends and a live way between them.
-    `adasum` counts contributions as `add` does. The root of a broadcast is the chip that all hold at the end.
+    `adasum` counts contributions as `add` does; besides, the slices that are combined in a step must make up two whole
+    vectors, each place once, on the chips that these come from: else nobody could know their dot products. The root of
+    a broadcast is the chip that all hold at the end.
     Pieces of no width hold nothing, so nothing is asked of them.
 
     Pieces never meet, so each is followed alone, and of pieces that travel alike only the first. Costs
@@ -118,6 +121,8 @@ def verify(schedule: Schedule, topology: Topology | None = None) -> Proof:
     patterns = 0
     for first, stop in _batches(survey.sends_of_piece, len(schedule.topology.chips)):
         patterns += _prove_pieces(schedule, survey, goal, first, stop)
+    if survey.combines:
+        combinations(schedule)
     return _proof(schedule, survey, goal, patterns)
 
 
@@ -136,6 +141,7 @@ class _Survey:
     Attributes:
       rank: int64 [topology size]; -1 for failed chips.
       sends_of_piece: int64 [pieces].
+      combines: whether any step combines by Adasum.
       span: (first piece, last piece + 1) that each step sends; (0, 0) for none.
       pairs: (src * size + dst, messages, width) of each pair of chips in use; the width is what all its messages
         carry of the vector, over the denominator.
@@ -148,6 +154,7 @@ class _Survey:
         self.rank = np.full(self.size, -1, np.int64)
         self.rank[list(topology.chips)] = np.arange(len(topology.chips))
         self.sends = 0
+        self.combines = False
         self.span: list[tuple[int, int]] = []
         # Sums of widths may exceed 64 bits where the denominator is large, so they are kept in two halves.
         tally = Tally(3)
@@ -157,6 +164,7 @@ class _Survey:
             if not len(step.src):
                 self.span.append((0, 0))
                 continue
+            self.combines |= bool((step.op == ADASUM).any())
             self.span.append((int(step.first.min()), int(step.stop.max())))
             code = step.src.astype(np.int64) * self.size + step.dst
             width = schedule.bounds[step.stop] - schedule.bounds[step.first]

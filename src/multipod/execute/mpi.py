@@ -14,6 +14,8 @@ from mpi4py import MPI
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PeerLostError, ScheduleError
+from multipod.execute.adasum import Arithmetic, Layers, Span
+from multipod.execute.adasum import follow as follow_adasum
 from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
 from multipod.execute.shared_memory import SharedMemory
 
@@ -46,23 +48,81 @@ def run(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s: float 
     array = _as_array(buffer)
     plan = plan_for(schedule, comm.rank, comm.size, array.size, array.itemsize)
     state = _state(comm)
-    mine = note(schedule, array.size, str(array.dtype))
     scratch = _SCRATCH.take(array.dtype, plan.scratch, lambda length: np.empty(length, array.dtype))
     try:
-        if mine not in state.agreed:
-            post = _post(state.comm, 0, limit_s)
-            agree(
-                mine, comm.rank, comm.size, post, lambda text: np.frombuffer(text, np.uint8).copy(), np.ndarray.tobytes
-            )
-            state.agreed.add(mine)
+        mine = _agree(array, schedule, comm, limit_s)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs pass through, as in any sum
             follow(plan, array, scratch, _post(state.comm, mine.tag, limit_s))
     except (MPI.Exception, TimeoutError) as error:
         _ABANDONED.append((array, scratch))
-        raise PeerLostError(
-            f"{schedule} on rank {comm.rank} of {comm.size}: the sum broke off: {error}. Another rank ended, does not "
-            "answer, or sums another vector. See what the others printed last, and start all of them again."
-        ) from error
+        raise _lost(schedule, comm, error) from error
+
+
+def _lost(schedule: Schedule, comm: MPI.Intracomm, error: Exception) -> PeerLostError:
+    return PeerLostError(
+        f"{schedule} on rank {comm.rank} of {comm.size}: the sum broke off: {error}. Another rank ended, does not "
+        "answer, or sums another vector. See what the others printed last, and start all of them again."
+    )
+
+
+def _agree(array: np.ndarray, schedule: Schedule, comm: MPI.Intracomm, limit_s: float, layers: str = "") -> Note:
+    """The note of this sum, after all ranks have told the same one, once."""
+    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), layers)
+    if mine not in state.agreed:
+        post = _post(state.comm, 0, limit_s)
+        agree(mine, comm.rank, comm.size, post, lambda text: np.frombuffer(text, np.uint8).copy(), np.ndarray.tobytes)
+        state.agreed.add(mine)
+    return mine
+
+
+def adasum(buffer: Any, schedule: Schedule, layers: Layers, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
+    """Combines `buffer` over the ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
+
+    Args:
+      buffer: as for `all_reduce`, of a floating dtype.
+      schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
+      layers: of the buffer.
+      comm: any intracommunicator.
+      limit_s: the longest to wait for one message.
+
+    Raises:
+      ScheduleError: a schedule, a buffer or layers that do not fit, or the ranks do not give the same.
+      PoisonedError: on all ranks, if some layer of any is not finite; the buffer is of no use then.
+      PeerLostError: another rank ended, or did not answer in time.
+    """
+    array = _as_array(buffer)
+    if array.dtype.kind in "biuc":
+        raise ScheduleError(f"adasum: an array of {array.dtype} has no angles. Give real floating-point numbers.")
+    try:
+        mine = _agree(array, schedule, comm, limit_s, layers.text)
+        with np.errstate(over="ignore", invalid="ignore"):
+            follow_adasum(_Engine(comm, mine.tag, limit_s), Arithmetic(), array, schedule, comm.rank, layers)
+    except (MPI.Exception, TimeoutError) as error:
+        _ABANDONED.append(array)
+        raise _lost(schedule, comm, error) from error
+
+
+class _Engine:
+    """The messages of Adasum over a communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, tag: int, limit_s: float) -> None:
+        self._comm, self._tag, self._limit_s = comm, tag, limit_s
+
+    def exchange(self, vector: np.ndarray, sends: Sequence[Span], receives: Sequence[Span]) -> list[np.ndarray]:
+        buffers = [np.empty(span.end - span.begin, vector.dtype) for span in receives]
+        # One tag for all: between two ranks both sides have the spans in one order, and MPI keeps it.
+        incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
+        outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
+        try:
+            for wait in _post(_state(self._comm).comm, self._tag, self._limit_s)(incoming, outgoing):
+                wait()
+        except TimeoutError:
+            _ABANDONED.append(buffers)
+            raise
+        return buffers
+
+    def run(self, vector: np.ndarray, schedule: Schedule) -> None:
+        run(vector, schedule, self._comm, limit_s=self._limit_s)
 
 
 def shared_memory(comm: MPI.Intracomm, **options: Any) -> SharedMemory:

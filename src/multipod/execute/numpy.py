@@ -6,9 +6,10 @@ import numpy as np
 
 from multipod.collectives.schedule import ADASUM, ADD, Schedule
 from multipod.errors import ScheduleError
+from multipod.execute.adasum import Arithmetic, Layers, broken, lockstep, refuse_poisoned
 
 
-def run(schedule: Schedule, vectors: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | None = None) -> dict[int, np.ndarray]:
     """What each live chip holds when the schedule is done, if it began with `vectors[chip]`.
 
     Piece k is the elements `ends[k]` to `ends[k + 1]` for `ends = schedule.elements(n)`; pieces of short vectors may
@@ -23,19 +24,29 @@ def run(schedule: Schedule, vectors: Mapping[int, np.ndarray]) -> dict[int, np.n
       schedule: to run.
       vectors: one-dimensional, for every live chip by its number, all of one length and one dtype; any dtype that adds.
         They stay as they are.
+      layers: of the vectors, for schedules that combine by Adasum (`multipod.execute.adasum`).
 
     Raises:
-      ScheduleError: vectors that do not fit the schedule, or an op that has no meaning for plain vectors.
+      ScheduleError: vectors that do not fit the schedule, or one that combines without layers.
+      PoisonedError: it combines, and a layer of some chip is not finite; names it and the rank.
     """
     held = {chip: vector.copy() for chip, vector in _checked(schedule, vectors).items()}
-    ends = schedule.elements(len(next(iter(held.values())))).tolist()
+    count = len(next(iter(held.values())))
+    ends = schedule.elements(count).tolist()
+    if layers is not None:
+        layers.check(count)
+        flags = np.array([broken(Arithmetic(), vector, layers) for vector in held.values()])
+        refuse_poisoned(str(schedule), flags, layers.names)
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs pass through, as in any sum
         for number, step in enumerate(schedule.steps):
             if (step.op == ADASUM).any():
-                raise ScheduleError(
-                    f"{schedule}: step {number} combines by adasum, which needs to know the layers of the vector. "
-                    "Run a schedule of add and copy."
-                )
+                if layers is None:
+                    raise ScheduleError(
+                        f"{schedule}: step {number} combines by adasum, which needs to know the layers of the vector. "
+                        "Give layers, or run a schedule of add and copy."
+                    )
+                lockstep(schedule, number, held, layers, run)
+                continue
             sends = [
                 (dst, slice(ends[first], ends[stop]), op, held[src][ends[first] : ends[stop]].copy())
                 for src, dst, first, stop, op in zip(*(column.tolist() for column in step), strict=True)

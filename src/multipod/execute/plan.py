@@ -148,11 +148,10 @@ class Note(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def note(schedule: Schedule, count: int, dtype: str) -> Note:
-    """The note for a sum of `count` elements; `said` has `NOTE_BYTES` bytes."""
-    text = (
-        f"{count} x {dtype.removeprefix('torch.')} by {schedule}, {schedule.pieces} pieces, {len(schedule.steps)} steps"
-    )
+def note(schedule: Schedule, count: int, dtype: str, layers: str = "") -> Note:
+    """The note for a sum of `count` elements; `said` has `NOTE_BYTES` bytes. `layers` says which tensors they are."""
+    what = f"{count} x {dtype.removeprefix('torch.')}" + (f" in {layers}" if layers else "")
+    text = f"{what} by {schedule}, {schedule.pieces} pieces, {len(schedule.steps)} steps"
     said = text.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)
     return Note(said, MESSAGE_TAGS + zlib.crc32(schedule.bounds.tobytes(), zlib.crc32(said)) % (1 << 30))
 

@@ -15,7 +15,9 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 from multipod.collectives.schedule import Schedule
-from multipod.errors import PeerLostError, ScheduleError
+from multipod.errors import MultipodError, PeerLostError, ScheduleError
+from multipod.execute.adasum import CHUNK, LARGEST, Arithmetic, Layers, Span
+from multipod.execute.adasum import follow as follow_adasum
 from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
 from multipod.execute.shared_memory import SharedMemory
 
@@ -56,22 +58,127 @@ def run(
     rank, ranks = group.rank(), group.size()
     plan = plan_for(schedule, rank, ranks, tensor.numel(), tensor.element_size())
     grouped = tensor.device.type != "cpu" if grouped is None else grouped
-    mine = note(schedule, tensor.numel(), str(tensor.dtype))
     post = _grouped if grouped else _single
     try:
         with torch.no_grad():
-            if mine not in (agreed := _AGREED.setdefault(group, set())):
-                tell = partial(_bytes, device=tensor.device)
-                agree(mine, rank, ranks, post(group, TAG), tell, lambda buffer: bytes(buffer.tolist()))
-                agreed.add(mine)
+            mine = _agree(tensor, schedule, group, grouped)
             scratch = _SCRATCH.take((tensor.device, tensor.dtype), plan.scratch, tensor.new_empty)
             follow(plan, tensor, scratch, post(group, TAG + mine.tag), grouped=grouped)
     except RuntimeError as error:  # what all backends of PyTorch raise
-        raise PeerLostError(
-            f"{schedule} on rank {rank} of {ranks}: the sum broke off: {str(error).splitlines()[0]} Another rank "
-            "ended, did not answer within the group's time-out, or sums another vector. See what the others printed "
-            "last, and start all of them again."
-        ) from error
+        raise _lost(schedule, group, error) from error
+
+
+def _lost(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerLostError:
+    return PeerLostError(
+        f"{schedule} on rank {group.rank()} of {group.size()}: the sum broke off: {str(error).splitlines()[0]} Another "
+        "rank ended, did not answer within the group's time-out, or sums another vector. See what the others printed "
+        "last, and start all of them again."
+    )
+
+
+def _agree(tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup, grouped: bool, layers: str = "") -> Note:
+    """The note of this sum, after all ranks have told the same one, once."""
+    mine = note(schedule, tensor.numel(), str(tensor.dtype), layers)
+    if mine not in (agreed := _AGREED.setdefault(group, set())):
+        post = (_grouped if grouped else _single)(group, TAG)
+        tell = partial(_bytes, device=tensor.device)
+        agree(mine, group.rank(), group.size(), post, tell, lambda buffer: bytes(buffer.tolist()))
+        agreed.add(mine)
+    return mine
+
+
+def adasum(
+    tensor: torch.Tensor,
+    schedule: Schedule,
+    layers: Layers,
+    group: ProcessGroup | None = None,
+    *,
+    grouped: bool | None = None,
+) -> None:
+    """Combines `tensor` over the group's ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
+
+    Args:
+      tensor: flat and contiguous, of a floating dtype.
+      schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
+      layers: of the tensor.
+      group: the default group if None.
+      grouped: as for `run`.
+
+    Raises:
+      ScheduleError: a schedule, a tensor or layers that do not fit, or the ranks do not give the same.
+      PoisonedError: on all ranks, if some layer of any is not finite; the tensor is of no use then.
+      PeerLostError: another rank ended, or did not answer in time.
+    """
+    group = process_group(group)
+    _check(tensor)
+    if not tensor.is_floating_point():
+        raise ScheduleError(f"adasum: a tensor of {tensor.dtype} has no angles. Give floating-point numbers.")
+    grouped = tensor.device.type != "cpu" if grouped is None else grouped
+    try:
+        with torch.no_grad():
+            mine = _agree(tensor, schedule, group, grouped, layers.text)
+            follow_adasum(
+                _Engine(group, mine.tag, grouped), _TensorArithmetic(), tensor, schedule, group.rank(), layers
+            )
+    except RuntimeError as error:
+        if isinstance(error, MultipodError):
+            raise
+        raise _lost(schedule, group, error) from error
+
+
+class _Engine:
+    """The messages of Adasum over a process group."""
+
+    def __init__(self, group: ProcessGroup, tag: int, grouped: bool) -> None:
+        self._group, self._tag, self._grouped = group, TAG + tag, grouped
+
+    def exchange(self, vector: torch.Tensor, sends: Sequence[Span], receives: Sequence[Span]) -> list[torch.Tensor]:
+        lengths = [span.end - span.begin for span in receives]
+        memory = _ARRIVED.take((vector.device, vector.dtype), sum(lengths), vector.new_empty)[0]
+        buffers = list(memory.split(lengths)) if lengths else []
+        post = (_grouped if self._grouped else _single)(self._group, self._tag)
+        # One tag for all: between two ranks both sides have the spans in one order, and the transport keeps it.
+        incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
+        outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
+        for wait in post(incoming, outgoing):
+            wait()
+        return buffers
+
+    def run(self, vector: torch.Tensor, schedule: Schedule) -> None:
+        run(vector, schedule, self._group, grouped=self._grouped)
+
+
+class _TensorArithmetic(Arithmetic):
+    """The same arithmetic on tensors, wherever they are."""
+
+    xp: Any = torch
+
+    def zeros(self, like: torch.Tensor, length: int) -> torch.Tensor:
+        return like.new_zeros(length, dtype=torch.float64)
+
+    def products(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = self.zeros(a, 3)
+        for x, y in zip(*_chunks(a, b), strict=True):
+            x, y = x.double(), y.double()
+            total += torch.stack([x @ y, x @ x, y @ y])
+        return total
+
+    def blend(self, mine: torch.Tensor, theirs: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> None:
+        for x, y in zip(*_chunks(mine, theirs), strict=True):
+            x.copy_(own * x.double() + other * y.double())
+
+    def finite(self, vector: torch.Tensor) -> bool:
+        if vector.dtype != torch.float64 and bool(vector.sum(dtype=torch.float32).isfinite()):
+            return True
+        return bool((vector.double().abs() <= LARGEST).all())
+
+    def numbers(self, values: torch.Tensor) -> np.ndarray:
+        return values.cpu().numpy()
+
+
+def _chunks(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """Each tensor in parts that stay in a core's cache; whole on accelerators."""
+    return [one.split(CHUNK if one.device.type == "cpu" else max(len(one), 1)) for one in tensors]
 
 
 def process_group(group: ProcessGroup | None) -> ProcessGroup:
@@ -145,6 +252,7 @@ class TensorMemory:
 
 
 _SCRATCH = Scratch()
+_ARRIVED = Scratch()
 _AGREED: WeakKeyDictionary[ProcessGroup, set[Note]] = WeakKeyDictionary()
 
 

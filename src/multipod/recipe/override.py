@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -69,7 +70,7 @@ def _readings(text: str) -> Iterator[Any]:
     yield text
     with contextlib.suppress(msgspec.DecodeError):
         yield msgspec.json.decode(text.encode())
-    yield [part for part in text.strip("[]()").replace("x", ",").split(",") if part]
+    yield [part for part in re.sub(r"(?<=\d)x(?=\d)", ",", text.strip("[]()")).split(",") if part]
 
 
 def _spell(kind: Any) -> str:

@@ -7,10 +7,12 @@ from typing import Any
 
 import tomli_w
 
+from multipod.layout.layout import COMBINATIONS
 from multipod.recipe.recipe import Recipe
 
-WHERE = ("layout.mesh", "layout.failed", "layout.gradient_sum")
-"""Fields that say where a run lies and who adds, not what it learns: a run may go on with others."""
+WHERE = ("layout.mesh", "layout.failed", "layout.gradient_sum", "layout.report_orthogonality")
+"""Fields that say where a run lies and who adds, not what it learns: a run may go on with others, unless it combines by
+Adasum, which depends on all of them."""
 
 
 def to_text(recipe: Recipe) -> str:
@@ -21,10 +23,12 @@ def to_text(recipe: Recipe) -> str:
 def differences(old: str, new: str) -> list[str]:
     """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`."""
     before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
+    free = WHERE[-1:] if combines else WHERE
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name) and name not in WHERE
+        if before.get(name) != after.get(name) and name not in free
     ]
 
 

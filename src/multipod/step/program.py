@@ -12,6 +12,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
 from multipod.layout.layout import DATA_AXES
@@ -19,11 +20,20 @@ from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, padde
 from multipod.metrics.objective import masked_sums
 from multipod.nn.padding import masked
 from multipod.recipe.recipe import Recipe
-from multipod.step.gradients import GradientPath, constrain, gradient_path, over_data, update_specs
+from multipod.step.gradients import (
+    GradientPath,
+    constrain,
+    gradient_path,
+    over_data,
+    tensor_names,
+    update_specs,
+)
 from multipod.step.state import State, fresh_state
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
+
+RESUME = "The weights are lost: lower the rate, or see which examples do that, and go on from the last checkpoint."
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,9 @@ class Program:
     @cached_property
     def shapes(self) -> State:
         """The state as shapes with shardings: what a checkpoint is restored into."""
-        shapes = jax.eval_shape(lambda: fresh_state(self.recipe, self.optimizer))
+        shapes = jax.eval_shape(self._fresh)
         specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
-        specs = specs._replace(optimizer=update_specs(self.recipe.layout, self.mesh, shapes.optimizer))
+        specs = specs._replace(optimizer=self._optimizer_specs(shapes.optimizer))
         return jax.tree.map(
             lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec)),
             shapes,
@@ -72,7 +82,21 @@ class Program:
     def init(self) -> State:
         """The state before the first update, on the mesh."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
-        return jax.jit(lambda: fresh_state(self.recipe, self.optimizer), out_shardings=shardings)()
+        return jax.jit(self._fresh, out_shardings=shardings)()
+
+    def _fresh(self) -> State:
+        """The first state; an optimizer's state that is local has a first dim of devices (`layout.local_state`)."""
+        state = fresh_state(self.recipe, self.optimizer)
+        if not self.recipe.layout.local_state:
+            return state
+        devices = data_devices(self.mesh)
+        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (devices, *leaf.shape)), state.optimizer)
+        return state._replace(optimizer=each)
+
+    def _optimizer_specs(self, optimizer: Any) -> Any:
+        if self.recipe.layout.local_state:
+            return jax.tree.map(lambda _: batch_spec(), optimizer)
+        return update_specs(self.recipe.layout, self.mesh, optimizer)
 
     def stop_flags(self, stop: bool) -> jax.Array:
         """One int32 for each device, 1 to ask for a stop; `update` tells every process whether any did."""
@@ -105,10 +129,13 @@ class Program:
 
         The sums also hold `stop`: how many devices asked for one.
         """
-        gradients, statistics, sums = self._gradients(state, batch, stop)
         params = constrain(state.params, self.mesh, self.path.specs)
-        updates, optimizer = self.optimizer.update(gradients, state.optimizer, params)
-        optimizer = constrain(optimizer, self.mesh, update_specs(self.recipe.layout, self.mesh, optimizer))
+        if self.recipe.layout.local_state:
+            updates, optimizer, statistics, sums = self._local_changes(state, batch, stop)
+        else:
+            gradients, statistics, sums = self._gradients(state, batch, stop)
+            updates, optimizer = self.optimizer.update(gradients, state.optimizer, params)
+        optimizer = constrain(optimizer, self.mesh, self._optimizer_specs(optimizer))
         params = self.path.gather(constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs))
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums
 
@@ -138,13 +165,49 @@ class Program:
         def local(params: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Sums]:
             key = jax.random.fold_in(key, lax.axis_index(DATA_AXES))
             gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
-            return self.path.combine(gradients), *self._agree(statistics, sums | {"stop": stop.sum()})
+            gradients, report = self.path.combine_and_report(self._before_sum(gradients))
+            statistics, sums = self._agree(statistics, sums | {"stop": stop.sum()})
+            return gradients, statistics, sums | _counted(report, sums)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
         whole = PartitionSpec()
         in_specs = whole, whole, whole, batch_spec(), batch_spec()
         out_specs = self.path.specs, whole, whole
         return over_data(local, self.mesh, in_specs, out_specs)(state.params, state.statistics, key, batch, stop)
+
+    def _local_changes(self, state: State, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Any, Sums]:
+        """Combined changes of the parameters, the optimizers' states, statistics, sums.
+
+        Each device's optimizer sees the gradient of its own mean loss, and keeps its state to itself: what is combined
+        is the change that it makes (arXiv:2006.02924, section 4.1).
+        """
+        devices = data_devices(self.mesh)
+
+        def local(
+            params: Any, own: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array
+        ) -> tuple[Any, Any, Any, Sums]:
+            key = jax.random.fold_in(key, lax.axis_index(DATA_AXES))
+            gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
+            gradients = jax.tree.map(lambda tensor: tensor * devices, self._before_sum(gradients))
+            changes, own = self.optimizer.update(gradients, jax.tree.map(lambda leaf: leaf[0], own), params)
+            changes, report = self.path.combine_and_report(changes)
+            statistics, sums = self._agree(statistics, sums | {"stop": stop.sum()})
+            return changes, jax.tree.map(lambda leaf: leaf[None], own), statistics, sums | _counted(report, sums)
+
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
+        whole, split = PartitionSpec(), batch_spec()
+        in_specs = whole, split, whole, whole, split, split
+        function = over_data(local, self.mesh, in_specs, (self.path.specs, split, whole, whole))
+        return function(state.params, state.optimizer, state.statistics, key, batch, stop)
+
+    def check(self, sums: Sums) -> None:
+        """Refuses an update in which a device had tensors that are not finite, where the sums tell (Adasum).
+
+        Raises:
+          PoisonedError: names the tensors and the devices.
+        """
+        if "poisoned" in sums:
+            refuse_poisoned("update", np.asarray(sums["poisoned"]), tensor_names(self.path.specs), RESUME)
 
     def _local_gradients(self, params: Any, statistics: Any, key: jax.Array, batch: Batch) -> tuple[Any, Any]:
         """Gradients of this device's share of the batch's mean loss, with new statistics and sums."""
@@ -158,6 +221,11 @@ class Program:
             return sums["loss"] / self.recipe.batch, (new, sums)
 
         return jax.grad(loss, has_aux=True)(params)
+
+    def _before_sum(self, gradients: Any) -> Any:
+        """What the optimizer does to each device's gradients before they are summed, if it has such a method."""
+        before_sum = getattr(self.recipe.optimizer, "before_sum", None)
+        return before_sum(gradients, data_devices(self.mesh)) if before_sum else gradients
 
     def _agree(self, statistics: Any, sums: Sums) -> tuple[Any, Sums]:
         """Statistics averaged and sums added over the mesh, in one message for each dtype.
@@ -176,3 +244,8 @@ class Program:
             ),
             sums,
         )
+
+
+def _counted(report: Sums, sums: Sums) -> Sums:
+    """Numbers of a report times the count of examples, which means are divided by."""
+    return {name: value * sums["count"] if value.ndim == 0 else value for name, value in report.items()}

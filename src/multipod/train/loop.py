@@ -11,7 +11,7 @@ import numpy as np
 from multipod.data.batches import TrainBatches, evaluation_batches
 from multipod.data.feed import owned_rows, to_mesh
 from multipod.layout.mesh import batch_sharding, data_devices
-from multipod.metrics.objective import means
+from multipod.metrics.objective import finished
 from multipod.step.program import Batch, Program, Sums
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
@@ -116,12 +116,14 @@ class _Run:
             if not sums["count"].is_ready():  # type: ignore[attr-defined]
                 waited = 0.0  # the devices were busy meanwhile
             jax.block_until_ready((self.state, sums))
+            self.program.check(sums)
             now = clock()
             self.update += 1
             self.first_step_s = self.first_step_s or now - self.around.began
             self.times.add(now - ended, now - dispatched - waited, waited)
             self.stopped = self.agreed_to_stop(sums)
-            news = Updated(self.update, means(_values(sums)), now - ended, waited, self.recipe.batch / (now - ended))
+            values = finished(self.recipe.objective, _values(sums))
+            news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
             ended = now
             if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
                 self.around.tell(news)
@@ -157,8 +159,8 @@ class _Run:
         self.around.pulse("evaluating", self.update)
         start = self.around.clock()
         sums = {name: float(total) for name, total in evaluate(self.program, self.state, self.test).items()}
+        values = finished(self.recipe.objective, sums)
         count = int(sums.pop("count"))
-        values = {name: total / count for name, total in sums.items()}
         event = Evaluated(self.update, values, sums, count, self.around.clock() - start)
         self.around.tell(event)
         return event
@@ -229,4 +231,4 @@ def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, t
 
 
 def _values(sums: Sums) -> dict[str, Any]:
-    return {name: value for name, value in jax.device_get(sums).items() if name != "stop"}
+    return {name: value for name, value in jax.device_get(sums).items() if name not in ("stop", "poisoned")}
