@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, and what judges texts and
-# detections. `make test EXTRAS=` leaves them out, and their tests are skipped.
-EXTRAS ?= bench mpi bleu coco
+# What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
+# detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
+EXTRAS ?= bench mpi bleu coco text
 
 .PHONY: train test check format install extras clean
 

@@ -56,17 +56,27 @@ class Classification:
 
 @dataclass(frozen=True)
 class TokenClassification:
-    """Cross-entropy of tokens, with accuracy and perplexity over tokens: masked or causal language models.
+    """Cross-entropy of tokens, with accuracy and perplexity over tokens: language models and translation.
+
+    With smoothed labels, eps of the probability spread evenly over all V tokens of the vocabulary, a token costs
+
+        log sum exp(z) - (1 - eps) z_label - eps mean(z)
+
+    from its logits z: nothing as large as the logits is made of the labels, and logits that are split over the
+    vocabulary need no gathering. (The MLPerf Transformer spreads eps over the V - 1 other tokens and
+    subtracts the least possible cost: the same gradient at eps V / (V - 1), and a constant.)
 
     Attributes:
       weight: the entry of the batch that says which tokens count (not zero: counts), [examples, positions];
         empty: all count.
       tokens_per_example: what an example's loss is divided by. 0: its own number of tokens that count, so that
         every example weighs the same; a constant gives every token the same weight.
+      label_smoothing: eps, in the loss alone; `nats` and perplexity are without it (arXiv:1512.00567).
     """
 
     weight: str = "weight"
     tokens_per_example: float = 0.0
+    label_smoothing: float = 0.0
 
     def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
         """`loss`, and sums over an example's tokens, from logits [examples, positions, vocabulary] and `label`.
@@ -76,11 +86,17 @@ class TokenClassification:
         """
         logits, labels = outputs.astype(jnp.float32), batch["label"]
         counts = batch[self.weight] != 0 if self.weight else jnp.ones(labels.shape, bool)
-        nats = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.clip(labels, 0, logits.shape[-1] - 1))
-        nats = jnp.where(counts, jnp.where(_is_class(labels, logits), nats, jnp.nan), 0).sum(-1)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.clip(labels, 0, logits.shape[-1] - 1))
+        each = jnp.where(_is_class(labels, logits), each, jnp.nan)
+        nats = jnp.where(counts, each, 0).sum(-1)
+        cost = nats
+        if self.label_smoothing:
+            even = jax.nn.logsumexp(logits, -1) - logits.mean(-1)
+            smoothed = (1 - self.label_smoothing) * each + self.label_smoothing * even
+            cost = jnp.where(counts, smoothed, 0).sum(-1)
         tokens = counts.sum(-1, dtype=jnp.int32)
         return {
-            "loss": nats / (self.tokens_per_example or jnp.maximum(tokens, 1)),
+            "loss": cost / (self.tokens_per_example or jnp.maximum(tokens, 1).astype(cost.dtype)),
             "nats": nats,
             "right": ((logits.argmax(-1) == labels) & counts).sum(-1, dtype=jnp.int32),
             "tokens": tokens,

@@ -10,7 +10,7 @@ from pathlib import Path
 from multipod.errors import RecipeError, nearest
 from multipod.recipe.recipe import Recipe
 
-RECIPES = {"digits": "multipod.recipes.digits:digits"}
+RECIPES = {"digits": "multipod.recipes.digits:digits", "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm"}
 """Every ready-made recipe: its name, and the function that returns it."""
 
 

@@ -1,0 +1,202 @@
+"""The encoder-decoder Transformer for translation (Vaswani et al., 2017, arXiv:1706.03762)."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from multipod.errors import RecipeError
+from multipod.nn.attention import KeysValues, segment_mask
+from multipod.nn.beam_search import Beams, Cache, beam_search, greedy
+from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
+from multipod.nn.embedding import Embedding, sinusoids
+from multipod.nn.merge import merged
+from multipod.nn.model import Batch, FlaxModel, Params
+from multipod.nn.remat import Remat, called
+from multipod.nn.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
+
+PAD = 0
+"""The token that fills rows."""
+
+
+@dataclass(frozen=True)
+class Transformer(FlaxModel):
+    """An encoder-decoder with one table for source, target and the last layer, and sinusoids for positions.
+
+    The defaults are the "big" model of MLPerf v0.6 and v0.7 with a vocabulary of 2^15: 209,842,176 parameters
+    (210,804,736 with the 33,708 entries of the MLPerf reference). Norms come first in each block and once more behind
+    each stack, and projections in attention have no bias, as in the authors' own code; `norm="post"` is the paper's
+    text.
+
+    A batch holds tokens `source` and `target` [examples, positions]: `target` is what the decoder reads, so it begins
+    with the start token and is one place behind `label` (`multipod.data.packing.shifted_right`). Packed rows also have
+    `source_segment`, `target_segment` (0: padding) and `source_position`, `target_position`; without them every row is
+    one sequence, and `PAD` is padding except at the first place of the target.
+
+    Attributes:
+      vocab: entries of the shared table.
+      features: features between layers.
+      hidden: features inside a feed-forward block.
+      heads: heads of each attention.
+      encoder_layers, decoder_layers: number of layers.
+      dropout: share dropped of embeddings, behind each block, of attention weights, and inside feed-forward blocks.
+      norm: layer norm before or after each block.
+      activation: of the feed-forward blocks.
+      dtype: type of products and activations; parameters, norms, softmax and logits are float32.
+      remat: what each layer keeps for the backward pass.
+    """
+
+    vocab: int = 32_768
+    features: int = 1024
+    hidden: int = 4096
+    heads: int = 16
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dropout: float = 0.1
+    norm: Norm = "pre"
+    activation: Activation = "relu"
+    dtype: ComputeDtype = "float32"
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        if self.features % self.heads:
+            raise RecipeError(
+                f"Transformer: features={self.features} do not divide over heads={self.heads}. "
+                f"Take {self.features - self.features % self.heads or self.heads} features."
+            )
+
+    def module(self, rngs: nnx.Rngs) -> nnx.Module:
+        """A fresh module."""
+        return _Transformer(self, rngs)
+
+    def forward(self, module: Any, batch: Batch) -> jax.Array:
+        """Logits [examples, target positions, vocab], float32."""
+        encoded, source_segment = module.encode(batch)
+        return module.decode(batch, encoded, source_segment)
+
+    def translate(
+        self, params: Params, batch: Batch, *, start: int, end: int, length: int, beam: int = 4, penalty: float = 0.6
+    ) -> Beams:
+        """The best translations of each source sequence by beam search; one sequence a row, not packed.
+
+        The defaults are those of MLPerf. See `multipod.nn.beam_search.beam_search`.
+        """
+        module = merged(self, params)
+        step, cache = _decoder_steps(module, batch, length, beam)
+        return beam_search(
+            step, cache, len(batch["source"]), beam=beam, length=length, start=start, end=end, penalty=penalty
+        )
+
+    def translate_greedily(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
+        """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.beam_search.greedy`."""
+        module = merged(self, params)
+        step, cache = _decoder_steps(module, batch, length, 1)
+        return greedy(step, cache, len(batch["source"]), length=length, start=start, end=end)
+
+
+def small_transformer(vocab: int = 4096, **changes: Any) -> Transformer:
+    """A Transformer that trains on two cores: 128 features, 4 heads, two and two layers."""
+    spec = {"features": 128, "hidden": 512, "heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
+    return Transformer(vocab, **{**spec, **changes})
+
+
+class Source(NamedTuple):
+    """What the decoder attends to.
+
+    Attributes:
+      layers: for each decoder layer, its keys and values of the encoder's output.
+      mask: which of them are tokens, bool [rows, 1, 1, positions].
+    """
+
+    layers: list[KeysValues]
+    mask: jax.Array
+
+
+class _Transformer(nnx.Module):
+    def __init__(self, spec: Transformer, rngs: nnx.Rngs) -> None:
+        self.spec = spec
+        layer = LayerSpec(
+            spec.features,
+            spec.hidden,
+            spec.heads,
+            norm=spec.norm,
+            activation=spec.activation,
+            dropout=spec.dropout,
+            hidden_dropout=spec.dropout,
+            dtype=spec.dtype,
+        )
+        init = jax.nn.initializers.normal(spec.features**-0.5)
+        self.embedding = Embedding(spec.vocab, spec.features, init=init, dtype=spec.dtype, rngs=rngs)
+        self.dropout = dropped(spec.dropout, rngs)
+        self.encoder = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.encoder_layers)])
+        self.decoder = nnx.List([DecoderLayer(layer, rngs) for _ in range(spec.decoder_layers)])
+        last = spec.norm == "pre"
+        self.encoder_norm = LayerNorm(spec.features) if last else None
+        self.decoder_norm = LayerNorm(spec.features) if last else None
+
+    def encode(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The encoder's output [n, positions, features], and the source's segments."""
+        tokens = batch["source"]
+        segment = _segment(batch, "source")
+        x, mask = self._embedded(tokens, batch.get("source_position")), segment_mask(segment, segment)
+        for layer in self.encoder:
+            x = called(layer, x, mask, remat=self.spec.remat)
+        return (self.encoder_norm(x) if self.encoder_norm else x), segment
+
+    def decode(self, batch: Batch, encoded: jax.Array, source_segment: jax.Array) -> jax.Array:
+        """Logits for every place of batch["target"]."""
+        tokens = batch["target"]
+        segment = _segment(batch, "target")
+        mask, cross_mask = segment_mask(segment, segment, causal=True), segment_mask(segment, source_segment)
+        x = self._embedded(tokens, batch.get("target_position"))
+        for layer in self.decoder:
+            x = called(layer, x, encoded, mask, cross_mask, remat=self.spec.remat)
+        return self._logits(x)
+
+    def source(self, batch: Batch) -> Source:
+        """What the decoder attends to, computed once for all tokens that are generated."""
+        encoded, segment = self.encode(batch)
+        return Source([layer.cross.memory(encoded) for layer in self.decoder], (segment != 0)[:, None, None])
+
+    def empty_cache(self, rows: int, length: int) -> list[KeysValues]:
+        """Room for `length` positions of each decoder layer."""
+        return [layer.attention.empty(rows, length) for layer in self.decoder]
+
+    def step(self, tokens: jax.Array, position: jax.Array, cache: Cache, source: Source) -> tuple[jax.Array, Cache]:
+        """Logits [rows, vocab] behind the tokens [rows] at `position`."""
+        x = self._embedded(tokens[:, None], jnp.full((len(tokens), 1), position))
+        kept = []
+        for layer, own, memory in zip(self.decoder, cache, source.layers, strict=True):
+            x, own = layer.step(x, position, own, memory, source.mask)
+            kept.append(own)
+        return self._logits(x)[:, 0], kept
+
+    def _embedded(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
+        positions = jnp.arange(tokens.shape[1]) if positions is None else positions
+        x = self.embedding(tokens) * self.spec.features**0.5
+        return self.dropout(x + sinusoids(positions, self.spec.features).astype(x.dtype))
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return self.embedding.scores(self.decoder_norm(x) if self.decoder_norm else x)
+
+
+def _segment(batch: Batch, name: str) -> jax.Array:
+    """The segments of the tokens of that name: given, or one for each row, up to its padding."""
+    if f"{name}_segment" in batch:
+        return batch[f"{name}_segment"]
+    is_token = batch[name] != PAD
+    if name == "target":  # its first token is the start token, which may be PAD
+        is_token |= jnp.arange(batch[name].shape[1]) == 0
+    return is_token.astype(jnp.int32)
+
+
+def _decoder_steps(module: _Transformer, batch: Batch, length: int, beam: int) -> tuple[Any, Cache]:
+    """The step function and the empty cache for `beam` rows of each example."""
+    source = jax.tree.map(lambda leaf: jnp.repeat(leaf, beam, axis=0), module.source(batch))
+
+    def step(tokens: jax.Array, position: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        return module.step(tokens, position, cache, source)
+
+    return step, module.empty_cache(len(batch["source"]) * beam, length)

@@ -1,0 +1,111 @@
+"""Dense layers, layer norm and the feed-forward block, their dims named (`multipod.nn.dims`).
+
+Parameters are float32. What is computed in another type, bfloat16, is cast where it is used.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import Initializer, variance_scaling
+
+from multipod.nn.dims import constant, param
+
+Activation = Literal["relu", "gelu", "silu"]
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nnx.relu,
+    "gelu": lambda x: nnx.gelu(x, approximate=False),
+    "silu": nnx.silu,
+}
+"""`gelu` is the exact one, with erf."""
+
+ComputeDtype = Literal["float32", "bfloat16"]
+
+
+class Dense(nnx.Module):
+    """x [..., *inputs] to [..., *outputs]: a sum over all input dims, with a bias of all output dims.
+
+    Attributes:
+      kernel: [*inputs, *outputs].
+      bias: [*outputs], or None.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, int],
+        outputs: Mapping[str, int],
+        *,
+        bias: bool = True,
+        init: Initializer | None = None,
+        dtype: ComputeDtype = "float32",
+        rngs: nnx.Rngs,
+    ) -> None:
+        sizes = (*inputs.values(), *outputs.values())
+        init = init or glorot(len(inputs), len(outputs))
+        self.kernel = param(init, sizes, (*inputs, *outputs), rngs)
+        self.bias = constant(0.0, tuple(outputs.values()), tuple(outputs)) if bias else None
+        self.contracted = len(inputs)
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Computes and returns in `dtype`."""
+        y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
+        return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+def glorot(inputs: int, outputs: int) -> Initializer:
+    """Glorot's uniform initialiser for a kernel of so many input dims and, behind them, output dims.
+
+    Source: Glorot and Bengio, 2010. Fan-in and fan-out are the products of the dims on either side.
+    """
+    return variance_scaling(1.0, "fan_avg", "uniform", tuple(range(inputs)), tuple(range(inputs, inputs + outputs)))
+
+
+def dropped(share: float, rngs: nnx.Rngs) -> nnx.Dropout:
+    """Dropout of that share, with a generator of its own if it is not 0."""
+    return nnx.Dropout(share, rngs=rngs if share else None)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / sqrt(var + epsilon) * scale + bias over the last dim, computed in float32.
+
+    Source: Ba et al., 2016, arXiv:1607.06450. The variance is that of the differences from the mean.
+    """
+
+    def __init__(self, features: int, *, epsilon: float = 1e-6) -> None:
+        self.scale = constant(1.0, (features,), ("embed",))
+        self.bias = constant(0.0, (features,), ("embed",))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises x [..., features]; returns x's type."""
+        wide = x.astype(jnp.float32)
+        wide = wide - wide.mean(-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
+        return (wide * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """Two dense layers with an activation, and dropout, between them; [..., embed] to [..., embed]."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        init: Initializer | None = None,
+        dtype: ComputeDtype = "float32",
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.activation = activation
+        self.inner = Dense({"embed": features}, {"mlp": hidden}, init=init, dtype=dtype, rngs=rngs)
+        self.dropout = dropped(dropout, rngs)
+        self.outer = Dense({"mlp": hidden}, {"embed": features}, init=init, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Computes in `dtype`."""
+        return self.outer(self.dropout(ACTIVATIONS[self.activation](self.inner(x))))
