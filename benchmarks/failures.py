@@ -46,6 +46,7 @@ class Outcome:
     Attributes:
       shape: of the mesh.
       share: of chips that failed on average in such sets.
+      whole: whether no chip had failed, only links.
       connected: whether all live chips could reach each other.
       largest: the live chips of the largest part, as a share of all chips of the mesh.
       speed: sigma of the largest part over that of the whole mesh.
@@ -55,6 +56,7 @@ class Outcome:
 
     shape: tuple[int, int]
     share: float
+    whole: bool
     connected: bool
     largest: float
     speed: float
@@ -95,7 +97,7 @@ def attempt(topology: Topology, share: float, whole: Schedule) -> Outcome:
       AssertionError: a machine cut in parts was not refused, or not by naming its parts.
       Exception: any fault of a builder, or of what it built.
     """
-    connected = len(topology.parts) == 1
+    connected, complete = len(topology.parts) == 1, not topology.failed_chips
     if not connected:
         check_refused(topology)
         topology = topology.without(chip for part in topology.parts[1:] for chip in part)
@@ -113,6 +115,7 @@ def attempt(topology: Topology, share: float, whole: Schedule) -> Outcome:
     return Outcome(
         topology.shape,  # type: ignore[arg-type]
         share,
+        complete,
         connected,
         len(topology.chips) / topology.size,
         float(strength(topology).value / best) if several else 0.0,
@@ -152,21 +155,21 @@ def plot(outcomes: list[Outcome], out: Path) -> None:
     percent = [100 * share for share in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     curves = {
-        "tree packing on the largest part": [100.0 for _ in rows],
-        "all live chips connected": [100 * statistics.mean(one.connected for one in row) for row in rows.values()],
-        "a ring of single links over all live chips": [
-            100 * statistics.mean(one.connected and one.one_hop for one in row) for row in rows.values()
-        ],
-        "algorithms for whole grids": [0.0 for _ in rows],
+        "proven schedule over all live chips": [one.connected for one in outcomes],
+        "ring of single links over all live chips": [one.connected and one.one_hop for one in outcomes],
+        "algorithms for whole grids": [one.connected and one.whole for one in outcomes],
     }
-    for name, values in curves.items():
-        left.plot([0, *percent], [100, *values], marker="o", label=name)
-    left.set(xlabel="failed chips, % (and half as many links)", ylabel="sets that get a schedule, %", ylim=(-4, 104))
+    for name, yes in curves.items():
+        values = [
+            100 * statistics.mean(y for y, o in zip(yes, outcomes, strict=True) if o.share == share) for share in rows
+        ]
+        left.plot(percent, values, marker="o", label=name)
+    left.set(xlabel="failed chips, % (and half as many links)", ylabel="sets, %", ylim=(-4, 104))
     left.legend(fontsize=7)
     for name in ("largest", "speed"):
         values = [100 * statistics.median(getattr(one, name) for one in row) for row in rows.values()]
         label = {"largest": "chips in the largest part", "speed": "all-reduce bandwidth (sigma) there"}[name]
-        right.plot([0, *percent], [100, *values], marker="o", label=label)
+        right.plot(percent, values, marker="o", label=label)
     right.set(
         xlabel="failed chips, % (and half as many links)", ylabel="of the whole machine's, median, %", ylim=(0, 104)
     )
@@ -193,6 +196,7 @@ def row(label: str, outcomes: list[Outcome]) -> list[str]:
         f"{len(outcomes):,}",
         percent([one.connected for one in outcomes]),
         percent([one.connected and one.one_hop for one in outcomes]),
+        percent([one.connected and one.whole for one in outcomes]),
         f"{100 * statistics.median(one.largest for one in outcomes):.1f}%",
         f"{100 * statistics.median(one.speed for one in outcomes):.1f}%",
         f"{100 * statistics.median(one.packed for one in outcomes):.1f}%",
@@ -210,7 +214,7 @@ def main() -> None:
     print(machine.headline(machine.facts()), flush=True)
     start = time.process_time()
     outcomes = list(campaign(options.sets, options.seed, options.only))
-    head = ["", "sets", "connected", "one-hop ring", "largest part", "sigma", "packed", "mended"]
+    head = ["", "sets", "connected", "one-hop ring", "no chip failed", "largest part", "sigma", "packed", "mended"]
     rows = [row(f"{100 * share:.0f}% of chips", found) for share, found in by_share(outcomes).items()]
     for shape in SHAPES:
         if found := [one for one in outcomes if one.shape == shape]:
