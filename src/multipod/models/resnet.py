@@ -1,17 +1,77 @@
-"""Residual networks for images (He et al., 2015, arXiv:1512.03385)."""
+"""Residual networks for images (He et al., 2015, arXiv:1512.03385): the published five, and a small one."""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from multipod.models.images import check_fields, check_image
 from multipod.nn.batch_norm import Tile, TileBatchNorm
+from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.convolution import convolution
 from multipod.nn.model import Batch, FlaxModel
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+"""Blocks in each of the four stages, for each depth: basic blocks up to 34 layers, bottlenecks from 50."""
+
+
+@dataclass(frozen=True)
+class ResNet(FlaxModel):
+    """ResNet v1.5 for large images: a 7x7 stem and a pool, both of stride 2, four stages, global average pooling.
+
+    v1.5 is where a bottleneck has its stride in the 3x3 convolution, not in the first 1x1. A shortcut that changes
+    shape is a normalised 1x1 convolution (option B). All windows are padded evenly, as in torchvision; TensorFlow
+    pads the pool on one side only.
+
+    As published for large batches (Goyal et al., 2017, arXiv:1706.02677, section 5.1): kernels are normal by
+    fan-out, the scale of the last norm of each block begins at zero, the head is normal with deviation 0.01, batch
+    norm has epsilon 1e-5 and momentum 0.9.
+
+    Attributes:
+      depth: 18, 34, 50, 101 or 152.
+      channels: colour channels of the image.
+      classes: number of classes.
+      width: features of the first stage, 64 as published; each later stage has twice those of the one before it.
+      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
+      batch_norm_momentum: of the moving moments.
+      dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
+
+    Raises:
+      RecipeError: a field out of range, or, when called, images with other channels.
+    """
+
+    depth: Literal[18, 34, 50, 101, 152] = 50
+    channels: int = 3
+    classes: int = 1000
+    width: int = 64
+    batch_norm_tile: Tile = "all"
+    batch_norm_momentum: float = 0.9
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            choices={"depth": BLOCKS, "dtype": ("float32", "bfloat16")},
+            least={"channels": 1, "classes": 1, "width": 1},
+            rates=("batch_norm_momentum",),
+        )
+
+    def module(self, rngs: nnx.Rngs) -> nnx.Module:
+        """A fresh module."""
+        return _DeepResNet(self, rngs)
+
+    def forward(self, module: nnx.Module, batch: Batch) -> jax.Array:
+        """Logits [examples, classes], float32, for batch["image"], [examples, height, width, channels]."""
+        return module(check_image(self, batch["image"]))
+
+    @property
+    def style(self) -> Style:
+        """What all its convolutions share."""
+        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-5, "symmetric", self.dtype)
 
 
 @dataclass(frozen=True)
@@ -83,3 +143,46 @@ class _ResNet(nnx.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x.mean(axis=(1, 2)))
+
+
+class _Residual(nnx.Module):
+    """relu(body(x) + shortcut(x)): two 3x3 convolutions, or 1x1, 3x3, 1x1 with four times the features at the end."""
+
+    def __init__(self, spec: ResNet, features_in: int, features: int, stride: int, rngs: nnx.Rngs) -> None:
+        conv = partial(ConvNorm, spec.style, rngs=rngs)
+        if spec.depth < 50:
+            out, first = features, conv(features_in, features, 3, stride=stride, activate=nnx.relu)
+            layers = [first, conv(features, out, 3, zero=True)]
+        else:
+            out, first = 4 * features, conv(features_in, features, 1, activate=nnx.relu)
+            middle = conv(features, features, 3, stride=stride, activate=nnx.relu)
+            layers = [first, middle, conv(features, out, 1, zero=True)]
+        self.body = nnx.List(layers)
+        same = features_in == out and stride == 1
+        self.shortcut = None if same else conv(features_in, out, 1, stride=stride)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x
+        for layer in self.body:
+            y = layer(y)
+        return nnx.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class _DeepResNet(nnx.Module):
+    def __init__(self, spec: ResNet, rngs: nnx.Rngs) -> None:
+        self.stem = ConvNorm(spec.style, spec.channels, spec.width, 7, stride=2, activate=nnx.relu, rngs=rngs)
+        blocks, features = [], spec.width
+        for stage, count in enumerate(BLOCKS[spec.depth]):
+            for number in range(count):
+                stride = 2 if stage > 0 and number == 0 else 1
+                blocks.append(_Residual(spec, features, spec.width << stage, stride, rngs))
+                features = (spec.width << stage) * (1 if spec.depth < 50 else 4)
+        self.blocks = nnx.List(blocks)
+        self.head = nnx.Linear(features, spec.classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
+
+    def __call__(self, image: jax.Array) -> jax.Array:
+        x = self.stem(image)
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(axis=(1, 2), dtype=jnp.float32))
