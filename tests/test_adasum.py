@@ -1,14 +1,10 @@
 """Adasum in every form and engine, against a float64 tree written here, and closed forms."""
 
-import importlib.util
 import itertools
-import json
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import adasum_ranks
+import engines
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 from ranks import RANKS
-from test_execute_processes import end, environment
 from test_step import largest_difference, trained
 from tiny_recipe import Perceptron
 
@@ -29,8 +24,9 @@ from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, PoisonedError, ScheduleError
 from multipod.execute import adasum
 from multipod.execute.adasum import Layers, gram_weights
-from multipod.execute.adasum_jax import Pair, combine_tree, tree_weights
+from multipod.execute.adasum_jax import combine_tree, tree_weights
 from multipod.execute.numpy import run
+from multipod.execute.pairs import Pair
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.text import differences, to_text
@@ -478,33 +474,10 @@ def test_layouts_that_cannot_be_are_refused():
 # Ranks.
 
 
-def ranks_of(engine, commands, folder):
-    started = [
-        subprocess.Popen(one, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for one in commands
-    ]
-    try:
-        said = [process.communicate(timeout=150)[0] for process in started]
-    finally:
-        for process in started:
-            end(process)
-    assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)[-4000:]
-    return [json.loads((folder / f"{engine}-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["torch", "mpi"])
 def test_ranks(engine, tmp_path):
-    base = [sys.executable, "-W", "error", adasum_ranks.__file__, engine]
-    if engine == "torch":
-        pytest.importorskip("torch")
-        commands = [[*base, str(rank), str(tmp_path)] for rank in range(RANKS)]
-    else:
-        mpirun = shutil.which("mpirun", path=str(sys.prefix) + "/bin") or shutil.which("mpirun")
-        if importlib.util.find_spec("mpi4py") is None or mpirun is None:
-            pytest.skip("mpi4py or mpirun is not installed: pip install 'multipod[mpi]'")
-        commands = [[mpirun, "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", *base, "0", str(tmp_path)]]
-    reports = ranks_of(engine, commands, tmp_path)
+    reports = engines.reports(engine, adasum_ranks.__file__, tmp_path)
     assert [one["failed"] for one in reports] == [{}] * RANKS
     assert len(reports[0]["cases"]) >= 12
     for rank, one in enumerate(reports):

