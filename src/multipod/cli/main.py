@@ -20,6 +20,7 @@ COMMANDS = {
     "schedule": "multipod.cli.schedule:schedule",
     "simulate": "multipod.cli.simulate:simulate",
     "launch": "multipod.cli.launch:launch",
+    "reproduce": "multipod.cli.reproduce:reproduce",
     "doctor": "multipod.cli.doctor:doctor",
 }
 """Every command: its name, and the click command behind it. Modules are imported only when called."""

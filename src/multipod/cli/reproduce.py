@@ -1,0 +1,60 @@
+"""`multipod reproduce`: runs an experiment and writes its page, its figures and its numbers."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from multipod import runtime
+from multipod.experiments.experiments import EXPERIMENTS, experiment
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
+    default=Path("docs/results"),
+    show_default=True,
+    help="Folder for NAME.md, NAME.json and the figures.",
+)
+def reproduce(name: str | None, out: Path) -> None:
+    """Try the claims of a paper here, and write down what came out: NAME.md and NAME.json.
+
+    Without NAME, list the experiments. Exits 1 where a claim does not hold; it is written down all the same.
+    """
+    if name is None:
+        _list()
+        return
+    chosen = experiment(name)
+    out.mkdir(parents=True, exist_ok=True)  # before minutes are spent, not after
+    runtime.prepare(cpu_devices=chosen.cpu_devices, cache=runtime.default_cache())
+    from multipod.experiments.page import write
+
+    console = Console(stderr=True)
+    console.print(f"{name}: {chosen.about}; about {chosen.minutes:g} minutes on two cores.", highlight=False)
+    began = time.monotonic()
+    outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"))
+    files = write(name, outcome, out, time.monotonic() - began)
+    table = Table("claim", "measured", "threshold", "holds")
+    for claim in outcome.claims:
+        measured, threshold = (
+            f"{v:.6g}" if isinstance(v, float) else str(v) for v in (claim.measured, claim.threshold)
+        )
+        table.add_row(claim.claim, measured, threshold, "yes" if claim.holds else "no")
+    Console().print(table)
+    click.echo("wrote " + ", ".join(map(str, files)))
+    sys.exit(0 if all(claim.holds for claim in outcome.claims) else 1)
+
+
+def _list() -> None:
+    if not EXPERIMENTS:
+        click.echo("no experiments yet")
+        return
+    table = Table("name", "minutes", "tries", title="multipod reproduce NAME")
+    for name, entry in EXPERIMENTS.items():
+        table.add_row(name, f"{entry.minutes:g}", entry.about)
+    Console().print(table)

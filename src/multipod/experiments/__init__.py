@@ -1,0 +1,1 @@
+"""Published claims, tried here: `multipod reproduce NAME` runs one and writes what came out."""

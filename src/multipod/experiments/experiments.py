@@ -1,0 +1,47 @@
+"""The table of experiments. A new one is a module with `run(report) -> Outcome` and a line here."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from multipod.errors import RecipeError, nearest
+from multipod.experiments.outcome import Outcome
+
+Report = Callable[[str], None]
+"""Takes a line about what goes on now, for the terminal."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that `multipod reproduce` offers.
+
+    Attributes:
+      about: what it tries, in one line.
+      place: `module:function`; the module is imported when the experiment is run.
+      minutes: about how long it takes on two cores.
+      cpu_devices: virtual devices that it needs on a CPU.
+    """
+
+    about: str
+    place: str
+    minutes: float
+    cpu_devices: int = 8
+
+    def run(self, report: Report) -> Outcome:
+        """Runs it; `report` is told what goes on."""
+        module, function = self.place.split(":")
+        return getattr(importlib.import_module(module), function)(report)
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+      RecipeError: there is none, with the nearest names.
+    """
+    if name not in EXPERIMENTS:
+        raise RecipeError(f"no experiment {name!r}. {nearest(name, EXPERIMENTS)}")
+    return EXPERIMENTS[name]
