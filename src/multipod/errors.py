@@ -46,6 +46,10 @@ class PoisonedError(MultipodError, ArithmeticError):
     """Tensors that are not finite on some rank, where a combination would have spread them to all."""
 
 
+class NativeError(MultipodError, RuntimeError):
+    """C or C++ that could not be compiled here."""
+
+
 class ClusterError(MultipodError, RuntimeError):
     """Processes that could not be started, found or joined."""
 

@@ -65,6 +65,16 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multipod" / "xla"
 
 
+def native_cache() -> Path:
+    """Where C and C++ that ship with multipod are kept once compiled."""
+    return default_cache().with_name("native")
+
+
+def compiler(variable: str) -> str:
+    """The command of the C compiler (`CC`) or the C++ compiler (`CXX`): what the user says there, or the system's."""
+    return os.environ.get(variable) or {"CC": "cc", "CXX": "c++"}[variable]
+
+
 def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None, processes: int = 1) -> dict[str, str]:
     """The environment variables of a run, as values.
 

@@ -1,0 +1,117 @@
+"""The system's compiler, called at first use."""
+
+import ctypes
+import multiprocessing
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from multipod import native
+from multipod.errors import NativeError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared libraries are named for Linux here")
+ADD = "int combine(int a, int b) { return a + b; }"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def combine(path: Path) -> int:
+    return ctypes.CDLL(str(path)).combine(6, 7)
+
+
+def test_compiles_once_and_again_when_anything_changes(tmp_path):
+    cache = tmp_path / "cache"
+    header = write(tmp_path, "by.h", "#define BY 2\n")
+    source = write(tmp_path, "scale.c", '#include "by.h"\nint combine(int a, int b) { return a * b * BY; }')
+
+    def compiled(*flags: str) -> Path:
+        return native.library("scale", [source], headers=[header], includes=[tmp_path], flags=flags, cache=cache)
+
+    first = compiled("-O1")
+    assert combine(first) == 84
+    made = first.stat().st_mtime_ns
+    assert compiled("-O1") == first
+    assert first.stat().st_mtime_ns == made
+    assert compiled("-O2") != first
+    header.write_text("#define BY 3\n", encoding="utf-8")
+    assert combine(compiled("-O1")) == 126
+    assert sorted(path.suffix for path in cache.iterdir()) == [".so"] * 3  # no lock, no half-written file is left
+
+
+def test_cxx_by_suffix(tmp_path):
+    source = write(
+        tmp_path,
+        "sum.cc",
+        '#include <vector>\nextern "C" int combine(int a, int b) { return std::vector<int>{a, b}[1]; }',
+    )
+    assert combine(native.library("sum", [source], cache=tmp_path)) == 7
+
+
+def _compile(folder: str) -> str:
+    return str(native.library("many", [Path(folder) / "add.c"], cache=Path(folder) / "cache"))
+
+
+def test_several_processes_at_once(tmp_path):
+    write(tmp_path, "add.c", ADD)
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        paths = {*pool.map(_compile, [str(tmp_path)] * 6)}
+    assert len(paths) == 1
+    assert combine(Path(paths.pop())) == 13
+    assert len([*(tmp_path / "cache").iterdir()]) == 1
+
+
+def test_no_compiler(tmp_path):
+    source = write(tmp_path, "add.c", ADD)
+    with pytest.raises(NativeError) as error:
+        native.library("add", [source], compiler="no-such-cc -m32", cache=tmp_path)
+    assert str(error.value) == (
+        "add: no C compiler: 'no-such-cc -m32' is not on the PATH. "
+        "Install one (on Debian: apt-get install gcc), or name yours in CC."
+    )
+
+
+def test_the_environment_names_the_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "my-own-c++")
+    with pytest.raises(NativeError, match=r"no C\+\+ compiler: 'my-own-c\+\+'.*install g\+\+.*CXX"):
+        native.library("sum", [write(tmp_path, "sum.cc", "")], cache=tmp_path)
+
+
+def test_the_cache_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    path = native.library("add", [write(tmp_path, "add.c", ADD)])
+    assert path.parent == tmp_path / "mine" / "multipod" / "native"
+
+
+def test_a_compile_error_is_told_in_the_compilers_words(tmp_path):
+    source = write(tmp_path, "wrong.c", "int combine(int a) { return b; }")
+    with pytest.raises(
+        NativeError, match=re.compile(r"wrong: the compiler refused.*wrong\.c:1.*b.*undeclared", re.S)
+    ) as error:
+        native.library("wrong", [source], cache=tmp_path / "cache")
+    assert str(error.value).endswith("Name another compiler in CC, or report this.")
+    assert [*(tmp_path / "cache").iterdir()] == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    source = write(tmp_path, "add.c", ADD)
+    with pytest.raises(NativeError, match=r"add: the compiled library cannot be written to .*: Not a directory\."):
+        native.library("add", [source], cache=source / "cache")
+
+
+def test_a_compiler_of_several_words_and_a_new_version_of_it(tmp_path):
+    source = write(tmp_path, "add.c", ADD)
+    paths = []
+    for version in ("1", "2"):
+        wrapper = write(
+            tmp_path, f"cc{version}", f'#!/bin/sh\n[ "$1" = --version ] && echo {version} && exit\nexec cc "$@"\n'
+        )
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        paths.append(native.library("add", [source], compiler=f"{wrapper} -g0", cache=tmp_path))
+    assert paths[0] != paths[1]
+    assert combine(paths[0]) == combine(paths[1]) == 13
