@@ -130,3 +130,18 @@ def prepare(
     environment["XLA_FLAGS"] = " ".join([*ours, flags]).strip()
     for name, value in wanted.items():
         environment.setdefault(name, value)
+
+
+def absent_tpus(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets `libtpu` describe TPUs that are not here: it must not ask the cloud what machine this is.
+
+    Before `libtpu` is loaded, thus before anything is compiled for a TPU. What the user has set stays.
+    """
+    for name, value in {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v3-8",  # of a host that does not matter; without it libtpu complains
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }.items():
+        environment.setdefault(name, value)
