@@ -10,7 +10,9 @@ the multipod: 8,192 cores. Nothing is run or allocated. Used by the planner and 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -133,7 +135,8 @@ def facts_of_lowered(lowered: Any, topology_name: str, cache: Path | None = None
     if file is not None and (known := _read(file)) is not None:
         return known
     try:
-        facts = facts_of(lowered.compile())
+        with _no_jax_cache():
+            facts = facts_of(lowered.compile())
     except jax.errors.JaxRuntimeError as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
         raise LayoutError(
@@ -204,6 +207,22 @@ def has_libtpu() -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+@contextmanager
+def _no_jax_cache() -> Iterator[None]:
+    """JAX's own cache of programs can write those of absent devices and not read them again: it is left out."""
+    import jax
+
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 1e9)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+            yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _shape(leaf: Any, sharding: Any) -> Any:
