@@ -19,6 +19,7 @@ COMMANDS = {
     "topology": "multipod.cli.topology:topology",
     "schedule": "multipod.cli.schedule:schedule",
     "simulate": "multipod.cli.simulate:simulate",
+    "pipeline": "multipod.cli.pipeline:pipeline",
     "launch": "multipod.cli.launch:launch",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "doctor": "multipod.cli.doctor:doctor",
