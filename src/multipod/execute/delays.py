@@ -82,7 +82,7 @@ def advance(
     """
     k, delays = history.update, jnp.asarray(forward_delays, jnp.int32)
     on = jnp.asarray(delayed)
-    filled_from = jnp.where(on, history.filled_from, k)
+    oldest = jnp.where(on, history.filled_from, k)
     now = current(history)
     back = [
         part.backward_weights(tree, state, on.astype(jnp.float32)) if part.backward_weights else tree
@@ -91,7 +91,7 @@ def advance(
 
     def micro(gradients: Any, given: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         aux, delay = given  # delay: [parts]
-        seen = [_version(tree, jnp.maximum(k - delay[p], filled_from)) for p, tree in enumerate(history.versions)]
+        seen = [_version(tree, jnp.maximum(k - delay[p], oldest)) for p, tree in enumerate(history.versions)]
         used = [_either(jnp.asarray(stashed) & on, old, new) for old, new in zip(seen, back, strict=True)]
         own, extra = _one_micro_batch(parts, seen, used, aux)
         return jax.tree.map(jnp.add, gradients, own), extra
@@ -104,7 +104,8 @@ def advance(
         versions.append(_stored(old, optax.apply_updates(tree, changes), k + 1))
         states.append(new)
     sums = jax.tree.map(lambda value: value.sum(0), extra)
-    return History(tuple(versions), tuple(states), k + 1, filled_from), sums
+    # A synchronous update leaves the pipe empty, with version k + 1.
+    return History(tuple(versions), tuple(states), k + 1, jnp.where(on, oldest, k + 1)), sums
 
 
 def _one_micro_batch(parts: Sequence[Part], seen: list[Any], used: list[Any], aux: Any) -> tuple[tuple[Any, ...], Any]:

@@ -1,7 +1,7 @@
 """PipeMare's corrections for weights that change between a micro-batch's forward and backward pass.
 
-Each stage i of P has its delay tau_i = (2 (P - i) + 1) / N in updates (`multipod.pipelines.model.tau`). Three techniques,
-each of which can be used alone:
+Each stage i of P has its delay tau_i = (2 (P - i) + 1) / N in updates (`multipod.pipelines.model.tau`). Three
+techniques, each of which can be used alone:
 
 - T1, `reschedule`: a smaller rate at first for stages with a long delay;
 - T2, `track_velocity`: the backward pass uses weights extrapolated back to those that the forward pass saw;
@@ -23,9 +23,9 @@ Number = float | jax.Array
 
 
 class RescheduleState(NamedTuple):
-    """Updates done, int32."""
+    """taken: updates done, int32."""
 
-    count: jax.Array
+    taken: jax.Array
 
 
 def reschedule(tau: Number, anneal: Number, start: Number = 0) -> optax.GradientTransformation:
@@ -40,10 +40,10 @@ def reschedule(tau: Number, anneal: Number, start: Number = 0) -> optax.Gradient
         return RescheduleState(jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: RescheduleState, params: Any = None) -> tuple[Any, RescheduleState]:
-        since = state.count - start
+        since = state.taken - start
         p = jnp.where(since < 0, 0.0, 1 - jnp.clip(since / jnp.maximum(anneal, 1), 0.0, 1.0))
         scale = jnp.maximum(jnp.asarray(tau, jnp.float32), 1.0) ** -p
-        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), RescheduleState(state.count + 1)
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), RescheduleState(state.taken + 1)
 
     return optax.GradientTransformation(init, update)
 
@@ -73,7 +73,7 @@ def track_velocity(gamma: Number) -> optax.GradientTransformation:
 
 
 def gamma_of(decay: Number, delay: Number) -> Number:
-    """gamma = D^(1 / delay), delay = tau_forward - tau_backward > 0; D near exp(-2) = 0.135 cancels the second order."""
+    """gamma = D^(1 / delay), delay = tau_forward - tau_backward > 0; D near exp(-2) = 0.135 is best in theory."""
     return decay ** (1 / delay)
 
 
