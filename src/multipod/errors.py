@@ -18,6 +18,10 @@ class RecipeError(MultipodError, ValueError):
     """A recipe that cannot be found, read, changed or trained as asked."""
 
 
+class DataError(MultipodError, ValueError):
+    """Examples, files or ids that cannot be read or do not fit what they are looked up in."""
+
+
 class TopologyError(MultipodError, ValueError):
     """A machine that cannot be, or that is cut in parts."""
 

@@ -10,6 +10,7 @@ from multipod.errors import RecipeError, nearest
 from multipod.optim import schedules
 from multipod.optim.lars import lars
 from multipod.optim.sm3 import scale_by_sm3
+from multipod.optim.sparse import scale_by_rowwise_adagrad
 from multipod.optim.tensors import TensorRules
 from multipod.optim.trust import scale_by_trust_ratio
 
@@ -50,7 +51,9 @@ class Optimizer:
       drops: shares at which `drops` multiplies the rate by `decay_rate`, counted from update 0.
     """
 
-    name: Literal["sgd", "adamw", "lamb", "lars", "lars_scaled", "lion", "rmsprop", "sm3"] = "adamw"
+    name: Literal[
+        "sgd", "adagrad", "adamw", "lamb", "lars", "lars_scaled", "lion", "rmsprop", "rowwise_adagrad", "sm3"
+    ] = "adamw"
     rate: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -144,12 +147,21 @@ def _wrong_numbers(o: Optimizer) -> list[str]:
 BETA2 = {"adamw": 0.999, "lamb": 0.999, "lion": 0.99, "rmsprop": 0.9}
 """`beta2` where an optimizer names none."""
 
-EPS = {"adamw": 1e-8, "lamb": 1e-6, "rmsprop": 1e-3}
+EPS = {"adagrad": 1e-8, "rowwise_adagrad": 1e-8, "adamw": 1e-8, "lamb": 1e-6, "rmsprop": 1e-3}
 """`eps` where an optimizer names none; 0 elsewhere."""
 
 
 def _sgd(o: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
     return optax.chain(_decayed(o), optax.sgd(rate, momentum=o.momentum or None, nesterov=o.nesterov))
+
+
+def _adagrad(o: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
+    # The sum of squares begins at 0, as in MLPerf's DLRM; Optax's own default is 0.1.
+    return optax.chain(_decayed(o), optax.adagrad(rate, initial_accumulator_value=0.0, eps=_eps(o)))
+
+
+def _rowwise_adagrad(o: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.chain(_decayed(o), scale_by_rowwise_adagrad(_eps(o)), optax.scale_by_learning_rate(rate))
 
 
 def _adamw(o: Optimizer, rate: optax.Schedule) -> optax.GradientTransformation:
@@ -214,11 +226,13 @@ def _eps(o: Optimizer) -> float:
 
 OPTIMIZERS: dict[str, Callable[[Optimizer, optax.Schedule], optax.GradientTransformation]] = {
     "sgd": _sgd,
+    "adagrad": _adagrad,
     "adamw": _adamw,
     "lamb": _lamb,
     "lars": _lars,
     "lars_scaled": _lars,
     "lion": _lion,
     "rmsprop": _rmsprop,
+    "rowwise_adagrad": _rowwise_adagrad,
     "sm3": _sm3,
 }

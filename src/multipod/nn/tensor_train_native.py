@@ -1,0 +1,66 @@
+"""The C++ kernel `tensor_train.cc` as JAX operations on CPU: sums of bags, and their gradients.
+
+Compiled at first use for this machine's processor (`multipod.native`). It runs on one core; results are the same from
+call to call.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from multipod import native
+from multipod.nn.tensor_train import Cores, TensorTrain
+
+FORWARD, BACKWARD = "multipod_tt_forward", "multipod_tt_backward"
+
+
+@functools.cache
+def register() -> None:
+    """Compiles the kernel if need be and tells JAX of it; later calls do nothing.
+
+    Raises:
+      NativeError: it cannot be compiled here.
+    """
+    path = native.library(
+        "multipod-tensor-train",
+        [Path(__file__).with_name("tensor_train.cc")],
+        includes=[jax.ffi.include_dir()],
+        flags=[
+            "-O3",
+            "-march=native",
+            "-ffp-contract=fast",
+            "-std=c++17",
+            f"-DJAX_{jax.__version__.replace('.', '_')}",
+        ],
+    )
+    library = ctypes.CDLL(str(path))
+    for name in (FORWARD, BACKWARD):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+
+
+def forward(tt: TensorTrain, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Sums of bags, [bags, features]; see `multipod.nn.tensor_train_bag.bag`."""
+    shape = jax.ShapeDtypeStruct((len(offsets) - 1, tt.features), jnp.float32)
+    call = jax.ffi.ffi_call(FORWARD, shape, vmap_method="sequential")
+    return call(ids, offsets, _or_none(weights), *cores, table_rows=np.int64(tt.rows))
+
+
+def backward(
+    tt: TensorTrain, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: jax.Array | None, gradient: jax.Array
+) -> tuple[Cores, Any]:
+    """Gradients of the cores, and of the weights if there are any, from that of the sums."""
+    given = _or_none(weights)
+    shapes = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (given, *cores)]
+    call = jax.ffi.ffi_call(BACKWARD, shapes, vmap_method="sequential")
+    of_weights, *of_cores = call(ids, offsets, given, gradient, *cores, table_rows=np.int64(tt.rows))
+    return tuple(of_cores), None if weights is None else of_weights
+
+
+def _or_none(weights: jax.Array | None) -> jax.Array:
+    """No weights are an empty array to the kernel."""
+    return jnp.zeros(0, jnp.float32) if weights is None else weights.astype(jnp.float32)
