@@ -5,7 +5,7 @@
 uint32_t mpm_host_interpreter_bytes(void);
 uint32_t mpm_host_arena_bytes(void);
 void mpm_host_error(const struct mpm_interpreter *m, int64_t out[5], const char **what);
-void mpm_host_report(const struct mpm_interpreter *m, uint32_t out[8]);
+void mpm_host_report(const struct mpm_interpreter *m, uint32_t out[9]);
 uint32_t mpm_host_clock(void);
 void mpm_host_profile(struct mpm_interpreter *m, uint32_t *ticks);
 
@@ -22,7 +22,7 @@ void mpm_host_error(const struct mpm_interpreter *m, int64_t out[5], const char 
     *what = m->error.what;
 }
 
-void mpm_host_report(const struct mpm_interpreter *m, uint32_t out[8]) {
+void mpm_host_report(const struct mpm_interpreter *m, uint32_t out[9]) {
     out[0] = m->needed_bytes;
     out[1] = m->scratch_bytes;
     out[2] = m->persistent_bytes;
@@ -31,6 +31,7 @@ void mpm_host_report(const struct mpm_interpreter *m, uint32_t out[8]) {
     out[5] = m->graph_count;
     out[6] = mpm_input_count(m);
     out[7] = mpm_output_count(m);
+    out[8] = m->buffer_count;
 }
 
 uint32_t mpm_host_clock(void) {

@@ -123,6 +123,7 @@ struct mpm_interpreter {
     uint8_t *variables;       /* the lowest address of the variables */
     struct mpm_reset_value *resets;
     uint16_t reset_count;
+    uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run (kernel.h, mpm_buffer) */
     uint16_t graph_count;
     uint16_t depth;           /* subgraphs running now */
 };

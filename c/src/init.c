@@ -198,6 +198,7 @@ static enum mpm_status settle(struct mpm_prep *p) {
     }
     low = end > table ? end : table;
     m->scratch_bytes = end;
+    m->buffer_count = (uint16_t)p->buffer_count;
     m->persistent_bytes = (p->kept + 7u) & ~7u;
     m->needed_bytes = low + m->persistent_bytes;
     p->op = 0xffff;

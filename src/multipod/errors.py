@@ -46,6 +46,10 @@ class MetricError(MultipodError, ValueError):
     """Scores, labels, texts or detections that cannot be judged."""
 
 
+class MicroError(MultipodError, ValueError):
+    """A `.tflite` file that the embedded runtime refuses, or values that do not fit it."""
+
+
 class PoisonedError(MultipodError, ArithmeticError):
     """Tensors that are not finite on some rank, where a combination would have spread them to all."""
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "schedule": "multipod.cli.schedule:schedule",
     "simulate": "multipod.cli.simulate:simulate",
     "pipeline": "multipod.cli.pipeline:pipeline",
+    "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "doctor": "multipod.cli.doctor:doctor",

@@ -1,0 +1,163 @@
+"""`multipod micro`: runs, shows and measures `.tflite` files with the embedded runtime."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from multipod.micro.interpreter import Interpreter
+    from multipod.micro.model_file import Subgraph
+
+MODEL = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+
+
+@click.group()
+def micro() -> None:
+    """Models on microcontrollers: the same C runtime and the same bytes as on the chip."""
+
+
+@micro.command()
+@MODEL
+@click.option("--input", "inputs", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="FILE.npy",
+              help="One for each input, in order.  [default: random numbers]")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random inputs.")
+@click.option("--arena", type=click.IntRange(1), metavar="BYTES", help="Try this size.  [default: just what it needs]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE.npz", help="Write the outputs, as out0, out1, ..."
+)
+def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out: Path | None) -> None:
+    """Run MODEL once and print its outputs."""
+    import numpy as np
+
+    interpreter = _open(model, arena)
+    arrays = [np.load(path) for path in inputs] if inputs else random_inputs(interpreter, seed)
+    outputs = interpreter.run(*arrays)
+    for k, array in enumerate(outputs):
+        click.echo(f"output {k}: {array.dtype}{list(array.shape)}")
+        click.echo(np.array2string(array, threshold=64, precision=6))
+    if out:
+        np.savez(out, **{f"out{k}": array for k, array in enumerate(outputs)})  # type: ignore[arg-type]
+
+
+@micro.command()
+@MODEL
+@click.option("--tensors", is_flag=True, help="List the tensors too.")
+def inspect(model: Path, tensors: bool) -> None:
+    """List the operators of MODEL, with what goes in and out."""
+    from multipod.micro import model_file
+
+    graphs = model_file.read(model.read_bytes())
+    if not graphs:
+        click.echo(f"{model}: no subgraph can be read.")
+    for number, graph in enumerate(graphs):
+        click.echo(f"subgraph {number}: {len(graph.operators)} operators, {len(graph.tensors)} tensors")
+        for k, op in enumerate(graph.operators):
+            click.echo(f"  {k:3} {op.name}  {_ends(graph, op.inputs)} -> {_ends(graph, op.outputs)}")
+        if tensors:
+            for k, tensor in enumerate(graph.tensors):
+                click.echo(f"  {k:3} {tensor}")
+        click.echo(f"  inputs {list(graph.inputs)}, outputs {list(graph.outputs)}")
+
+
+@micro.command()
+@MODEL
+def size(model: Path) -> None:
+    """Say how much memory MODEL needs, exactly, and what for."""
+    report = _open(model).report
+    rows = [
+        (
+            "arena",
+            report.needed,
+            "the least with which it starts and runs on this machine, whose pointers have 8 bytes",
+        ),
+        ("  planned", report.planned, "activations and scratch memory, which share it; the same on every chip"),
+        (
+            "  persistent",
+            report.persistent,
+            "what outlives a run; a 32-bit chip needs about half of it but for variables",
+        ),
+        ("    variables", report.variables, "the model's state"),
+        ("  start-up", report.start_up, "the planner's table, where it is larger than what is planned"),
+        ("flash", report.flash, "the model file, used in place"),
+    ]
+    for name, value, about in rows:
+        click.echo(f"{name:14} {value:>12,}  {about}")
+
+
+@micro.command()
+@MODEL
+@click.option("--repeats", type=click.IntRange(1), default=50, show_default=True)
+def profile(model: Path, repeats: int) -> None:
+    """Time each operator of MODEL on this machine."""
+    interpreter = _open(model)
+    rows = interpreter.profile(*random_inputs(interpreter, 0), repeats=repeats)
+    whole = sum(seconds for _, seconds in rows) or 1.0
+    for k, (name, seconds) in enumerate(rows):
+        click.echo(f"{k:3} {name:32} {seconds * 1e6:10.2f} us {100 * seconds / whole:5.1f} %")
+    click.echo(f"    {'all':32} {whole * 1e6:10.2f} us, the mean of {repeats}")
+
+
+@micro.command()
+@MODEL
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the plan.")
+def plan(model: Path, out: Path | None) -> None:
+    """Show where MODEL's activations lie in the arena, and when."""
+    from multipod.micro import model_file
+    from multipod.micro.drawing import draw
+
+    interpreter = _open(model)
+    graph = model_file.read(model.read_bytes())[0]
+    for one in sorted(interpreter.plan, key=lambda buffer: (buffer.first, buffer.offset)):
+        name = "scratch" if one.tensor < 0 else graph.tensors[one.tensor].name
+        last = min(one.last, max(len(graph.operators) - 1, 0))
+        place = " in place" if one.shares else ""
+        click.echo(
+            f"ops {one.first:3} to {last:3}  bytes {one.offset:>9,} to {one.offset + one.size:>9,}  {name}{place}"
+        )
+    click.echo(f"{interpreter.report.planned:,} bytes at most")
+    if out:
+        names = [op.name for op in graph.operators]
+        out.write_text(draw(interpreter.plan, names, [tensor.name for tensor in graph.tensors]), encoding="utf-8")
+
+
+def random_inputs(interpreter: "Interpreter", seed: int) -> list["np.ndarray"]:
+    """Uniform over an integer's range, and over -1 to 1 for floats."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    made = []
+    for own in interpreter.inputs:
+        if own.dtype.kind == "f":
+            made.append(rng.uniform(-1, 1, own.shape).astype(own.dtype))
+        elif own.dtype.kind == "b":
+            made.append(rng.integers(0, 2, own.shape).astype(own.dtype))
+        else:
+            limits = np.iinfo(own.dtype)
+            made.append(rng.integers(limits.min, limits.max, own.shape, own.dtype, endpoint=True))
+    return made
+
+
+def _open(model: Path, arena: int | None = None) -> "Interpreter":
+    from multipod.errors import MicroError
+    from multipod.micro.interpreter import Interpreter
+
+    try:
+        return Interpreter(model.read_bytes(), arena)
+    except MicroError as error:
+        raise MicroError(f"{model}: {error}") from None
+
+
+def _ends(graph: "Subgraph", numbers: tuple[int, ...]) -> str:
+    tensors = graph.tensors
+    texts = []
+    for number in numbers:
+        if number < 0:
+            texts.append("-")
+        elif number >= len(tensors):
+            texts.append(f"{number}?")
+        else:
+            texts.append(f"{number}:{tensors[number].dtype}{list(tensors[number].shape)}")
+    return ", ".join(texts)
