@@ -1,0 +1,43 @@
+"""The objective of models that tell how likely a click is: cross-entropy of one logit, accuracy, exact AUC."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from multipod.metrics.objective import Values, means
+
+
+@dataclass(frozen=True)
+class BinaryClassification:
+    """Logistic loss of logits [examples], with accuracy and the exact area under the ROC curve.
+
+    Accuracy is that of the rounded probability, as DLRM's own code has it: a logit of 0 counts as no click.
+
+    Attributes:
+      target_auc: an evaluation that reaches it ends the run; 0 never does. (MLPerf's DLRM: 0.8025.)
+    """
+
+    target_auc: float = 0.0
+
+    def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
+        """`loss` and `accuracy` of each example; `label` is 0 or 1. Any other label makes the loss NaN."""
+        logits, labels = outputs.astype(jnp.float32), batch["label"]
+        known = (labels == 0) | (labels == 1)
+        loss = optax.sigmoid_binary_cross_entropy(logits, labels.astype(jnp.float32))
+        return {"loss": jnp.where(known, loss, jnp.nan), "accuracy": (logits > 0) == (labels == 1)}
+
+    def scored(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Scores and labels of each example: an evaluation keeps them, and adds `auc` to its sums."""
+        return outputs.astype(jnp.float32), batch["label"]
+
+    def finish(self, sums: dict[str, Any]) -> dict[str, float]:
+        """Means, and `auc` where there is one."""
+        values = means({name: value for name, value in sums.items() if name != "auc"})
+        return values | ({"auc": float(sums["auc"])} if "auc" in sums else {})
+
+    def reached(self, values: dict[str, float]) -> bool:
+        """Whether an evaluation with these values ends the run."""
+        return 0 < self.target_auc <= values.get("auc", 0.0)
