@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
-EXTRAS ?= bench mpi bleu coco text tpu micro
+EXTRAS ?= bench mpi bleu coco text tpu micro data
 
 .PHONY: train test check format install extras clean
 

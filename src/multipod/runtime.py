@@ -70,6 +70,11 @@ def native_cache() -> Path:
     return default_cache().with_name("native")
 
 
+def index_cache() -> Path:
+    """Where it is kept at which byte of a large file each record begins."""
+    return default_cache().with_name("index")
+
+
 def compiler(variable: str) -> str:
     """The command of the C compiler (`CC`) or the C++ compiler (`CXX`): what the user says there, or the system's."""
     return os.environ.get(variable) or {"CC": "cc", "CXX": "c++"}[variable]

@@ -14,9 +14,11 @@ from rich.console import Console
 
 from multipod.cli.main import BEGAN
 from multipod.cli.options import Where, chosen_recipe, what_options, where_options
+from multipod.cli.reading import as_options, reading_options
 from multipod.errors import PeerLostError, RecipeError
 
 if TYPE_CHECKING:
+    from multipod.data.reading import Reading
     from multipod.layout.layout import Layout
     from multipod.step.program import Program
     from multipod.step.state import State
@@ -34,6 +36,7 @@ class Request:
     at: int | None
     stop_after: int
     quiet: bool
+    reading: "Reading"
 
 
 @click.command()
@@ -54,6 +57,7 @@ class Request:
     help="Stop and save, as by Ctrl-C, after this update.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@reading_options
 @what_options
 @where_options
 def train(
@@ -65,6 +69,7 @@ def train(
     quiet: bool,
     changes: list[str],
     where: Where,
+    reading: "Reading",
 ) -> int:
     """Train RECIPE: a name from `multipod list`, or FILE.py:FUNCTION.
 
@@ -79,7 +84,7 @@ def train(
     if recipe is not None and ".py:" in recipe:
         path, _, function = recipe.rpartition(":")
         recipe = f"{Path(path).absolute()}:{function}"
-    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet)
+    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading)
     with peers_may_be_lost(where):
         return run(request, where)
 
@@ -115,7 +120,8 @@ def run(request: Request, where: Where) -> int:
             meet=lambda name: meet(name, patience_s),
             stop=stop,
             stop_after=request.stop_after,
-            resume=resume_command(folder, where, moved(request, recipe.layout)),
+            reading=request.reading,
+            resume=resume_command(folder, where, moved(request, recipe.layout) + as_options(request.reading)),
             folder=str(folder.path),
             facts=facts_of(program, request, where),
             began=BEGAN,
@@ -153,11 +159,13 @@ def remembered(request: Request, where: Where) -> tuple[Request, Where]:
 def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder":
     """The run's folder: made by process 0, or the one to go on in."""
     from multipod.train.agree import decided_by_first
-    from multipod.train.run_folder import RunFolder, check_same, create, next_free, open_folder
+    from multipod.train.facts import data_identities
+    from multipod.train.run_folder import RunFolder, check_data, check_same, create, next_free, open_folder
 
     if request.resume is not None:
-        folder, _ = open_folder(request.resume)
+        folder, facts = open_folder(request.resume)
         check_same(folder, program.recipe)
+        check_data(folder, facts, data_identities(program.recipe))
         return folder
 
     def made() -> str:

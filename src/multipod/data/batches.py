@@ -3,11 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-import grain
 import numpy as np
 
-from multipod.data.source import HostBatch, Source
+from multipod.data.order import generator
+from multipod.data.reading import Reading, Tuner
+from multipod.data.source import HostBatch, Ordered, Sized, Source, training_batch
+from multipod.data.workers import Workers
+from multipod.errors import DataError
+
+PART = 64
+"""Most rows that one thread makes at once: large batches are cut in parts, joined again in their order."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,9 @@ class TrainBatches:
       seed: of the order and of the augmentation.
       rows: which rows of each batch this process reads, increasing. Rows from `batch` on are padding.
       padded: whether any process reads padding: batches then have a `mask`, bool [rows], false there.
+
+    Raises:
+      DataError: there are no examples.
     """
 
     source: Source
@@ -32,44 +42,109 @@ class TrainBatches:
     rows: np.ndarray
     padded: bool = False
 
+    def __post_init__(self) -> None:
+        if not len(self.source):
+            raise DataError("the training data have no examples. Name data that have some.")
+
     def numbers(self, position: int) -> np.ndarray:
         """The numbers of the examples in batch `position`, all rows."""
         places = np.arange(position * self.batch, (position + 1) * self.batch)
         epochs, within = np.divmod(places, len(self.source))
-        return np.concatenate(
-            [_order(len(self.source), self.seed, int(epoch))[within[epochs == epoch]] for epoch in np.unique(epochs)]
-        )
+        return np.concatenate([self._order(int(epoch))[within[epochs == epoch]] for epoch in np.unique(epochs)])
 
     def __getitem__(self, position: int) -> HostBatch:
         """This process's rows of batch `position`."""
-        return self._load(position, self.numbers(position))
+        return self.part(position, 0, len(self.rows))
 
-    def start(self, position: int, prefetch: int = 4) -> Iterator[HostBatch]:
-        """The batches from `position` on, read ahead by a thread."""
-        loaded = grain.MapDataset.range(position, 2**62).map(self.__getitem__)
-        return iter(loaded.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)))
-
-    def _load(self, position: int, numbers: np.ndarray) -> HostBatch:
+    def part(self, position: int, first: int, stop: int) -> HostBatch:
+        """Entries `first` to `stop` - 1 of this process's rows of batch `position`."""
         rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, position]))
-        rows = np.minimum(self.rows, self.batch - 1)  # padding repeats the last example
-        batch = self.source.augment(self.source.read(numbers[rows]), rows, rng)
-        return batch | {"mask": self.rows < self.batch} if self.padded else batch
+        own, numbers = self.rows[first:stop], self.numbers(position)
+        rows = np.minimum(own, self.batch - 1)  # padding repeats the last example
+        source = self.source.sized_for(numbers) if isinstance(self.source, Sized) else self.source
+        batch = training_batch(source, numbers[rows], rows, rng)
+        return batch | {"mask": own < self.batch} if self.padded else batch
+
+    def start(self, position: int, reading: Reading | None = None) -> "Feed":
+        """The batches from `position` on, made ahead by threads or processes as `reading` says."""
+        return Feed(self, position, reading or Reading())
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if isinstance(self.source, Ordered):
+            return _own_order(self.source, self.seed, epoch, self.batch)
+        return _order(len(self.source), self.seed, epoch)
+
+
+class Feed(Iterator[HostBatch]):
+    """Batches of a run, one after the other, made ahead of their use.
+
+    Grain orders the work among threads and keeps what is done early. Where `tell` finds that the devices wait, it
+    goes on from the same place with more threads: a place is only a number, so nothing is lost but what lay ready.
+    """
+
+    def __init__(self, batches: TrainBatches, position: int, reading: Reading) -> None:
+        self._batches, self._position = batches, position
+        count = len(batches.rows)
+        cuts = np.linspace(0, count, max(1, -(-count // PART)) + 1).astype(int)
+        self._parts = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+        self.tuner = Tuner(reading)
+        self._workers = Workers(batches, reading.processes) if reading.processes else None
+        self._parts_ahead = self._begin()
+
+    def __next__(self) -> HostBatch:
+        """The next batch, this process's rows."""
+        parts = [next(self._parts_ahead) for _ in self._parts]
+        self._position += 1
+        return parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+
+    def tell(self, waited_s: float, step_s: float) -> None:
+        """An update took `step_s`, and its devices were idle for `waited_s` of it because no batch was there."""
+        if self.tuner.tell(waited_s, step_s):
+            self._parts_ahead.close()
+            self._parts_ahead = self._begin()
+
+    def close(self) -> None:
+        """Ends the threads and processes."""
+        self._parts_ahead.close()
+        if self._workers is not None:
+            self._workers.close()
+
+    def _begin(self) -> Any:
+        import grain  # slow to import, and worker processes do without
+
+        count = len(self._parts)
+        threads = len(self._workers) if self._workers else self.tuner.threads
+        made = grain.MapDataset.range(self._position * count, 2**62).map(self._make)
+        ahead = max(self.tuner.ahead * count, threads)
+        return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)))
+
+    def _make(self, place: int) -> HostBatch:
+        position, part = divmod(int(place), len(self._parts))
+        make = self._workers.part if self._workers else self._batches.part
+        return make(position, *self._parts[part])
 
 
 @lru_cache(maxsize=2)
 def _order(examples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of one epoch: 8 bytes an example."""
-    # The counter keeps it apart from the draws of the augmentation. One call for each epoch: Grain's own
-    # shuffle is computed element by element in Python, 4 ms for a batch of 128, as much as a tenth of an update.
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch])).permutation(examples)
+    # One call for each epoch: Grain's own shuffle is computed element by element in Python, 4 ms for a batch of 128,
+    # as much as a tenth of an update.
+    return generator(seed, epoch).permutation(examples)
+
+
+@lru_cache(maxsize=2)
+def _own_order(source: Ordered, seed: int, epoch: int, batch: int) -> np.ndarray:
+    return source.epoch_order(seed, epoch, batch)
 
 
 def evaluation_batches(source: Source, batch: int, rows: np.ndarray) -> Iterator[HostBatch]:
     """All examples in order, this process's `rows` of each batch; the last batch is padded.
 
-    Each batch has a `mask`, bool [rows]: false for padding, which repeats the last example.
+    Each batch has a `mask`, bool [rows]: false for padding, which repeats the last example, and for examples that
+    the source could not read.
     """
     for first in range(0, len(source), batch):
         numbers = first + rows
         mask = numbers < len(source)
-        yield source.read(np.minimum(numbers, len(source) - 1)) | {"mask": mask}
+        read = source.read(np.minimum(numbers, len(source) - 1))
+        yield read | {"mask": mask & read.get("mask", True)}

@@ -1,23 +1,33 @@
 """What a data set is: named arrays of examples, read by number."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from multipod.errors import DataError
 
 HostBatch = dict[str, np.ndarray]
 """Named NumPy arrays whose first dim counts examples."""
 
 
 class Source(Protocol):
-    """Examples by number. `augment` must be a pure function of its arguments."""
+    """Examples by number. `augment` must be a pure function of its arguments.
+
+    More methods are optional, one for each protocol below: `Fused` reads and augments at once, `Described` tells one
+    data set from another, `Ordered` has an order of its own, `Sized` chooses a size for the whole batch, `Cacheable`
+    keeps what it decoded. A `read` for evaluation may leave out an example that cannot be read: it gives anything in
+    its place, and `mask`, bool [n], false there.
+    """
 
     def __len__(self) -> int:
         """How many examples there are."""
         ...
 
     def read(self, numbers: np.ndarray) -> HostBatch:
-        """The examples with these numbers, int64 [n]."""
+        """The examples with these numbers, int64 [n]. Called by several threads at once."""
         ...
 
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
@@ -26,6 +36,51 @@ class Source(Protocol):
         `rows` are their places in the whole batch: what is drawn from `rng` must be drawn for the
         whole batch and indexed by `rows`, so that it does not depend on who reads which rows.
         """
+        ...
+
+
+@runtime_checkable
+class Fused(Protocol):
+    """A source that reads and augments at once, where that is cheaper: a crop need not decode the whole image."""
+
+    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """What `augment(read(numbers), rows, rng)` stands for; arrays of the shapes and dtypes that `read` gives."""
+        ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A source that tells its data from others'."""
+
+    def identity(self) -> str:
+        """A short text that changes when the examples or their numbers do: a run goes on only with the same."""
+        ...
+
+
+@runtime_checkable
+class Cacheable(Protocol):
+    """A source that can keep what it decoded. What it reads is the same with and without."""
+
+    def cached(self, budget_bytes: int, folder: str = "") -> "Source":
+        """The source with a cache of so many bytes, in memory or, with a folder, on disk."""
+        ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A source that says in which order an epoch reads it; any other is read in a random order of all examples."""
+
+    def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
+        """Every number once, int64 [len]; a pure function. Batches are cut at multiples of `batch` over all epochs."""
+        ...
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A source whose arrays are of another size from batch to batch, as sequences of like lengths are."""
+
+    def sized_for(self, numbers: np.ndarray) -> "Source":
+        """The source that reads the batch of these examples, the rows of all hosts: all read arrays of one size."""
         ...
 
 
@@ -41,9 +96,44 @@ class Data(Protocol):
         ...
 
 
+def training_batch(source: Source, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+    """The examples with these numbers as training sees them; `rows` are their places in the whole batch."""
+    if isinstance(source, Fused):
+        return source.read_augmented(numbers, rows, rng)
+    return source.augment(source.read(numbers), rows, rng)
+
+
+def identity_of(source: Source) -> str:
+    """What the source says of itself, or how many examples it has."""
+    return source.identity() if isinstance(source, Described) else f"{len(source):,} examples"
+
+
+def with_cache(source: Source, budget_bytes: int, folder: str = "") -> Source:
+    """The source with a cache of so many bytes for what it decodes; 0: as it is.
+
+    Raises:
+      DataError: it decodes nothing that could be kept.
+    """
+    if not budget_bytes:
+        return source
+    if not isinstance(source, Cacheable):
+        raise DataError(
+            f"{type(source).__name__} decodes nothing that a cache could keep. Leave the cache of decoded images out."
+        )
+    return source.cached(budget_bytes, folder)
+
+
+def fingerprint(parts: Iterable[bytes]) -> str:
+    """Twelve hex digits of all parts in their order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class ArraySource:
-    """A source in memory: arrays of equal first dim, used as they are."""
+    """A source in memory, or mapped from a file: arrays of equal first dim, used as they are."""
 
     arrays: HostBatch
 

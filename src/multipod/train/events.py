@@ -67,6 +67,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """An example could not be read and was left out: another stands in its place, or, in evaluation, none.
+
+    Each is told once, if process 0 read it. `number` is its place in the data, `name` where it lies.
+    """
+
+    update: int
+    number: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Saved:
     """The state after `update` updates was handed to the checkpoint writer; `seconds` is what the run waited."""
 
@@ -93,6 +106,7 @@ class Ended:
       optimizer_bytes: optimizer state, bytes on the fullest device.
       resume: the command that goes on from here; empty if the run is complete.
       unit: as in `Started`.
+      skipped: examples left out since the process began, as far as process 0 read them.
     """
 
     update: int
@@ -109,9 +123,10 @@ class Ended:
     optimizer_bytes: int
     resume: str = ""
     unit: str = "examples"
+    skipped: int = 0
 
 
-Event = Started | Compiled | Updated | Evaluated | Saved | Ended
+Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | Ended
 
 Observer = Callable[[Event], None]
 """Called with each event, by process 0 alone. What it raises ends the run."""

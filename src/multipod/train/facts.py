@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 
+from multipod.data.source import identity_of
 from multipod.layout.mesh import topology_of
+from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
 
@@ -41,7 +43,13 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "bytes_per_device": state_bytes(program),
         "gradient_sum": program.recipe.layout.gradient_sum,
         "shard_update": program.recipe.layout.shard_update,
+        "data": data_identities(program.recipe),
     }
+
+
+def data_identities(recipe: Recipe) -> dict[str, str]:
+    """What tells the recipe's examples from others, those to learn from and those to be judged by."""
+    return {"train": identity_of(recipe.data.train()), "test": identity_of(recipe.data.test())}
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The training loop: compile, update, evaluate, save, tell the observers. Read this file from the top."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +9,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from multipod.data.batches import TrainBatches, evaluation_batches
+from multipod.data.batches import Feed, TrainBatches, evaluation_batches
 from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.reading import Reading, ledger_of
+from multipod.data.source import HostBatch, Source, with_cache
 from multipod.layout.mesh import batch_sharding, data_devices
+from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import finished
 from multipod.step.program import Batch, Program, Sums
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Saved, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Saved, Skipped, Started, Updated
 from multipod.train.heartbeat import Pulse, silent
 from multipod.train.stop import StopRequest
 
@@ -31,6 +35,7 @@ class Surroundings:
       pulse: told every phase.
       stop: set by Ctrl-C.
       stop_after: stop, as if asked, after this many updates; 0 never does.
+      reading: how this host makes batches.
       resume: the command that goes on with the run, for the summary.
       folder: the run's folder, for the observers.
       facts: what `run.json` holds, for the observers.
@@ -45,6 +50,7 @@ class Surroundings:
     meet: Callable[[str], None] = lambda name: None
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
+    reading: Reading = field(default_factory=Reading)
     resume: str = ""
     folder: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +71,8 @@ def train(program: Program, around: Surroundings, state: State | None = None) ->
     run = _Run(program, around, state)
     around.tell(Started(around.folder, run.update, run.recipe.updates, run.recipe.batch, around.facts, run.unit))
     compiled = run.compile()
-    evaluated = run.updates_with(compiled)
+    with contextlib.closing(run.batches.start(int(run.state.position), around.reading)) as incoming:
+        evaluated = run.updates_with(compiled, incoming)
     run.save_last()
     return run.state, run.ended(evaluated)
 
@@ -81,11 +88,11 @@ class _Run:
         self.times = Times()
         self.compile_s = self.first_step_s = 0.0
         self.stopped = False
+        self.skipped = 0
         self.sharding = batch_sharding(program.mesh)
         self.rows = owned_rows(self.sharding, program.rows)
-        self.batches = TrainBatches(
-            self.recipe.data.train(), self.recipe.batch, self.recipe.seed, self.rows, program.padded
-        )
+        source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
+        self.batches = TrainBatches(source, self.recipe.batch, self.recipe.seed, self.rows, program.padded)
         self.test = self.recipe.data.test()
         self.unit = "images" if "image" in self.test.read(np.arange(1)) else "examples"
 
@@ -98,11 +105,12 @@ class _Run:
         self.around.tell(Compiled(self.compile_s))
         return compiled
 
-    def updates_with(self, compiled: Callable[[State, Batch, jax.Array], tuple[State, Sums]]) -> Evaluated | None:
+    def updates_with(
+        self, compiled: Callable[[State, Batch, jax.Array], tuple[State, Sums]], incoming: Feed
+    ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.around.clock
         go, stop = self.program.stop_flags(False), self.program.stop_flags(True)
-        incoming = self.batches.start(int(self.state.position))
         batch, _ = self.next_batch(incoming)
         evaluated, news = None, None
         ended = clock()
@@ -121,9 +129,11 @@ class _Run:
             self.update += 1
             self.first_step_s = self.first_step_s or now - self.around.began
             self.times.add(now - ended, now - dispatched - waited, waited)
+            incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
             values = finished(self.recipe.objective, _values(sums))
             news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
+            self.tell_skipped(self.batches.source)
             ended = now
             if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
                 self.around.tell(news)
@@ -143,6 +153,7 @@ class _Run:
         start = self.around.clock()
         host = next(incoming)
         waited = self.around.clock() - start
+        check_classes(self.recipe.model, host)
         return to_mesh(host, self.rows, self.program.rows, self.sharding), waited
 
     def agreed_to_stop(self, sums: Sums) -> bool:
@@ -159,11 +170,17 @@ class _Run:
         self.around.pulse("evaluating", self.update)
         start = self.around.clock()
         sums = {name: float(total) for name, total in evaluate(self.program, self.state, self.test).items()}
+        self.tell_skipped(self.test)
         values = finished(self.recipe.objective, sums)
         count = int(sums.pop("count"))
         event = Evaluated(self.update, values, sums, count, self.around.clock() - start)
         self.around.tell(event)
         return event
+
+    def tell_skipped(self, source: Source) -> None:
+        for one in ledger_of(source).news():
+            self.around.tell(Skipped(self.update, one.number, one.name, one.reason))
+            self.skipped += 1
 
     def save(self) -> None:
         if self.around.checkpoints is not None:
@@ -197,6 +214,7 @@ class _Run:
             optimizer_bytes=device_bytes(self.program.shapes.optimizer),
             resume=self.around.resume if interrupted else "",
             unit=self.unit,
+            skipped=self.skipped,
         )
         self.around.tell(event)
         return event
@@ -212,10 +230,22 @@ def evaluate(program: Program, state: State, test: Any) -> dict[str, float]:
     batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
     sharding = batch_sharding(program.mesh)
     rows = owned_rows(sharding, batch)
-    sums = [
-        program.evaluate(state, to_mesh(host, rows, batch, sharding)) for host in evaluation_batches(test, batch, rows)
-    ]
+    sums = []
+    for host in evaluation_batches(test, batch, rows):
+        check_classes(program.recipe.model, host)
+        sums.append(program.evaluate(state, to_mesh(host, rows, batch, sharding)))
     return jax.tree.map(lambda *parts: sum(part.item() for part in parts), *jax.device_get(sums))
+
+
+def check_classes(model: Any, host: HostBatch) -> None:
+    """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
+
+    Raises:
+      MetricError: with the rank and the row.
+    """
+    classes, labels = getattr(model, "classes", 0), host.get("label")
+    if classes and labels is not None and labels.ndim == 1:
+        check_labels(labels, classes, host.get("mask"), rank=jax.process_index())
 
 
 def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:

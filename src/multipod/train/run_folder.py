@@ -118,6 +118,23 @@ def check_same(folder: RunFolder, recipe: Recipe) -> None:
         )
 
 
+def check_data(folder: RunFolder, facts: dict[str, Any], data: dict[str, str]) -> None:
+    """Refuses to go on with a run on other data: its place in them would be another place.
+
+    Raises:
+      RunFolderError: with what the data were and what they are.
+    """
+    before = facts.get("data", {})
+    changed = [
+        f"{part}: {before[part]}, now {data[part]}" for part in data if before.get(part, data[part]) != data[part]
+    ]
+    if changed:
+        raise RunFolderError(
+            f"{folder.path} began on other data:\n  " + "\n  ".join(changed) + "\n"
+            "Its checkpoints are whole. Put the data back to go on with it, or start a new run without --resume."
+        )
+
+
 def _neighbours(path: Path) -> str:
     runs = sorted(p.parent for p in path.parent.glob("*/run.json")) if path.parent.is_dir() else []
     return f" Runs in {path.parent}: {', '.join(run.name for run in runs[-8:])}." if runs else ""

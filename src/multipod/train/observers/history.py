@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from multipod.errors import RunFolderError
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Skipped, Started, Updated
 from multipod.train.observers.jsonl import decode, read
 from multipod.train.run_folder import FORMAT
 
@@ -43,6 +43,7 @@ class Facts:
     bytes_per_device: dict[str, int] = field(default_factory=dict)
     gradient_sum: str = ""
     shard_update: bool = False
+    data: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class History:
     updates: list[Updated]
     evaluations: list[Evaluated]
     ended: Ended | None
+    skipped: list[Skipped] = field(default_factory=list)
 
     @property
     def update(self) -> int:
@@ -162,4 +164,5 @@ def read_history(folder: Path) -> History:
         evaluations=[e for e in events if isinstance(e, Evaluated)],
         # An end before the last start was none: the run went on.
         ended=events[-1] if events and isinstance(events[-1], Ended) else None,
+        skipped=list({e.name: e for e in events if isinstance(e, Skipped)}.values()),
     )

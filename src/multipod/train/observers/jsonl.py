@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 import msgspec
 
 from multipod.errors import RunFolderError
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Skipped, Started, Updated
 
 FLUSH_S = 1.0
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind for kind in (Started, Compiled, Updated, Evaluated, Saved, Ended)
+    kind.__name__.lower(): kind for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, Ended)
 }
 _FLOATS = {  # the fields in which null stands for NaN; elsewhere it is None
     kind: {field.name for field in fields(kind) if field.type in (float, dict[str, float])} for kind in _KINDS.values()

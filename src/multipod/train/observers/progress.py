@@ -13,8 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Skipped, Started, Updated
 from multipod.train.observers import text
+
+NAMED = 5
+"""Examples left out that are named as it goes; the report names more, the summary counts all."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ class _Run:
         self.window = Window()
         self.updates = self.update = self.start = 0
         self.unit = "examples"
+        self.skipped = 0
         self._first: tuple[int, float] | None = None
 
     def started(self, event: Started) -> None:
@@ -77,6 +81,14 @@ class _Run:
         # The first update of a process holds compiling and the filling of the pipeline.
         self.window.add(event, timed=self._first is not None)
         self._first = self._first or (event.update, self.clock())
+
+    def skip(self, event: Skipped) -> str:
+        """What to say of an example that was left out; empty when enough was said."""
+        self.skipped += 1
+        if self.skipped > NAMED:
+            return ""
+        more = "; those that follow are in metrics.jsonl" if self.skipped == NAMED else ""
+        return text.skipped_text(event) + more
 
     def take(self) -> Window:
         window, self.window = self.window, Window()
@@ -115,6 +127,9 @@ class PlainLines:
                 self._run.updated(event)
                 if self._run.clock() - self._shown >= self._every_s:
                     self._progress(self._run.left())
+            case Skipped():
+                if line := self._run.skip(event):
+                    self._line(line)
             case Evaluated():
                 self._line(f"{self._place(event.update)}  {text.evaluated_text(event)}")
             case Ended():
@@ -179,6 +194,9 @@ class Bar:
                 self._run.updated(event)
                 if self._run.clock() - self._shown >= self._every_s:
                     self._draw("training")
+            case Skipped():
+                if line := self._run.skip(event):
+                    self._print(line, "yellow")
             case Evaluated():
                 self._print(f"{event.update:,}  {text.evaluated_text(event)}", "green")
             case Ended():

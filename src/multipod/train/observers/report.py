@@ -14,6 +14,8 @@ from multipod.train.observers import charts, text
 from multipod.train.observers.history import Device, Facts, History, read_facts, read_history, read_recipe
 from multipod.train.observers.jsonl import replace_file
 
+LEFT_OUT = 20
+"""Most examples that are named as left out."""
 PROCESS_COLOURS = 8
 """Colours of processes in the style sheet; process 8 looks like process 0."""
 
@@ -40,7 +42,7 @@ def write(folder: Path) -> Path:
         charts=charts.draw(history),
         summary=text.summary_rows(_ended(history, facts)),
         mesh=_mesh(facts),
-        sections=_sections(facts),
+        sections=[*_sections(facts), *_left_out(history)],
         colours=PROCESS_COLOURS,
     )
     path = folder / "report.html"
@@ -129,6 +131,8 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
         ("recipe", facts.recipe),
         ("overrides", "\n".join(facts.overrides)),
         ("command", facts.command),
+        ("training data", facts.data.get("train", "")),
+        ("test data", facts.data.get("test", "")),
         ("started", facts.started.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")),
         ("gradient sum", facts.gradient_sum),
         ("weight update", "sharded over the devices" if facts.shard_update else "the same on every device"),
@@ -154,6 +158,14 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     filled = [(heading, [row for row in rows if row[1]]) for heading, rows in named]
     return [(heading, rows) for heading, rows in filled if rows]
+
+
+def _left_out(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The examples that could not be read, the first of them by name."""
+    rows = [(one.name, one.reason) for one in history.skipped[:LEFT_OUT]]
+    if len(history.skipped) > LEFT_OUT:
+        rows.append((f"and {len(history.skipped) - LEFT_OUT:,} more", "in metrics.jsonl"))
+    return [("Left out", rows)] if rows else []
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from multipod.train.events import Compiled, Ended, Evaluated, Started
+from multipod.train.events import Compiled, Ended, Evaluated, Skipped, Started
 
 UNKNOWN = "–"
 """Stands where nothing was measured."""
@@ -13,6 +13,7 @@ UNKNOWN = "–"
 def summary_rows(ended: Ended) -> list[tuple[str, str]]:
     """The names and values of the summary, as text."""
     compiling = f" (compiling {duration(ended.compile_s)})" if math.isfinite(ended.compile_s) else ""
+    left_out = [("left out", f"{ended.skipped:,} {ended.unit} that cannot be read")] if ended.skipped else []
     return [
         ("test accuracy", UNKNOWN if ended.accuracy is None else percent(ended.accuracy, 2)),
         ("updates", f"{ended.update:,}" + (" (interrupted)" if ended.interrupted else "")),
@@ -24,7 +25,13 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
         ("outside the compiled step", share_text(ended.outside_share, "of the time")),
         ("wall time", duration(ended.wall_s)),
         ("optimizer state per device", bytes_text(ended.optimizer_bytes)),
+        *left_out,
     ]
+
+
+def skipped_text(event: Skipped) -> str:
+    """Such as `left out: train/n01440764/x.JPEG: it has no bytes`."""
+    return f"left out: {event.name}: {event.reason}"
 
 
 def started_text(event: Started) -> str:

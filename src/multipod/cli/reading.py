@@ -1,0 +1,56 @@
+"""Options that say how this host reads its data. None of them changes what a run learns."""
+
+import functools
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from multipod.cli.machine import BYTES
+
+if TYPE_CHECKING:
+    from multipod.data.reading import Reading
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reading_options(command: F) -> F:
+    """Adds --read-threads, --read-processes, --read-ahead, --decoded-cache and --decoded-cache-folder.
+
+    The command gets one argument `reading`.
+    """
+
+    @click.option("--read-threads", type=click.IntRange(1), help="Threads that read and decode.  [default: as needed]")
+    @click.option("--read-processes", type=click.IntRange(1), help="Processes that do so instead of threads.")
+    @click.option("--read-ahead", type=click.IntRange(1), help="Batches made ahead.  [default: as needed, 2 to 8]")
+    @click.option("--decoded-cache", type=BYTES, help="Keep decoded images in so much memory, as 20G.")
+    @click.option("--decoded-cache-folder", metavar="DIR", help="Keep them on disk there instead.")
+    @functools.wraps(command)
+    def with_reading(
+        *args: Any,
+        read_threads: int | None,
+        read_processes: int | None,
+        read_ahead: int | None,
+        decoded_cache: int | None,
+        decoded_cache_folder: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        from multipod.data.reading import Reading
+
+        numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
+        return command(*args, reading=Reading(*numbers, decoded_cache_folder or ""), **kwargs)
+
+    return with_reading  # type: ignore[return-value]
+
+
+def as_options(reading: "Reading") -> str:
+    """The options that give this reading again, each with a space before it."""
+    given = {
+        "--read-threads": reading.threads,
+        "--read-processes": reading.processes,
+        "--read-ahead": reading.ahead,
+        "--decoded-cache": reading.cache_bytes,
+        "--decoded-cache-folder": reading.cache_folder,
+    }
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)

@@ -1,0 +1,82 @@
+"""NumPy files of one folder, mapped into memory: `image.npy`, `label.npy`, each with as many examples.
+
+The form for records that are batches already (recommendation data: one record, one batch, three arrays): reading is
+copying from the page cache.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from multipod.data.files.records import Record, Records
+from multipod.data.source import HostBatch, fingerprint
+from multipod.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayFiles(Records):
+    """One example is one entry of each array. Nothing is held in memory but what the system keeps of the files."""
+
+    folder: Path
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self._arrays[self.names[0]])
+
+    def record(self, number: int) -> Record:
+        """Entry `number` of each array."""
+        return {name: array[number] for name, array in self._arrays.items()}
+
+    def read(self, numbers: np.ndarray) -> HostBatch:
+        """Copies, in one piece where the numbers follow each other."""
+        return {name: _taken(array, numbers) for name, array in self._arrays.items()}
+
+    def name(self, number: int) -> str:
+        """The folder and the place."""
+        return f"{self.folder}, entry {number:,}"
+
+    @property
+    def file_ends(self) -> np.ndarray:
+        """One file."""
+        return np.array([len(self)])
+
+    def identity(self) -> str:
+        """Of names, shapes and dtypes."""
+        parts = (f"{name} {array.shape} {array.dtype}".encode() for name, array in self._arrays.items())
+        return f"{len(self):,} entries of arrays {fingerprint(parts)}"
+
+    @cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in self.names}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"folder": self.folder, "names": self.names}  # a map is made again where it is used
+
+
+def open_arrays(folder: Path) -> ArrayFiles:
+    """The arrays of a folder.
+
+    Raises:
+      DataError: there are none, one cannot be read, or they do not have as many entries.
+    """
+    names = tuple(sorted(path.stem for path in folder.glob("*.npy")))
+    if not names:
+        raise DataError(f"{folder} has no .npy files. Name the folder that holds the arrays.")
+    try:
+        files = ArrayFiles(folder, names)
+        lengths = {name: len(array) for name, array in files._arrays.items()}
+    except (ValueError, OSError, TypeError) as error:
+        raise DataError(f"{folder}: an array cannot be read: {error}. Write the arrays again.") from error
+    if len(set(lengths.values())) != 1 or not len(files):
+        listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise DataError(f"{folder}: {listed} entries. Every array needs as many, and at least one.")
+    return files
+
+
+def _taken(array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    first, count = int(numbers[0]), len(numbers)
+    if numbers[-1] - first == count - 1 and (np.diff(numbers) == 1).all():
+        return np.array(array[first : first + count])
+    return np.asarray(array[numbers])

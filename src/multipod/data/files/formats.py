@@ -1,0 +1,84 @@
+"""The table of formats, and the one function that opens any of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from multipod.data.files.array_record import open_array_records
+from multipod.data.files.arrays import open_arrays
+from multipod.data.files.folder import open_folder
+from multipod.data.files.lines import open_lines
+from multipod.data.files.parquet import open_parquet
+from multipod.data.files.records import Records, matching
+from multipod.data.files.tar import open_tar
+from multipod.data.files.tfrecord import open_tfrecords
+from multipod.errors import DataError, nearest
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+      about: what it is, in a few words.
+      suffixes: of its files; empty: it is a folder.
+      open: from the files, or for a folder from the folder, to its records.
+    """
+
+    about: str
+    suffixes: tuple[str, ...]
+    open: Callable[..., Records]
+
+
+FORMATS = {
+    "folder": Format("images in a folder for each class, or with labels.csv", (), open_folder),
+    "arrays": Format("NumPy arrays of one folder, mapped into memory", (), open_arrays),
+    "tfrecord": Format("TFRecords of tf.train.Example", (".tfrecord", ".tfrecords"), open_tfrecords),
+    "array-record": Format("ArrayRecords of tf.train.Example", (".array_record", ".arrayrecord"), open_array_records),
+    "tar": Format("WebDataset archives", (".tar",), open_tar),
+    "parquet": Format("Parquet tables", (".parquet",), open_parquet),
+    "lines": Format("text, one example a line", (".txt",), open_lines),
+}
+"""Every format by name. A new one is a subclass of `Records` and a line here."""
+
+
+def open_records(where: str, kind: str = "") -> Records:
+    """The records behind a folder, a file, or a pattern of files (`train-*`).
+
+    Without `kind` a folder of `.npy` files is `arrays`, one with files of another format stands for those files, any
+    other is `folder`. Files are known by their suffix; those without one (`train-00000-of-01024`) are TFRecords.
+
+    Raises:
+      DataError: nothing is there, the format is not known, or it cannot be read.
+    """
+    if kind and kind not in FORMATS:
+        raise DataError(f"no data format is called {kind!r}. {nearest(kind, FORMATS)}")
+    folder = Path(where).expanduser()
+    if not folder.is_dir():
+        files = matching(where, f"{kind or 'data'} files")
+        kind = kind or _kind_of(files)
+        if not FORMATS[kind].suffixes:
+            raise DataError(f"{where} is a file, and the format {kind} is a folder. Name the folder.")
+        return FORMATS[kind].open(files)
+    kind, files = _in_folder(folder, kind)
+    return FORMATS[kind].open(files) if FORMATS[kind].suffixes else FORMATS[kind].open(folder)
+
+
+def _kind_of(files: tuple[Path, ...]) -> str:
+    """The format of files, by the suffix of the first."""
+    for kind, known in FORMATS.items():
+        if files[0].suffix in known.suffixes:
+            return kind
+    if files[0].suffix == "" or "-of-" in files[0].name:
+        return "tfrecord"
+    raise DataError(f"{files[0]}: the format of {files[0].suffix} is not known. Say which it is: {', '.join(FORMATS)}.")
+
+
+def _in_folder(folder: Path, kind: str) -> tuple[str, tuple[Path, ...]]:
+    """The format of what lies in a folder, and the files if it is one of files."""
+    suffixes = {path.suffix for path in folder.iterdir() if path.is_file()}
+    if not kind:
+        kinds = [name for name, known in FORMATS.items() if suffixes & set(known.suffixes) and name != "lines"]
+        kind = "arrays" if ".npy" in suffixes else kinds[0] if kinds else "folder"
+    chosen = FORMATS[kind].suffixes
+    return kind, tuple(sorted(path for path in folder.iterdir() if path.suffix in chosen)) if chosen else ()

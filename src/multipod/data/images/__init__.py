@@ -1,0 +1,1 @@
+"""Images: decoding, cropping, augmenting, and a cache of what was decoded."""

@@ -1,0 +1,340 @@
+/* Decodes the part of a JPEG that a crop shows, no finer than needed, and resizes it: libjpeg-turbo's partial
+ * decompression (jpeg_crop_scanline, jpeg_skip_scanlines), its scaled inverse DCT, and a triangle filter.
+ *
+ * What is skipped: rows below the crop altogether; of rows above and columns beside it all but the entropy decoding;
+ * of the DCT's frequencies those that the resized crop cannot show. No globals; safe in any number of threads.
+ */
+#include <stddef.h>
+#include <stdio.h>
+#include <jpeglib.h>
+#include <jerror.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 1005000
+#error "needs libjpeg-turbo 1.5 or newer: jpeg_crop_scanline"
+#endif
+
+enum { MP_OK = 0, MP_DAMAGED = 1, MP_OTHER_COLOURS = 2, MP_NO_MEMORY = 3 };
+
+typedef float lane __attribute__((vector_size(16))); /* red, green, blue, unused */
+typedef int32_t whole __attribute__((vector_size(16)));
+typedef uint8_t bytes __attribute__((vector_size(4)));
+
+struct failure {
+    struct jpeg_error_mgr base; /* first, so that cinfo->err is also this */
+    jmp_buf out;
+    char *message; /* JMSG_LENGTH_MAX bytes, the caller's */
+};
+
+/* Of one output row or column: its first input, and the weights of `taps` inputs from there. */
+struct window {
+    int first;
+    float *weight;
+};
+
+static void stop(j_common_ptr cinfo)
+{
+    struct failure *failure = (struct failure *)cinfo->err;
+    cinfo->err->format_message(cinfo, failure->message);
+    longjmp(failure->out, 1);
+}
+
+/* libjpeg calls it for traces (level >= 0) and for warnings. Those that say that pixels are missing are failures. */
+static void warned(j_common_ptr cinfo, int level)
+{
+    if (level >= 0)
+        return;
+    switch (cinfo->err->msg_code) {
+    case JWRN_HIT_MARKER:
+    case JWRN_HUFF_BAD_CODE:
+    case JWRN_JPEG_EOF:
+    case JWRN_MUST_RESYNC:
+    case JWRN_ARITH_BAD_CODE:
+        stop(cinfo);
+        break;
+    default:
+        cinfo->err->num_warnings++;
+    }
+}
+
+static void begin(struct jpeg_decompress_struct *cinfo, struct failure *failure, char *message)
+{
+    cinfo->err = jpeg_std_error(&failure->base);
+    failure->base.error_exit = stop;
+    failure->base.emit_message = warned;
+    failure->message = message;
+    message[0] = '\0';
+}
+
+static unsigned at16(const uint8_t *p, int little) { return little ? p[0] | p[1] << 8 : p[0] << 8 | p[1]; }
+
+static unsigned long at32(const uint8_t *p, int little)
+{
+    return little ? at16(p, 1) | (unsigned long)at16(p + 2, 1) << 16 : (unsigned long)at16(p, 0) << 16 | at16(p + 2, 0);
+}
+
+/* The orientation, 1 to 8, of an Exif marker; 1 if there is none or it cannot be read. */
+static int orientation(jpeg_saved_marker_ptr marker)
+{
+    for (; marker; marker = marker->next) {
+        const uint8_t *tiff = marker->data + 6;
+        unsigned long size = marker->data_length, at;
+        unsigned count;
+        if (marker->marker != JPEG_APP0 + 1 || size < 20 || memcmp(marker->data, "Exif\0\0", 6))
+            continue;
+        size -= 6;
+        int little = tiff[0] == 'I';
+        at = at32(tiff + 4, little);
+        if (at > size - 2)
+            continue;
+        count = at16(tiff + at, little);
+        for (at += 2; count > 0 && at + 12 <= size; count--, at += 12)
+            if (at16(tiff + at, little) == 0x0112) {
+                unsigned value = at16(tiff + at + 8, little);
+                return value >= 1 && value <= 8 ? (int)value : 1;
+            }
+    }
+    return 1;
+}
+
+/* info: width, height, components, whether they become RGB here, Exif orientation. Returns MP_OK or MP_DAMAGED. */
+int mp_jpeg_header(const uint8_t *data, size_t size, int info[5], char *message)
+{
+    struct jpeg_decompress_struct cinfo;
+    struct failure failure;
+    begin(&cinfo, &failure, message);
+    jpeg_create_decompress(&cinfo);
+    if (setjmp(failure.out)) {
+        jpeg_destroy_decompress(&cinfo);
+        return MP_DAMAGED;
+    }
+    jpeg_save_markers(&cinfo, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_mem_src(&cinfo, (unsigned char *)data, (unsigned long)size);
+    jpeg_read_header(&cinfo, TRUE);
+    info[0] = (int)cinfo.image_width;
+    info[1] = (int)cinfo.image_height;
+    info[2] = cinfo.num_components;
+    info[3] = cinfo.jpeg_color_space == JCS_GRAYSCALE || cinfo.jpeg_color_space == JCS_YCbCr ||
+              cinfo.jpeg_color_space == JCS_RGB;
+    info[4] = orientation(cinfo.marker_list);
+    jpeg_destroy_decompress(&cinfo);
+    return MP_OK;
+}
+
+/* Triangle filter from [start, start + length) of `size` inputs to `count` outputs, as wide as two inputs or, when
+ * shrinking, two outputs: out[i] = sum over k of weight[k] * in[first + k], the weights of each summing to 1.
+ * Returns the taps of each window, the same for all, or 0 without memory. */
+static int windows(double start, double length, int size, int count, struct window *of, float **weights)
+{
+    double scale = length / count, support = scale > 1 ? scale : 1;
+    int taps = (int)ceil(2 * support);
+    if (taps > size)
+        taps = size;
+    float *weight = *weights = malloc(sizeof(float) * (size_t)taps * (size_t)count);
+    if (!weight)
+        return 0;
+    for (int i = 0; i < count; i++, weight += taps) {
+        double centre = start + (i + 0.5) * scale, sum = 0;
+        int first = (int)floor(centre - support - 0.5) + 1; /* the first input with a weight above 0 */
+        first = first < 0 ? 0 : first > size - taps ? size - taps : first;
+        for (int k = 0; k < taps; k++) {
+            double away = 1 - fabs(first + k + 0.5 - centre) / support;
+            weight[k] = (float)(away > 0 ? away : 0);
+            sum += weight[k];
+        }
+        for (int k = 0; k < taps; k++)
+            weight[k] = (float)(weight[k] / sum);
+        of[i] = (struct window){first, weight};
+    }
+    return taps;
+}
+
+/* line[j] = sum over k of weight[k] * in[k][j]: one pass for up to four rows, as most crops need. */
+static void add_rows(const uint8_t *in, size_t stride, const float *weight, int taps, size_t count, float *restrict line)
+{
+    const uint8_t *a = in, *b = a + stride, *c = b + stride, *d = c + stride;
+    switch (taps) {
+    case 1:
+        for (size_t j = 0; j < count; j++)
+            line[j] = weight[0] * (float)a[j];
+        return;
+    case 2:
+        for (size_t j = 0; j < count; j++)
+            line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j];
+        return;
+    case 3:
+        for (size_t j = 0; j < count; j++)
+            line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j] + weight[2] * (float)c[j];
+        return;
+    }
+    for (size_t j = 0; j < count; j++)
+        line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j] + weight[2] * (float)c[j] + weight[3] * (float)d[j];
+    for (int k = 4; k < taps; k++) {
+        a = in + (size_t)k * stride;
+        for (size_t j = 0; j < count; j++)
+            line[j] += weight[k] * (float)a[j];
+    }
+}
+
+/* out[j] = sum over k of weight[k] * line[first + k], for `width` pixels. */
+static void add_columns(const lane *line, const struct window *x, int taps, int width, uint8_t *out)
+{
+    const lane half = {0.5f, 0.5f, 0.5f, 0};
+    for (int j = 0; j < width; j++, out += 3) {
+        const lane *from = line + x[j].first;
+        const float *weight = x[j].weight;
+        lane sum = half + weight[0] * from[0];
+        for (int k = 1; k < taps; k++)
+            sum += weight[k] * from[k];
+        bytes pixel = __builtin_convertvector(__builtin_convertvector(sum, whole), bytes); /* at most 255.5 */
+        memcpy(out, &pixel, j + 1 < width ? 4 : 3); /* four are one store; the next pixel covers the fourth */
+    }
+}
+
+/* Resizes box (x, y, width, height) of `in`, [rows][columns] pixels of four bytes, to out[height][width][3], mirrored
+ * if `flip`. Rows first, then columns. */
+static int resize(const uint8_t *in, int rows, int columns, const double box[4], int height, int width, int flip,
+                  uint8_t *out)
+{
+    struct window *y = malloc(sizeof(struct window) * (size_t)(height + width)), *x = y + height;
+    float *yw = NULL, *xw = NULL, *line = aligned_alloc(64, ((size_t)columns * 16 + 63) / 64 * 64);
+    int ytaps = y ? windows(box[1], box[3], rows, height, y, &yw) : 0;
+    int xtaps = y ? windows(box[0], box[2], columns, width, x, &xw) : 0;
+    int ok = y && line && ytaps && xtaps;
+    for (int i = 0, j = width - 1; ok && flip && i < j; i++, j--) {
+        struct window left = x[i];
+        x[i] = x[j], x[j] = left;
+    }
+    for (int i = 0; ok && i < height; i++) {
+        const uint8_t *first = in + (size_t)y[i].first * (size_t)columns * 4;
+        add_rows(first, (size_t)columns * 4, y[i].weight, ytaps, (size_t)columns * 4, line);
+        add_columns((const lane *)line, x, xtaps, width, out + (size_t)i * (size_t)width * 3);
+    }
+    free(y), free(yw), free(xw), free(line);
+    return ok ? MP_OK : MP_NO_MEMORY;
+}
+
+/* The least of 8, 4, 2, 1 (eighths) at which the box still has as many pixels as the output, both ways. */
+static int eighths(const double box[4], int height, int width)
+{
+    int scale = 8;
+    while (scale > 1 && box[2] * (scale / 2) >= 8.0 * width && box[3] * (scale / 2) >= 8.0 * height)
+        scale /= 2;
+    return scale;
+}
+
+/* out[height][width][3] = the box (x, y, width, height in pixels of the whole image) of a JPEG, resized and, if `flip`,
+ * mirrored. `exact`: decode at full size whatever the box. Returns one of the codes above; `message` has
+ * JMSG_LENGTH_MAX bytes. The pixels differ from those of a whole decode only by libjpeg's choice of scale. */
+int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int height, int width, int flip, int exact,
+                 uint8_t *out, char *message)
+{
+    struct jpeg_decompress_struct cinfo;
+    struct failure failure;
+    uint8_t *volatile pixels = NULL;
+    int code;
+    begin(&cinfo, &failure, message);
+    jpeg_create_decompress(&cinfo);
+    if (setjmp(failure.out)) {
+        jpeg_destroy_decompress(&cinfo);
+        free(pixels);
+        return MP_DAMAGED;
+    }
+    jpeg_mem_src(&cinfo, (unsigned char *)data, (unsigned long)size);
+    jpeg_read_header(&cinfo, TRUE);
+    if (cinfo.jpeg_color_space != JCS_GRAYSCALE && cinfo.jpeg_color_space != JCS_YCbCr &&
+        cinfo.jpeg_color_space != JCS_RGB) {
+        jpeg_destroy_decompress(&cinfo);
+        return MP_OTHER_COLOURS;
+    }
+    cinfo.out_color_space = JCS_EXT_RGBX;
+    cinfo.dct_method = JDCT_ISLOW;
+    cinfo.scale_num = exact ? 8 : (unsigned)eighths(box, height, width);
+    cinfo.scale_denom = 8;
+    jpeg_start_decompress(&cinfo);
+
+    /* The box in decoded pixels, and the rows and columns that the filter reaches; two more at the sides, because
+     * chroma next to a cut is interpolated without what was cut off. */
+    double fx = (double)cinfo.output_width / cinfo.image_width, fy = (double)cinfo.output_height / cinfo.image_height;
+    double in[4] = {box[0] * fx, box[1] * fy, box[2] * fx, box[3] * fy};
+    double reach_x = in[2] / width > 1 ? in[2] / width : 1, reach_y = in[3] / height > 1 ? in[3] / height : 1;
+    int left = (int)floor(in[0] - reach_x) - 2, right = (int)ceil(in[0] + in[2] + reach_x) + 2;
+    int top = (int)floor(in[1] - reach_y) - 1, bottom = (int)ceil(in[1] + in[3] + reach_y) + 1;
+    left = left < 0 ? 0 : left, top = top < 0 ? 0 : top;
+    right = right > (int)cinfo.output_width ? (int)cinfo.output_width : right;
+    bottom = bottom > (int)cinfo.output_height ? (int)cinfo.output_height : bottom;
+
+    JDIMENSION first = (JDIMENSION)left, columns = (JDIMENSION)(right - left);
+    if (columns < cinfo.output_width)
+        jpeg_crop_scanline(&cinfo, &first, &columns);
+    pixels = malloc((size_t)columns * (size_t)(bottom - top) * 4);
+    if (!pixels) {
+        jpeg_destroy_decompress(&cinfo);
+        return MP_NO_MEMORY;
+    }
+    if (top > 0)
+        jpeg_skip_scanlines(&cinfo, (JDIMENSION)top);
+    while (cinfo.output_scanline < (JDIMENSION)bottom) {
+        JSAMPROW row = pixels + (size_t)(cinfo.output_scanline - (JDIMENSION)top) * columns * 4;
+        jpeg_read_scanlines(&cinfo, &row, 1);
+    }
+    jpeg_destroy_decompress(&cinfo); /* not jpeg_finish_decompress, which would read the rest */
+    in[0] -= first;
+    in[1] -= top;
+    code = resize(pixels, bottom - top, (int)columns, in, height, width, flip, out);
+    free(pixels);
+    return code;
+}
+
+/* The whole image, out[height][width][3] as mp_jpeg_header says. Codes as above. */
+int mp_jpeg_decode(const uint8_t *data, size_t size, uint8_t *out, char *message)
+{
+    struct jpeg_decompress_struct cinfo;
+    struct failure failure;
+    begin(&cinfo, &failure, message);
+    jpeg_create_decompress(&cinfo);
+    if (setjmp(failure.out)) {
+        jpeg_destroy_decompress(&cinfo);
+        return MP_DAMAGED;
+    }
+    jpeg_mem_src(&cinfo, (unsigned char *)data, (unsigned long)size);
+    jpeg_read_header(&cinfo, TRUE);
+    cinfo.out_color_space = JCS_RGB;
+    cinfo.dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(&cinfo);
+    while (cinfo.output_scanline < cinfo.output_height) {
+        JSAMPROW row = out + (size_t)cinfo.output_scanline * cinfo.output_width * 3;
+        jpeg_read_scanlines(&cinfo, &row, 1);
+    }
+    jpeg_destroy_decompress(&cinfo);
+    return MP_OK;
+}
+
+/* The same from pixels in memory, [rows][columns][3]: the decoded cache. */
+int mp_pixels_crop(const uint8_t *image, int rows, int columns, const double box[4], int height, int width, int flip,
+                   uint8_t *out)
+{
+    double reach_x = box[2] / width > 1 ? box[2] / width : 1, reach_y = box[3] / height > 1 ? box[3] / height : 1;
+    int left = (int)floor(box[0] - reach_x) - 1, right = (int)ceil(box[0] + box[2] + reach_x) + 1;
+    int top = (int)floor(box[1] - reach_y) - 1, bottom = (int)ceil(box[1] + box[3] + reach_y) + 1;
+    left = left < 0 ? 0 : left, top = top < 0 ? 0 : top;
+    right = right > columns ? columns : right, bottom = bottom > rows ? rows : bottom;
+    size_t wide = (size_t)(right - left);
+    uint8_t *pixels = malloc(wide * (size_t)(bottom - top) * 4 + 1);
+    if (!pixels)
+        return MP_NO_MEMORY;
+    for (int i = top; i < bottom; i++) {
+        const uint8_t *from = image + ((size_t)i * (size_t)columns + (size_t)left) * 3;
+        uint8_t *to = pixels + (size_t)(i - top) * wide * 4;
+        for (size_t j = 0; j < wide; j++, from += 3, to += 4)
+            to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = 0;
+    }
+    double in[4] = {box[0] - left, box[1] - top, box[2], box[3]};
+    int code = resize(pixels, bottom - top, (int)wide, in, height, width, flip, out);
+    free(pixels);
+    return code;
+}

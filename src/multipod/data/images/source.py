@@ -1,0 +1,182 @@
+"""Images in files as a `Source`: what the model sees of each, and what happens to those that cannot be read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from multipod.data.files.disk import Damaged
+from multipod.data.files.records import Record, Records
+from multipod.data.images import jpeg
+from multipod.data.images.augment import Policy
+from multipod.data.images.cache import Cache, DiskCache, MemoryCache
+from multipod.data.images.crop import DRAWS, RandomCrop, middle
+from multipod.data.images.decode import decode, is_jpeg
+from multipod.data.order import FilesThenBuffer, generator
+from multipod.data.reading import Ledger
+from multipod.data.source import HostBatch, fingerprint
+from multipod.errors import DataError
+
+IN_A_ROW = 100
+"""So many examples that cannot be read, one after the other, are no accident."""
+
+Chosen = tuple[jpeg.Box, bool]
+View = Callable[[int, int], Chosen]
+"""From width and height to the box that is shown, and whether it is mirrored."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where a record keeps the image and the label.
+
+    Attributes:
+      image: name of the field.
+      label: likewise.
+      first_label: the label of the first class; the model's classes begin with 0.
+    """
+
+    image: str
+    label: str
+    first_label: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """`image`, uint8 [n, pixels, pixels, 3], and `label`, int32 [n].
+
+    In training (`random`), an example that cannot be read is replaced by the next that can; in evaluation it is
+    masked. Either way it is in the `ledger`. Which pixels are made depends on nothing but the arguments of `read` and
+    `read_augmented`: the cache only saves work, as `whole` decides whether crops come from whole decoded images.
+
+    Attributes:
+      records: the files.
+      fields: what is where in a record.
+      pixels: height and width of what the model sees.
+      random: the crops of training; None shows the middle.
+      middle_share: of the shorter side, that evaluation shows.
+      policy: further changes in training.
+      whole: decode whole images at full size, then crop; needed for the cache. Otherwise only what the crop shows.
+      order: file by file; None reads all examples in random order.
+      ledger: notes what was left out, and where the time went.
+      cache: of decoded images.
+    """
+
+    records: Records
+    fields: Fields
+    pixels: int
+    random: RandomCrop | None = None
+    middle_share: float = 0.875
+    policy: Policy | None = None
+    whole: bool = False
+    order: FilesThenBuffer | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    cache: Cache | None = None
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, numbers: np.ndarray) -> HostBatch:
+        """The middles. For training, to have shapes, unreadable examples are replaced; for evaluation, masked."""
+        return self._read(numbers, [self._middle] * len(numbers), np.zeros((len(numbers), 0)))
+
+    def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """The batch itself: what training sees is cropped before it is decoded, by `read_augmented`."""
+        return batch
+
+    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """Random crops."""
+        if self.random is None:
+            return self.read(numbers)
+        count = DRAWS + (self.policy.draws if self.policy else 0)
+        draws = rng.random((int(rows.max()) + 1, count))[rows]  # in one go: a row's do not depend on the other rows
+        return self._read(numbers, [partial(self.random.box, own[:DRAWS]) for own in draws], draws[:, DRAWS:])
+
+    def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
+        """File by file if so asked, or else as any source is read."""
+        if self.order is not None:
+            return self.order.epoch(self.records.file_ends, seed, epoch)
+        return generator(seed, epoch).permutation(len(self))
+
+    def identity(self) -> str:
+        """That of the records."""
+        return self.records.identity()
+
+    def cached(self, budget_bytes: int, folder: str = "") -> "Images":
+        """The same images with a cache of decoded ones.
+
+        Raises:
+          DataError: crops are decoded without the rest of the image, or the folder cannot be used.
+        """
+        if not self.whole:
+            raise DataError(
+                "a cache keeps whole decoded images, and these data decode only what each crop shows. "
+                'Set data.decode=whole (or decode="whole" in the recipe), or leave the cache out.'
+            )
+        if not folder:
+            return replace(self, cache=MemoryCache(budget_bytes))
+        name = fingerprint([self.identity().encode()])
+        return replace(self, cache=DiskCache(budget_bytes, Path(folder).expanduser(), name))
+
+    def _middle(self, width: int, height: int) -> Chosen:
+        return middle(width, height, self.middle_share), False
+
+    def _read(self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray) -> HostBatch:
+        images = np.zeros((len(numbers), self.pixels, self.pixels, 3), np.uint8)
+        labels = np.zeros(len(numbers), np.int32)
+        mask = np.ones(len(numbers), bool)
+        for row, (number, view) in enumerate(zip(numbers.tolist(), views, strict=True)):
+            label = self._fill(number, view, further[row], images[row])
+            mask[row] = label is not None
+            labels[row] = label or 0
+        batch: HostBatch = {"image": images, "label": labels}
+        return batch if mask.all() else batch | {"mask": mask}
+
+    def _fill(self, number: int, view: View, further: np.ndarray, out: np.ndarray) -> int | None:
+        """Writes the example into `out` and returns its label; None if it is masked."""
+        for tried in range(min(IN_A_ROW, len(self))):
+            at = (number + tried) % len(self)
+            try:
+                with self.ledger.stage("read"):
+                    record = self.records.record(at)
+                    data, label = self._parts(record)
+                with self.ledger.stage("decode"):
+                    self._show(at, data, view, out)
+                if self.policy is not None and further.size:
+                    with self.ledger.stage("augment"):
+                        out[...] = self.policy.apply(out, further)
+                return label
+            except Damaged as error:
+                self.ledger.skip(at, self.records.name(at), str(error))
+            if self.random is None:
+                return None
+        raise DataError(
+            f"{min(IN_A_ROW, len(self))} examples in a row cannot be read, from {self.records.name(number)} on; the "
+            f"last: {next(reversed(self.ledger.skipped.values())).reason}. See whether the files are images."
+        )
+
+    def _parts(self, record: Record) -> tuple[bytes, int]:
+        fields = self.fields
+        try:
+            data, label = record[fields.image], int(record[fields.label])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"it has no field {fields.image!r} or no whole number in {fields.label!r}") from error
+        if not isinstance(data, bytes):
+            raise Damaged(f"its field {fields.image!r} is no bytes")
+        return data, label - fields.first_label
+
+    def _show(self, number: int, data: bytes, view: View, out: np.ndarray) -> None:
+        if not self.whole and is_jpeg(data):
+            head = jpeg.header(data)
+            if head.plain and head.orientation == 1:
+                box, flip = view(head.width, head.height)
+                jpeg.crop(data, box, out, flip)
+                return
+        image = self.cache.get(number) if self.cache else None
+        if image is None:
+            image = decode(data)
+            if self.cache:
+                self.cache.offer(number, image)
+        box, flip = view(image.shape[1], image.shape[0])
+        jpeg.crop_pixels(image, box, out, flip)

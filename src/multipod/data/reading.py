@@ -1,0 +1,142 @@
+"""How a host reads: with how many threads or processes, how far ahead. Nothing here changes what a run learns."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from multipod.errors import DataError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How batches are made on this host.
+
+    Attributes:
+      threads: that read and decode. 0: begins with one, and doubles up to the number of cores as long as the devices
+        wait for data.
+      processes: that do so instead, each with a Python of its own: for augmentation written in Python. 0: threads.
+      ahead: batches made ahead. 0: begins with 2, up to 8 while the devices wait.
+      cache_bytes: of host memory for decoded images (0: none), for data that decode whole images.
+      cache_folder: keeps these images on disk instead, and from run to run; empty: in memory.
+    """
+
+    threads: int = 0
+    processes: int = 0
+    ahead: int = 0
+    cache_bytes: int = 0
+    cache_folder: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = [f"{name}={value}" for name, value in vars(self).items() if isinstance(value, int) and value < 0]
+        if self.processes and self.cache_bytes:
+            wrong.append(f"processes={self.processes} with a cache: the cache belongs to one process, take threads")
+        if self.cache_folder and not self.cache_bytes:
+            wrong.append("cache_folder without cache_bytes: say how large it may become")
+        if wrong:
+            raise DataError(f"reading: {'; '.join(wrong)}. Numbers are 0 or more.")
+
+
+class Skipped(NamedTuple):
+    """An example that was left out: another stands in its place, or, in evaluation, none."""
+
+    number: int
+    name: str
+    reason: str
+
+
+@dataclass
+class Ledger:
+    """What happened while reading: examples that were left out, and where the time went. Used by many threads."""
+
+    skipped: dict[int, Skipped] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    _news: list[Skipped] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def skip(self, number: int, name: str, reason: str) -> None:
+        """Notes an example; the same one again is no news."""
+        with self._lock:
+            if number not in self.skipped:
+                self.skipped[number] = Skipped(number, name, reason)
+                self._news.append(self.skipped[number])
+
+    def news(self) -> list[Skipped]:
+        """Those noted since the last call."""
+        with self._lock:
+            news, self._news = self._news, []
+        return news
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time inside to the stage of this name; stages do not nest."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds one piece of work to a stage."""
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # another process notes what it sees anew
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+def ledger_of(source: object) -> Ledger:
+    """The source's ledger, or an empty one."""
+    found = getattr(source, "ledger", None)
+    return found if isinstance(found, Ledger) else Ledger()
+
+
+@dataclass
+class Tuner:
+    """Raises threads and batches ahead, from few to what keeps the devices fed. One decision each `window` updates.
+
+    Doubling the threads comes first. Where that did not lower the share of waiting by a tenth, more threads are no
+    cure (the disk is, or memory's bandwidth), so it is taken back, and only the depth grows.
+    """
+
+    reading: Reading
+    window: int = 8
+    enough: float = 0.02
+    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+
+    def __post_init__(self) -> None:
+        self.threads = self.reading.threads or 1
+        self.ahead = self.reading.ahead or 2
+        self.shares: list[float] = []
+        self._waits = self._steps = 0.0
+        self._count = 0
+        self._helped = True
+
+    def tell(self, waited_s: float, step_s: float) -> bool:
+        """One update of `step_s`, of which the devices waited for data `waited_s`. Returns whether anything changed."""
+        self._waits, self._steps, self._count = self._waits + waited_s, self._steps + step_s, self._count + 1
+        if self._count < self.window or self._steps <= 0:
+            return False
+        share, self._waits, self._steps, self._count = self._waits / self._steps, 0.0, 0.0, 0
+        before = (self.threads, self.ahead)
+        if share > self.enough:
+            self._grow(share)
+        self.shares.append(share)
+        return before != (self.threads, self.ahead)
+
+    def _grow(self, share: float) -> None:
+        may_thread = not self.reading.threads and not self.reading.processes and self._helped
+        if may_thread and self.threads > 1 and self.shares and share > 0.9 * self.shares[-1]:
+            self.threads, self._helped = self.threads // 2, False
+        elif may_thread and self.threads < self.cores:
+            self.threads = min(2 * self.threads, self.cores)
+        elif not self.reading.ahead and self.ahead < 8:
+            self.ahead = min(2 * self.ahead, 8)

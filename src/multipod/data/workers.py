@@ -1,0 +1,207 @@
+"""Processes that make parts of batches, for work that holds Python's lock. One that dies is started again, once.
+
+Nothing is lost with a process: a part of a batch is a pure function of its place, so another process makes it anew.
+Arrays come back through memory that both processes map; only their shapes go through the pipe.
+"""
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+
+from multipod.data.reading import Ledger
+from multipod.data.source import HostBatch
+from multipod.errors import DataError
+
+
+@dataclass
+class _Worker:
+    """A process, the pipe to it, and the memory in which its arrays come back."""
+
+    number: int
+    process: Any
+    pipe: Connection
+    memory: int
+    restarts: int = 0
+    failure: str = ""
+
+
+class Workers:
+    """`count` processes that make parts of `batches`. `part` may be called by as many threads at once."""
+
+    def __init__(self, batches: Any, count: int) -> None:
+        self._batches, self._count = batches, count
+        self._idle: queue.Queue[_Worker] = queue.Queue()
+        self._all: list[_Worker] = []
+        self._closed = False
+        self._lock = threading.Lock()
+        for number in range(count):
+            self._idle.put(self._start(number))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def part(self, position: int, first: int, stop: int) -> HostBatch:
+        """What `batches.part` makes of these.
+
+        Raises:
+          DataError: a process died twice, or what it met itself.
+        """
+        worker = self._idle.get()
+        try:
+            while True:
+                try:
+                    worker.pipe.send((position, first, stop))
+                    return self._received(worker, worker.pipe.recv_bytes())
+                except (EOFError, OSError):
+                    worker = self._again(worker, position)
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        with self._lock:
+            self._closed = True
+            for worker in self._all:
+                worker.pipe.close()
+        for worker in self._all:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            os.close(worker.memory)
+        self._all.clear()
+
+    def _start(self, number: int, restarts: int = 0) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        memory = os.memfd_create(f"multipod-reader-{number}", os.MFD_CLOEXEC)
+        process = context.Process(target=_serve, args=(theirs, _Handle(memory), self._batches), daemon=True)
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise DataError(
+                f"the data cannot be sent to a reading process: {error}. Define their classes at the top of a module, "
+                "or read with threads."
+            ) from error
+        theirs.close()
+        worker = _Worker(number, process, ours, memory, restarts)
+        with self._lock:
+            self._all.append(worker)
+        return worker
+
+    def _again(self, worker: _Worker, position: int) -> _Worker:
+        """Another process in the place of one that died.
+
+        Raises:
+          DataError: it is the second that died there.
+        """
+        with self._lock:
+            if self._closed:
+                raise DataError("the reading processes were ended.")
+        if worker.failure:
+            raise DataError(worker.failure)
+        worker.process.join(timeout=5)
+        if worker.restarts:
+            worker.failure = (
+                f"reading process {worker.number} (pid {worker.process.pid}) {_end(worker.process.exitcode)} while it "
+                f"made batch {position}, as the one before it. The run stops; the last checkpoint is whole. See "
+                "whether memory ran out (dmesg), read with fewer processes, or look at what the data do there."
+            )
+            raise DataError(worker.failure)
+        with self._lock:
+            self._all.remove(worker)
+        worker.pipe.close()
+        os.close(worker.memory)
+        return self._start(worker.number, worker.restarts + 1)
+
+    def _received(self, worker: _Worker, message: bytes) -> HostBatch:
+        kind, content, skipped, seconds = pickle.loads(message)
+        ledger = getattr(self._batches.source, "ledger", None)
+        if isinstance(ledger, Ledger):
+            for one in skipped:
+                ledger.skip(*one)
+            for name, taken in seconds.items():
+                ledger.add(name, taken)
+        if kind == "error":
+            raise content
+        layout, size = content
+        if not size:
+            return {name: np.zeros(shape, dtype) for name, dtype, shape, _ in layout}
+        with mmap.mmap(worker.memory, size, prot=mmap.PROT_READ) as memory:
+            return {
+                name: np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape).copy()
+                for name, dtype, shape, offset in layout
+            }
+
+
+class _Handle:
+    """A descriptor that goes with a process that is started."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __getstate__(self) -> Any:
+        return DupFd(self.descriptor)
+
+    def __setstate__(self, state: Any) -> None:
+        self.descriptor = state.detach()
+
+
+def _end(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" if code is not None else "stopped answering"
+
+
+def _serve(pipe: Connection, handle: _Handle, batches: Any) -> None:
+    """What a process does: makes parts until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ledger = getattr(batches.source, "ledger", None)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            place = pipe.recv()
+            try:
+                answer: tuple[str, Any] = ("arrays", _written(handle.descriptor, batches.part(*place)))
+            except Exception as error:
+                answer = ("error", error)
+            notes = (ledger.news(), dict(ledger.seconds)) if isinstance(ledger, Ledger) else ([], {})
+            if isinstance(ledger, Ledger):
+                ledger.seconds.clear()
+            pipe.send_bytes(_packed(*answer, *notes))
+
+
+def _packed(kind: str, content: Any, skipped: list[Any], seconds: dict[str, float]) -> bytes:
+    try:
+        message = pickle.dumps((kind, content, skipped, seconds))
+        pickle.loads(message)  # exceptions with arguments of their own may fail only here
+        return message
+    except Exception:
+        content = DataError(f"a reading process met {type(content).__name__}: {content}")
+        return pickle.dumps((kind, content, skipped, seconds))
+
+
+def _written(memory: int, batch: HostBatch) -> tuple[list[tuple[str, str, tuple[int, ...], int]], int]:
+    """Writes the arrays into the shared memory. Returns where each lies, and how many bytes there are."""
+    layout, size = [], 0
+    for name, array in batch.items():
+        layout.append((name, array.dtype.str, array.shape, size))
+        size += -(-array.nbytes // 64) * 64
+    if os.fstat(memory).st_size < size:
+        os.ftruncate(memory, size)
+    if size:
+        with mmap.mmap(memory, size) as mapped:
+            for (_, dtype, shape, offset), array in zip(layout, batch.values(), strict=True):
+                np.frombuffer(mapped, dtype, array.size, offset).reshape(shape)[...] = array
+    return layout, size
