@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "multipod.cli.train:train",
     "eval": "multipod.cli.evaluate:evaluate",
     "report": "multipod.cli.report:report",
+    "data": "multipod.cli.data:data",
     "list": "multipod.cli.show:list_recipes",
     "show": "multipod.cli.show:show",
     "topology": "multipod.cli.topology:topology",

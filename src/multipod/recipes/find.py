@@ -10,7 +10,12 @@ from pathlib import Path
 from multipod.errors import RecipeError, nearest
 from multipod.recipe.recipe import Recipe
 
-RECIPES = {"digits": "multipod.recipes.digits:digits", "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm"}
+RECIPES = {
+    "digits": "multipod.recipes.digits:digits",
+    "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
+    "resnet50": "multipod.recipes.imagenet:resnet50",
+    "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm",
+}
 """Every ready-made recipe: its name, and the function that returns it."""
 
 

@@ -1,0 +1,137 @@
+"""`multipod data`: looks at what a recipe reads, and converts between formats."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from multipod.cli.options import what_options
+from multipod.cli.reading import reading_options
+
+if TYPE_CHECKING:
+    from multipod.data.inspect import Inspection
+    from multipod.data.reading import Reading
+
+SHEET = 64
+"""Most images on a contact sheet."""
+
+
+@click.group()
+def data() -> None:
+    """Look at the data of a recipe, or convert data between formats."""
+
+
+@data.command()
+@click.argument("recipe")
+@click.option("--batches", type=click.IntRange(2), default=4, show_default=True, help="How many to read.")
+@click.option("--rows", type=click.IntRange(1), default=32, show_default=True, help="Examples in each of them.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Contact sheet of a batch, a PNG.")
+@reading_options
+@what_options
+def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "Reading") -> None:
+    """Read some batches of RECIPE and show them: arrays, labels, where the time goes, and what could not be read.
+
+    \b
+    multipod data inspect resnet50 --set data.train_files=imagenet/train --out batch.png
+    """
+    import numpy as np
+
+    from multipod.data.batches import TrainBatches
+    from multipod.data.inspect import inspect as look
+    from multipod.data.source import identity_of, with_cache
+    from multipod.recipe.override import override
+    from multipod.recipes.find import load
+
+    chosen = override(load(recipe), changes)
+    source = with_cache(chosen.data.train(), reading.cache_bytes, reading.cache_folder)
+    found = look(TrainBatches(source, rows, chosen.seed, np.arange(rows)), batches, reading)
+    console = Console()
+    console.print(f"training data  {identity_of(source)}", highlight=False)
+    _show(console, found, rows)
+    if out is not None:
+        _draw(found, out)
+
+
+def _show(console: Console, found: "Inspection", rows: int) -> None:
+    from multipod.data.inspect import array_rows
+
+    arrays = Table("array", "shape", "values", "mean ± deviation", title=f"the first batch of {rows}")
+    for row in array_rows(found.batch):
+        arrays.add_row(*row)
+    console.print(arrays)
+    for name, array in found.batch.items():
+        if array.dtype.kind in "iu" and array.ndim == 2:
+            console.print(f"{name}  {' '.join(map(str, array[0][:24].tolist()))} ...", highlight=False)
+    if found.counts:
+        most = sorted(found.counts.items(), key=lambda item: -item[1])[:6]
+        listed = ", ".join(f"{label} ({count})" for label, count in most)
+        console.print(f"labels         {len(found.counts)} different; most often {listed}", highlight=False)
+    if found.correlation is not None:
+        console.print(
+            f"correlation    {found.correlation:.3f} of labels within a batch (0: as at random)", highlight=False
+        )
+    console.print(f"speed          {found.rate:,.0f} examples/s over {found.batches - 1} batches", highlight=False)
+    total_s = sum(found.stages.values())
+    for name, seconds in found.stages.items():
+        console.print(f"  {name:12} {seconds * 1e3:.3f} ms an example, {seconds / total_s:.0%}", highlight=False)
+    for one in found.skipped[:10]:
+        console.print(f"left out       {one.name}: {one.reason}", style="yellow", highlight=False, soft_wrap=True)
+    if len(found.skipped) > 10:
+        console.print(f"               and {len(found.skipped) - 10} more", style="yellow")
+
+
+def _draw(found: "Inspection", out: Path) -> None:
+    from multipod.data.inspect import contact_sheet
+    from multipod.errors import DataError
+
+    images = found.batch.get("image")
+    if images is None or images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise DataError(
+            f"{out}: the batch has no images to draw; its arrays are {', '.join(found.batch)}. Leave out --out."
+        )
+    labels = found.batch.get("label")
+    captions = [str(labels[k]) if labels is not None and labels.ndim == 1 else str(k) for k in range(len(images))]
+    contact_sheet(images[:SHEET], captions[:SHEET]).save(out, "PNG")
+    click.echo(f"contact sheet  {out}")
+
+
+@data.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--to", "kind", required=True, metavar="FORMAT", help="tfrecord, array-record, tar or parquet.")
+@click.option("--from", "known", default="", metavar="FORMAT", help="What SOURCE is.  [default: as its files look]")
+@click.option("--per-file", type=click.IntRange(1), default=1000, show_default=True, help="Records in a file.")
+def convert(source: str, target: Path, kind: str, known: str, per_file: int) -> None:
+    """Write the records of SOURCE (a folder, a file, a pattern) into the folder TARGET in another format.
+
+    Interrupted, the same command goes on where it stopped. Records that cannot be read are left out and named.
+
+    \b
+    multipod data convert imagenet/train imagenet-records --to array-record
+    """
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from multipod.data.convert import convert as write
+    from multipod.data.files.formats import open_records
+
+    records = open_records(source, known)
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
+        task = progress.add_task("converting", total=len(records))
+        done = write(records, target, kind, per_file, lambda count: progress.update(task, completed=count))
+    click.echo(f"{done.records:,} records in {done.shards:,} files in {target}")
+    for name, reason in list(done.damaged.items())[:10]:
+        click.echo(f"left out {name}: {reason}", err=True)
+    if len(done.damaged) > 10:
+        click.echo(f"and {len(done.damaged) - 10} more, see {target / 'multipod-convert.json'}", err=True)
+
+
+@data.command()
+def formats() -> None:
+    """List the formats that are read."""
+    from multipod.data.files.formats import FORMATS
+
+    for name, known in FORMATS.items():
+        click.echo(f"{name:14} {known.about}{' (' + ', '.join(known.suffixes) + ')' if known.suffixes else ''}")

@@ -1,0 +1,55 @@
+"""ImageNet, from wherever its files are: ResNet-50 and EfficientNet-B0 with the optimizers of published runs.
+
+    multipod train resnet50 --set data.train_files=imagenet/train --set data.test_files=imagenet/val
+
+`train` and `val` hold a folder for each of the 1,000 classes; or name TFRecords, as `imagenet/train-*`, whose labels
+begin with 1 (`--set data.first_label=1`), or ArrayRecords that `multipod data convert` made of either.
+"""
+
+from multipod.data.images.files import ImageFiles
+from multipod.layout.layout import Layout
+from multipod.metrics.objective import Classification
+from multipod.models.efficientnet import SCALINGS, efficientnet
+from multipod.models.pixels import Normalized
+from multipod.models.resnet import ResNet
+from multipod.nn.model import Model
+from multipod.optim.presets import IMAGENET_EXAMPLES, preset
+from multipod.recipe.recipe import Recipe
+
+EPOCHS_BETWEEN_EVALUATIONS = 4
+"""As in MLPerf."""
+
+
+def resnet50() -> Recipe:
+    """ResNet-50 on ImageNet, batch 8,192, LARS, 56 epochs (MLPerf v0.7). Needs data.train_files and data.test_files."""
+    model = Normalized(ResNet(50, dtype="bfloat16"), dtype="bfloat16")
+    return _recipe("resnet50", model, ImageFiles(), "resnet50-8k-lars")
+
+
+def efficientnet_b0() -> Recipe:
+    """EfficientNet-B0 on ImageNet, batch 4,096, RMSProp, 350 epochs. Needs data.train_files and data.test_files.
+
+    The optimizer is the family's own, as arXiv:2011.00071 ran it for B2 and B5. That paper also averages the weights
+    of all updates for evaluation, and this recipe does not.
+    """
+    model = Normalized(efficientnet("b0", dtype="bfloat16"), dtype="bfloat16")
+    data = ImageFiles(pixels=SCALINGS["b0"].pixels, augment="autoaugment")
+    return _recipe("efficientnet-b0", model, data, "efficientnet-b2-4k-rmsprop")
+
+
+def _recipe(name: str, model: Model, data: ImageFiles, published: str) -> Recipe:
+    known = preset(published)
+    every = EPOCHS_BETWEEN_EVALUATIONS * IMAGENET_EXAMPLES // known.batch
+    return Recipe(
+        name=name,
+        model=model,
+        data=data,
+        objective=Classification(label_smoothing=0.1, top=(5,)),
+        optimizer=known.optimizer,
+        layout=Layout(),
+        batch=known.batch,
+        updates=known.updates,
+        evaluate_every=every,
+        evaluation_batch=known.batch,
+        checkpoint_every=every,
+    )
