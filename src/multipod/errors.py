@@ -34,6 +34,10 @@ class LayoutError(MultipodError, ValueError):
     """A mesh, a tile or a batch that does not fit the devices."""
 
 
+class PlanError(MultipodError, ValueError):
+    """A machine, a measurement or a layout that cannot be planned with, or a plan that cannot be read."""
+
+
 class RunFolderError(MultipodError, OSError):
     """A run folder that is missing, incomplete, of another recipe, or cannot be written."""
 

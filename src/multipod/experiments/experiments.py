@@ -33,7 +33,13 @@ class Experiment:
         return getattr(importlib.import_module(module), function)(report)
 
 
-EXPERIMENTS: dict[str, Experiment] = {}
+EXPERIMENTS: dict[str, Experiment] = {
+    "planner": Experiment(
+        "the planner against MLPerf v0.6, and its predictions of v0.7",
+        "multipod.experiments.planner:run",
+        minutes=2,
+    ),
+}
 
 
 def experiment(name: str) -> Experiment:

@@ -1,0 +1,258 @@
+"""Layers as operators with FLOPs and bytes: what tables of published models are made of. Training unless said
+otherwise.
+
+Bytes are those of tensors that must pass through the memory when element-wise arithmetic is fused into what comes
+before or after it: each tensor is written once and read by each product, norm or reduction that needs it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multipod.plan.work import Message, Op, Work
+
+LANES = 128
+"""Of a TPU: the matrix unit is 128 x 128, and tensors lie in memory in tiles with rows of 128."""
+
+HALF, WHOLE = 2, 4
+"""Bytes of a bfloat16 and of a float32."""
+
+
+def fill(n: float, lanes: int = LANES) -> float:
+    """The share of whole rows of `lanes` that `n` elements fill: 1 for 128, 1/2 for 64, 3/4 for 192."""
+    return n / (math.ceil(n / lanes) * lanes) if n > 0 else 1.0
+
+
+def product_fill(rows: float, inner: float, outer: float, lanes: int = LANES) -> float:
+    """The share of the matrix unit that [rows, inner] x [inner, outer] fills.
+
+    The unit holds a tile of [inner, outer] while rows stream through it; loading the next tile takes `lanes` rows'
+    time.
+    """
+    return fill(inner, lanes) * fill(outer, lanes) * min(1.0, rows / lanes) if lanes > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class Image:
+    """Where a convolution works.
+
+    Attributes:
+      examples: on each group of devices that share an example.
+      spatial: devices that an image's rows are split over.
+      lanes: see `Machine.lanes`.
+    """
+
+    examples: float
+    spatial: int = 1
+    lanes: int = LANES
+
+    def rows(self, height: int) -> int:
+        """Rows of the device that has most."""
+        return -(-height // self.spatial)
+
+    def elements(self, height: int, width: int, channels: int) -> float:
+        """Elements of a tensor in memory, padded: either channels or examples lie in the lanes, whichever wastes
+        less."""
+        pixels = self.rows(height) * width
+        if self.lanes == 1:
+            return pixels * self.examples * channels
+        by_channels = self.examples * math.ceil(channels / self.lanes) * self.lanes
+        by_examples = math.ceil(self.examples / self.lanes) * self.lanes * math.ceil(channels / 8) * 8
+        return pixels * min(by_channels, by_examples)
+
+    def product_fill(self, height: int, width: int, inner: int, outer: int, taps: int) -> float:
+        """As `product_fill`; few input channels are packed with the taps of the window, and whole lanes of examples
+        make the outer size full."""
+        if self.lanes == 1:
+            return 1.0
+        packed = inner * taps if inner < 16 else inner
+        whole = fill(self.examples, self.lanes) == 1.0
+        outer_fill = 1.0 if whole else fill(outer, self.lanes)
+        return fill(packed, self.lanes) * outer_fill * min(1.0, self.examples * self.rows(height) * width / self.lanes)
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution with what follows it (norm, activation, perhaps a sum), `count` times.
+
+    Attributes:
+      height, width: of its input.
+      inputs, outputs: channels.
+      window: its side.
+      stride: in both directions.
+      norm: whether batch norm follows; else a bias.
+      count: equal ones in a row; only the first has the stride.
+      first: its input needs no gradient.
+      frozen: it is not trained: forward pass only.
+    """
+
+    name: str
+    height: int
+    width: int
+    inputs: int
+    outputs: int
+    window: int = 3
+    stride: int = 1
+    norm: bool = True
+    count: int = 1
+    first: bool = False
+    frozen: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weights, and scale and bias or bias alone."""
+        one = self.window**2 * self.inputs * self.outputs + self.outputs * (2 if self.norm else 1)
+        return one * self.count
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of its result."""
+        return -(-self.height // self.stride), -(-self.width // self.stride)
+
+    def work(self, at: Image, train: bool = True) -> Work:
+        """Its work on the device of `at` that has most rows; halos are among the messages, the sums of norms too."""
+        height, width = self.out
+        taps = self.window**2
+        flops = 2.0 * at.examples * at.rows(height) * width * self.inputs * self.outputs * taps
+        x = HALF * at.elements(self.height, self.width, self.inputs)
+        y = HALF * at.elements(height, width, self.outputs)
+        weights = HALF * taps * self.inputs * self.outputs
+        full = at.product_fill(height, width, self.inputs, self.outputs, taps)
+        back = at.product_fill(height, width, self.outputs, self.inputs, taps)
+        ops = [Op(f"conv {self.name}", "convolution", flops, x + y + weights, full)]
+        # Statistics are summed as the result is written; half of the normalised tensors are made by their only reader.
+        # (XLA's own program for TPU v3 moves 5.3 GB for ResNet-50 at 16 examples a core, by libtpu 0.0.52; here it
+        # is 5.4.)
+        ops.append(Op(f"norm {self.name}", "vector", 8 * y / HALF, y, count=0.5))
+        if train and not self.frozen:
+            # Two sums over the result and its gradient; both products then read the two tensors instead of one.
+            ops.append(Op(f"norm {self.name}", "vector", 16 * y / HALF, 4 * y, count=1))
+            ops.append(Op(f"conv {self.name}", "convolution", flops, x + y + 2 * weights, full))
+            if not self.first:
+                ops.append(Op(f"conv {self.name}", "convolution", flops, x + y + weights, back))
+        once = Work(tuple(ops), self._halo(at, train and not self.frozen), y if train else 0.0)
+        return once.times(self.count)
+
+    def _halo(self, at: Image, train: bool) -> tuple[Message, ...]:
+        """Rows from the neighbours above and below: `window - stride` in all, forward and (of gradients) backward."""
+        rows = max(0, self.window - self.stride)
+        if at.spatial == 1 or rows == 0 or self.height == 1:
+            return ()
+        nbytes = HALF * at.examples * self.width * self.inputs * rows / 2
+        return (Message("halo", "neighbour", nbytes, 2, 2 * (2 if train else 1)),)
+
+
+def dense(
+    name: str,
+    rows: float,
+    inputs: float,
+    outputs: float,
+    *,
+    train: bool = True,
+    lanes: int = LANES,
+    weights: bool = True,
+) -> Work:
+    """[rows, inputs] x [inputs, outputs]; with `weights` these are parameters, read and their gradients written as
+    float32."""
+    flops = 2.0 * rows * inputs * outputs
+    x, y = HALF * rows * inputs, HALF * rows * outputs
+    w = (WHOLE if weights else HALF) * inputs * outputs
+    ops = [Op(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, inputs, outputs, lanes))]
+    if train:
+        ops.append(Op(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, outputs, inputs, lanes)))
+        full = product_fill(inputs, rows, outputs, lanes)
+        ops.append(Op(f"matmul {name}", "matmul", flops, x + y + w, full))
+    return Work(tuple(ops), (), y if train else 0.0)
+
+
+def elementwise(name: str, elements: float, passes: float, nbytes: int = HALF, count: float = 1) -> Work:
+    """Arithmetic on `elements`, which pass the memory `passes` times, in `count` operators."""
+    return Work((Op(name, "vector", 4 * elements * passes, elements * nbytes * passes, count=count),))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A Transformer layer: attention to `context` tokens a row (and to another sequence, if `cross`), then two
+    products.
+
+    Attributes:
+      features, hidden, heads: as in `multipod.models.transformer.Transformer`.
+      model: devices that heads and hidden features are split over.
+    """
+
+    features: int
+    hidden: int
+    heads: int
+    model: int = 1
+
+    def work(
+        self, examples: float, length: int, context: Sequence[int], train: bool = True, lanes: int = LANES
+    ) -> Work:
+        """`context` has the length of what is attended to, once for each attention block."""
+        tokens, d = examples * length, self.features
+        share, hidden = d / self.model, self.hidden / self.model
+        twice = 2 if train else 1
+        parts = []
+        for other in context:
+            keys = examples * other
+            parts.append(dense("query", tokens, d, share, train=train, lanes=lanes))
+            parts.append(dense("key value", keys, d, 2 * share, train=train, lanes=lanes))
+            parts.append(dense("attended", tokens, share, d, train=train, lanes=lanes))
+            parts.append(self._scores(examples, length, other, train, lanes))
+            # norm, dropout and sum around the block; their backward pass reads and writes twice as much
+            parts.append(elementwise("norm", tokens * d, 6 * (1 + twice), count=2 * twice))
+            parts.append(self._sum(tokens, twice))
+        parts.append(dense("hidden", tokens, d, hidden, train=train, lanes=lanes))
+        parts.append(dense("back", tokens, hidden, d, train=train, lanes=lanes))
+        parts.append(elementwise("norm", tokens * d, 6 * (1 + twice), count=2 * twice))
+        parts.append(elementwise("relu", tokens * hidden, twice, count=0))  # fused into the products around it
+        parts.append(self._sum(tokens, twice))
+        total = Work(())
+        for part in parts:
+            total = total + part
+        return total
+
+    def _scores(self, examples: float, length: int, other: int, train: bool, lanes: int) -> Work:
+        """Scores and weighted sums of all heads: products of [length, head] and [head, other], and the softmax
+        between."""
+        heads, head = self.heads / self.model, self.features / self.heads
+        flops = 2.0 * examples * heads * length * other * head
+        scores = examples * heads * length * other
+        side = HALF * examples * heads * head * (length + other)
+        fills = product_fill(length, head, other, lanes), product_fill(length, other, head, lanes)
+        back = 3 if train else 1
+        ops = tuple(
+            Op("matmul scores", "matmul", back * flops, back * (side + HALF * scores), full, count=back)
+            for full in fills
+        )
+        return Work(ops, (), HALF * scores) + elementwise("softmax", scores, 4 * back, count=1 + back)
+
+    def _sum(self, tokens: float, twice: int) -> Work:
+        """The sum of what the devices of a split layer found, forward, and of its gradients, backward."""
+        if self.model == 1:
+            return Work(())
+        nbytes = HALF * tokens * self.features
+        return Work((), (Message("model", "all-reduce", nbytes, self.model, twice),))
+
+
+def vocabulary(tokens: float, looked_up: float, features: int, vocab: int, model: int = 1, lanes: int = LANES) -> Work:
+    """The last layer over a vocabulary with its softmax (`tokens`), and the look-up in the same table (`looked_up`)."""
+    logits = tokens * vocab / model
+    table = vocab / model * features
+    # A look-up gathers rows; its gradient is added row by row into a whole table.
+    gather = Op("look-up", "memory", 0.0, 3 * HALF * looked_up * features + 2 * WHOLE * table, count=4)
+    work = dense("logits", tokens, features, vocab / model, lanes=lanes) + elementwise(
+        "loss", logits, 6, WHOLE, count=6
+    )
+    sums = (Message("model", "all-reduce", HALF * tokens * features, model, 2),) if model > 1 else ()
+    return work + Work((gather,), sums)
+
+
+def sort(name: str, length: float, rows: float, nbytes: int = 8, times: int = 1) -> Work:
+    """`times` sorts of `rows` rows of `length` pairs of key and index: bitonic, each pass an operator over all of them.
+
+    A machine without sorting hardware does log2(n) (log2(n) + 1) / 2 passes, n the next power of two.
+    """
+    steps = math.ceil(math.log2(max(2.0, length)))
+    passes = times * steps * (steps + 1) / 2
+    return Work((Op(name, "memory", 0.0, 2 * passes * rows * 2**steps * nbytes, count=passes),))

@@ -1,0 +1,182 @@
+"""The time of collectives: the very schedules of a layout, simulated on the machine's links.
+
+In the simulator's model the time of a schedule scales: it depends on the links' latency and on the seconds that the
+vector takes over one link, and on nothing else. So a schedule is simulated twice, without bytes and without
+latency, and `Cost` adds the two; that is exact for schedules whose steps wait for each other, and an upper bound
+within a few percent for others (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from multipod.collectives.build import ALGORITHMS, build
+from multipod.collectives.schedule import Collective, Schedule
+from multipod.errors import MultipodError, ScheduleError
+from multipod.plan.machine import Machine
+from multipod.simulate.simulate import CELLS, Mode, simulate
+from multipod.topology.topology import Topology
+
+NAMES = {"torus": "torus-2d", "xla": "torus-2d", "ordered": "torus-2d", "direct": "torus-2d"}
+"""What stands for sums that are no schedules of ours: XLA's own on a TPU is two-dimensional as well."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a collective costs on a machine of equal links.
+
+    Attributes:
+      hops: times a link's latency.
+      vectors: times the vector's bytes over a link's bandwidth.
+    """
+
+    hops: float
+    vectors: float
+
+    def seconds(self, machine: Machine, nbytes: float) -> float:
+        """On this machine, calibrated."""
+        constants = machine.calibration
+        return constants.message_s + self.hops * constants.hop_s + self.vectors * nbytes / machine.link_bytes_per_s
+
+
+def all_reduce_s(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
+    """The sum of `nbytes` over all chips, or over those at the same place of their tiles, by `algorithm`.
+
+    Each chip's devices add their vectors first, through the chip's memory, while earlier parts travel: the slower of
+    the two counts. On a `shared` machine all messages pass one memory, one after the other.
+
+    Raises:
+      ScheduleError: the algorithm does not fit the machine.
+    """
+    if machine.network == "shared":
+        return shared_s(machine, machine.devices, 2 * nbytes * machine.devices, 1)
+    inside = on_chip_s(machine, nbytes)
+    if machine.chips == 1:
+        return inside
+    return max(inside, cost(machine.topology, algorithm, "all-reduce", tile).seconds(machine, nbytes))
+
+
+def on_chip_s(machine: Machine, nbytes: float) -> float:
+    """The devices of a chip add their vectors: each is read twice and written once."""
+    if machine.devices_per_chip == 1:
+        return 0.0
+    return 3 * nbytes / (machine.memory_bytes_per_s * machine.calibration.memory)
+
+
+def shared_s(machine: Machine, devices: int, nbytes: float, rounds: float) -> float:
+    """Messages of `nbytes` in all between devices that share one memory, in `rounds`."""
+    return (
+        rounds * (machine.calibration.message_s + machine.calibration.hop_s * devices)
+        + nbytes / machine.link_bytes_per_s
+    )
+
+
+def group_s(machine: Machine, pattern: str, nbytes: float, peers: int) -> float:
+    """A collective among `peers` neighbouring devices: those of a chip first, then a compact block of chips."""
+    if peers <= 1:
+        return 0.0
+    if machine.network == "shared":
+        moved = nbytes * machine.devices * (2 if pattern == "all-reduce" else 1)
+        return shared_s(machine, machine.devices, moved, 1)
+    if pattern == "neighbour":
+        return machine.calibration.message_s + machine.calibration.hop_s + nbytes / machine.link_bytes_per_s
+    chips = -(-peers // machine.devices_per_chip)
+    inside = on_chip_s(machine, nbytes)
+    if chips == 1:
+        return machine.calibration.message_s + inside
+    whole = inside + quickest_s(machine, block(chips, machine.topology), nbytes)
+    return whole if pattern == "all-reduce" else whole / 2
+
+
+QUICK = ("torus-2d", "halving-doubling")
+"""For long and for short vectors."""
+
+
+def quickest_s(machine: Machine, topology: Topology, nbytes: float) -> float:
+    """A sum by whichever of `QUICK` is the faster for so many bytes: short messages are a matter of hops."""
+    found = []
+    for algorithm in QUICK:
+        with suppress(ScheduleError):
+            found.append(cost(topology, algorithm).seconds(machine, nbytes))
+    return min(found, default=0.0)
+
+
+def block(chips: int, topology: Topology) -> Topology:
+    """The squarest open block of so many chips."""
+    rows = next(rows for rows in range(math.isqrt(chips), 0, -1) if chips % rows == 0)
+    shape = (rows, chips // rows) if len(topology.shape) > 1 else (chips,)
+    return Topology(shape, chip=topology.chip, latency_s=(1.0,) * len(shape), bytes_per_s=(1.0,) * len(shape))
+
+
+def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduce", tile: tuple[int, ...] = ()) -> Cost:
+    """What `algorithm` costs on `topology`, with the links of its slowest dimension everywhere.
+
+    Two simulations, remembered; up to some seconds for thousands of chips the first time.
+
+    Raises:
+      ScheduleError: it does not fit.
+    """
+    names = NAMES.get(algorithm, algorithm)
+    latency, speed = max(topology.latency_s), min(topology.bytes_per_s)
+    scaled = replace(
+        topology,
+        latency_s=tuple(float(one / latency) if latency else 1.0 for one in topology.latency_s),
+        bytes_per_s=tuple(float(one / speed) for one in topology.bytes_per_s),
+        chip=None,
+        name="",
+    )
+    return _cost(scaled, names, collective, tile)
+
+
+@lru_cache(maxsize=4096)
+def _cost(topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...]) -> Cost:
+    options: dict[str, object] = {"tile": tile} if tile and max(tile) > 1 else {}
+    if "nbytes" in ALGORITHMS[algorithm].options:
+        options["nbytes"] = 1e8 * topology.size  # of a link of 1 B/s and 1 s: as good as endless
+    schedule = build(algorithm, topology, collective, **options)
+    mode = mode_of(schedule, topology)
+    hops = simulate(schedule, topology, 0, mode).seconds
+    free = replace(topology, latency_s=(0.0,) * len(topology.shape))
+    return Cost(float(hops), float(simulate(schedule, free, 1.0, mode).seconds))
+
+
+def simulated(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
+    """As `all_reduce_s` between chips, by the simulator itself on the calibrated links."""
+    constants = machine.calibration
+    size = len(machine.topology.shape)
+    links = replace(
+        machine.topology,
+        latency_s=(constants.hop_s,) * size,
+        bytes_per_s=tuple(constants.link * float(one) for one in machine.topology.bytes_per_s),
+    )
+    name = NAMES.get(algorithm, algorithm)
+    options: dict[str, object] = {"tile": tile} if tile and max(tile) > 1 else {}
+    if "nbytes" in ALGORITHMS[name].options:
+        options["nbytes"] = nbytes
+    schedule = build(name, links, "all-reduce", **options)
+    return constants.message_s + float(simulate(schedule, links, nbytes, mode_of(schedule, links)).seconds)
+
+
+def mode_of(schedule: Schedule, topology: Topology) -> Mode:
+    """How the simulator runs a schedule here: pipelined, where it can.
+
+    Rings that skip the peers of a model-parallel tile interleave on the same links. Pipelined, a message holds all
+    links of its way at once, and such rings would go one after the other, which links that cut messages into
+    packets do not.
+    """
+    strided = bool(schedule.tile) and max(schedule.tile) > 1
+    return "stepped" if strided or topology.size * schedule.pieces > CELLS else "pipelined"
+
+
+def fitting(topology: Topology, tile: tuple[int, ...] = ()) -> dict[str, Cost]:
+    """Every algorithm that sums on this machine, with its cost; ring-like ones with long tails included."""
+    found = {}
+    for name, builder in ALGORITHMS.items():
+        if "all-reduce" not in builder.collectives or (tile and max(tile) > 1 and "tile" not in builder.options):
+            continue
+        try:
+            found[name] = cost(topology, name, "all-reduce", tile)
+        except MultipodError:
+            continue
+    return found

@@ -1,0 +1,88 @@
+"""From a `Recipe` to a `Workload`: the operators of the real step function, traced and not compiled."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from multipod.errors import PlanError
+from multipod.layout.layout import DATA_AXES, Layout
+from multipod.plan import jaxpr
+from multipod.plan.work import Work
+from multipod.plan.workload import Build, Evaluation, Split, Workload
+from multipod.recipe.recipe import Recipe
+from multipod.step.program import Program
+
+SMALL = 0.5
+"""Sums of fewer bytes than this share of the gradients are no gradients: statistics and values."""
+
+
+def workload_of(recipe: Recipe) -> Workload:
+    """What a step of `recipe` asks for. Traces the step once for each number of examples that is asked about.
+
+    The step is traced on a mesh of one device with the share of the batch that a device would have, so its
+    operators are
+    the real ones: model, objective, optimizer. Splits of the model are not traced here.
+
+    Raises:
+      PlanError: the recipe's step cannot be traced.
+    """
+    program = _program(recipe, 1)
+    params = jax.tree.leaves(program.shapes.params)
+    parameters = sum(leaf.size for leaf in params)
+    traced = _traced(recipe, 1, 1)
+    small = [s for s in traced.sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
+    example = recipe.data.train().read(np.arange(1))
+    return Workload(
+        name=recipe.name,
+        parameters=parameters,
+        build=_build(recipe),
+        optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
+        wire_bytes=max((leaf.dtype.itemsize for leaf in params), default=4),
+        norm_group_messages=sum(s.count for s in small),
+        norm_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
+        state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.statistics)),
+        batch_bytes=sum(array.nbytes for array in example.values()),
+        evaluation=Evaluation(len(recipe.data.test())),
+        source=f"the step of the recipe {recipe.name}, traced",
+    )
+
+
+def _build(recipe: Recipe) -> Build:
+    def build(examples: float, split: Split, lanes: int) -> Work:
+        if split.devices > 1:
+            raise PlanError(
+                f"recipe {recipe.name}: a split of {split} is not traced from recipes yet. Plan with data axes alone."
+            )
+        rows = max(1, math.ceil(examples))
+        traced = _traced(recipe, rows, lanes)
+        kept = sum(op.nbytes for op in traced.inside) / 6
+        return Work(traced.inside, (), kept)
+
+    return build
+
+
+@lru_cache(maxsize=256)
+def _traced(recipe: Recipe, rows: int, lanes: int) -> jaxpr.Traced:
+    program = _program(recipe, rows)
+    try:
+        return jaxpr.trace(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program)), lanes)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"recipe {recipe.name}: its step cannot be traced: {str(error).splitlines()[0]}") from error
+
+
+def _program(recipe: Recipe, rows: int) -> Program:
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), DATA_AXES, axis_types=(AxisType.Auto,) * 2)
+    return Program(replace(recipe, batch=rows, layout=Layout((1, 1))), mesh)
+
+
+def _arguments(program: Program) -> tuple[Any, Any]:
+    example = program.recipe.data.train().read(np.arange(1))
+    rows = program.recipe.batch
+    batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
+    return batch, jax.ShapeDtypeStruct((1,), jnp.int32)

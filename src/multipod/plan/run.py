@@ -1,0 +1,160 @@
+"""The time of a whole run: steps, evaluations, start, late hosts, checkpoints and failures."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from multipod.errors import PlanError
+from multipod.plan.machine import Machine
+from multipod.plan.predict import Prediction
+
+
+@dataclass(frozen=True)
+class RunPrediction:
+    """A run, in seconds.
+
+    Attributes:
+      step: of one update, with its share of evaluations.
+      updates: to the target.
+      start_s: before the first step, and what follows the last.
+      last_s: until the metric of the last evaluation is known.
+      checkpoints_s: spent on checkpoints.
+      failures_s: work lost to failures, and restarts.
+      price: in the machine's currency; 0 if it has none.
+    """
+
+    step: Prediction
+    updates: float
+    start_s: float
+    last_s: float
+    checkpoints_s: float
+    failures_s: float
+    price: float
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the target."""
+        around = self.start_s + self.last_s + self.checkpoints_s + self.failures_s
+        return self.updates * self.step.step_s + around
+
+    def data(self) -> dict[str, Any]:
+        """What JSON can hold of it."""
+        names = ("updates", "start_s", "last_s", "checkpoints_s", "failures_s", "price")
+        return {"run_s": self.seconds, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Checkpoints and restarts.
+
+    Attributes:
+      every_s: between checkpoints; 0: none.
+      seconds: that one stops training.
+      restart_s: from a failure to the first step after it.
+    """
+
+    every_s: float = 0.0
+    seconds: float = 0.0
+    restart_s: float = 120.0
+
+
+def predict_run(
+    step: Prediction, machine: Machine, updates: float, last_s: float = 0.0, saving: Saving | None = None
+) -> RunPrediction:
+    """The run of `updates` such steps on `machine`.
+
+    Failures come as a Poisson process of `chips * chip_failures_per_hour`; each costs a restart and, on average,
+    half of the time between checkpoints (all of the run so far where there are none, at most half of it on average).
+
+    Raises:
+      PlanError: no updates.
+    """
+    if not updates > 0:
+        raise PlanError(
+            f"a run of {updates:g} updates is none. Give the updates, or the epochs, that the target takes."
+        )
+    saving = saving or Saving()
+    training_s = updates * step.step_s
+    checkpoints_s = training_s / saving.every_s * saving.seconds if saving.every_s else 0.0
+    expected = machine.chips * machine.chip_failures_per_hour / 3600 * (training_s + checkpoints_s)
+    lost_s = (saving.every_s or training_s) / 2
+    failures_s = expected * (saving.restart_s + lost_s)
+    start_s = machine.calibration.start_s
+    total_s = training_s + checkpoints_s + failures_s + start_s + last_s
+    price = machine.price * machine.topology.size * total_s / 3600
+    return RunPrediction(step, updates, start_s, last_s, checkpoints_s, failures_s, price)
+
+
+def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, step_s: float) -> float:
+    """How long a step waits, on average, for the latest of `hosts`, each with `prefetch` batches ready.
+
+    A host that takes `mean_s` for a batch, with a standard deviation of `deviation_s` (of heavy-tailed images, say), is
+    behind only when its last `prefetch + 1` batches together were; the mean of so many varies by its root. The
+    latest of n hosts is about sqrt(2 ln n) deviations out (the extreme of n normal values; heavier tails are worse).
+    """
+    spread = deviation_s / math.sqrt(prefetch + 1)
+    return max(0.0, mean_s + spread * math.sqrt(2 * math.log(max(hosts, 1))) - step_s)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Epochs that a model took to its target at a batch.
+
+    Attributes:
+      batch: examples in an update.
+      epochs: mean of the runs.
+      source: of the numbers.
+    """
+
+    batch: int
+    epochs: float
+    source: str
+
+
+LOG6 = "MLPerf v0.6 result logs, Google's entries"
+P2 = "arXiv:1909.09756, table of LARS variants (noted second-hand)"
+
+EPOCHS: dict[str, tuple[Target, ...]] = {
+    "resnet50": (
+        Target(4096, 60.8, LOG6),
+        Target(16384, 64.8, LOG6),
+        Target(32768, 64.0, P2 + "; 72 to 76 with the scaled form of LARS (logs)"),
+        Target(65536, 88.0, "arXiv:2011.03641"),
+    ),
+    "ssd": (
+        Target(256, 53.3, "arXiv:1909.09756: 22 % fewer than at 1,024"),
+        Target(1024, 65.0, LOG6),
+        Target(2048, 81.0, LOG6),
+    ),
+    "transformer": (
+        Target(512, 3.3, "scores over steps of the v0.6 runs"),
+        Target(2048, 5.5, "scores over steps of the v0.6 runs"),
+    ),
+}
+"""To MLPerf's targets of v0.6 and v0.7: 75.9 % top-1, 0.23 AP, BLEU 25."""
+
+
+def epochs_to_target(model: str, batch: int) -> tuple[float, str]:
+    """Epochs at `batch`, between the table's batches by their logarithms, and a remark.
+
+    Outside the table the nearest trend goes on upwards (larger batches need more), and stays level downwards.
+
+    Raises:
+      PlanError: nothing is known of this model.
+    """
+    rows = EPOCHS.get(model)
+    if not rows:
+        raise PlanError(
+            f"nobody has noted how many epochs {model} takes to its target. Give --updates. Known: {', '.join(EPOCHS)}."
+        )
+    for row in rows:
+        if row.batch == batch:
+            return row.epochs, row.source
+    if batch <= rows[0].batch:
+        return rows[0].epochs, f"as at batch {rows[0].batch:,}, the smallest known: {rows[0].source}"
+    below = max((row for row in rows[:-1] if row.batch < batch), key=lambda row: row.batch)
+    above = rows[rows.index(below) + 1]
+    slope = math.log(above.epochs / below.epochs) / math.log(above.batch / below.batch)
+    epochs = above.epochs * (batch / above.batch) ** slope
+    inside = batch < above.batch
+    return epochs, f"{'between' if inside else 'beyond'} batches {below.batch:,} and {above.batch:,}: {above.source}"
