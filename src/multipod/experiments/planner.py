@@ -58,7 +58,8 @@ def run(report: Callable[[str], None]) -> Outcome:
 
 
 EFFECTS = (
-    "Each technique switched off or on in an otherwise equal step. Shares of the update are of a step whose update is not "
+    "Each technique switched off or on in an otherwise equal step. Shares of the update are of a step whose update "
+    "is not "
     "sharded."
 )
 
@@ -71,7 +72,9 @@ def _fit_claims(found: Fit, machine: Machine) -> list[Claim]:
     return [
         Claim("ResNet-50's step at 16 to 1,024 chips: largest error, %", P2, 100 * resnet, 10, resnet <= 0.1),
         Claim("ResNet-50's score at 16 to 1,024 chips: largest error, %", P2, 100 * scores, 15, scores <= 0.15),
-        Claim("SSD's and Transformer's step at 16 to 1,024 chips: largest error, %", P2, 100 * others, 15, others <= 0.15),
+        Claim(
+            "SSD's and Transformer's step at 16 to 1,024 chips: largest error, %", P2, 100 * others, 15, others <= 0.15
+        ),
     ]
 
 
@@ -102,9 +105,21 @@ def _effects(machine: Machine) -> tuple[list[tuple[str, str, str]], list[Claim]]
         ("share of LARS, not sharded, ResNet-50 on 1,024 chips", f"about 6 % ({P2})", f"{lars:.1%}"),
         ("share of Adam, not sharded, Transformer on 1,024 chips", f"about 45 % ({P2})", f"{adam:.1%}"),
         ("share of LAMB, not sharded, BERT on 512 chips (batch 4,096)", f"about 18 % ({P1})", f"{lamb:.1%}"),
-        ("SSD on 4 devices a replica instead of 1", f"1.6 times as fast ({P2}); 1.78 in the logs", f"{whole / split:.2f}"),
-        ("gradient sum of ResNet-50, 1,024 chips: one ring against torus-2d", "many times slower", f"{slow / fast:.1f}"),
-        ("bytes on the busiest link of the multipod: X first against Y first", "2 (closed form)", f"{first_x / first_y:.2f}"),
+        (
+            "SSD on 4 devices a replica instead of 1",
+            f"1.6 times as fast ({P2}); 1.78 in the logs",
+            f"{whole / split:.2f}",
+        ),
+        (
+            "gradient sum of ResNet-50, 1,024 chips: one ring against torus-2d",
+            "many times slower",
+            f"{slow / fast:.1f}",
+        ),
+        (
+            "bytes on the busiest link of the multipod: X first against Y first",
+            "2 (closed form)",
+            f"{first_x / first_y:.2f}",
+        ),
     ]
     claims = [
         Claim("Unsharded updates cost: shares of LARS, Adam, LAMB in order and above 3 %", f"{P1}; {P2}",
@@ -148,9 +163,12 @@ def _constants(found: Fit, machine: Machine) -> Section:
     twins = "; ".join(f"{a} and {b} ({r:+.2f})" for a, b, r in found.twins)
     text = (
         "One set for all models, sizes and layouts, by least squares of the logarithms of predicted over measured. "
-        f"Pairs that the data cannot tell apart (correlation above 0.95): {twins or 'none'}. Constants that end at a limit "
-        "or are uncertain by more than a factor of two are marked: hops and messages are small beside all else, so only "
-        "their sum is known. An operator's 16 microseconds are more than a kernel takes to start: they stand for all that "
+        f"Pairs that the data cannot tell apart (correlation above 0.95): {twins or 'none'}. Constants that end at a "
+        f"limit "
+        "or are uncertain by more than a factor of two are marked: hops and messages are small beside all else, so "
+        "only "
+        "their sum is known. An operator's 16 microseconds are more than a kernel takes to start: they stand for all "
+        "that "
         "does not shrink with the batch."
     )
     return Section("Constants", text, ("constant", "value", "uncertainty", "meaning", "remark"), rows)
@@ -165,7 +183,9 @@ def _steps(machine: Machine) -> Section:
         cells = (row.model, f"{row.chips:,}", f"{row.choice.batch:,}", str(row.choice.split) or "none")
         rows.append((*cells, f"{row.step_ms:.1f}", f"{1e3 * step.step_s:.1f}", error, parts))
     head = ("model", "chips", "batch", "split", "measured, ms", "predicted, ms", "error", "parts, ms")
-    return Section("Steps of v0.6", "Measured steps hold their share of the evaluations; so do the predicted.", head, rows)
+    return Section(
+        "Steps of v0.6", "Measured steps hold their share of the evaluations; so do the predicted.", head, rows
+    )
 
 
 def _scores(machine: Machine) -> Section:
@@ -187,12 +207,18 @@ def _predictions(runs: dict[str, RunPrediction], spreads: dict[str, tuple[float,
         step = f"{1e3 * found.step.step_s:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
         rows.append((one.name, step, parts, f"{found.updates:,.0f}", f"{found.seconds:.1f}", one.source))
     text = (
-        "No measurement of these runs was used, and none is in this repository. In brackets: the step when the rows of one "
-        "model are left out of the fit. Parameters and FLOPs are those of the tables in `multipod.plan.models`, the machine "
-        "is `tpu-v3-multipod` (or 64 x 32, or a slice of a pod), gradients are summed by `torus-2d`, the update is sharded."
+        "No measurement of these runs was used, and none is in this repository. In brackets: the step when the rows "
+        "of one "
+        "model are left out of the fit. Parameters and FLOPs are those of the tables in `multipod.plan.models`, the "
+        "machine "
+        "is `tpu-v3-multipod` (or 64 x 32, or a slice of a pod), gradients are summed by `torus-2d`, the update is "
+        "sharded."
     )
     return Section(
-        "Predictions of v0.7", text, ("run", "step, ms", "parts, ms", "updates", "run, s", "inputs and their source"), rows
+        "Predictions of v0.7",
+        text,
+        ("run", "step, ms", "parts, ms", "updates", "run, s", "inputs and their source"),
+        rows,
     )
 
 
@@ -202,11 +228,15 @@ def _mask(machine: Machine, beside: v3.Irregular) -> Section:
         for row, error in zip(MASK_RCNN, beside.errors, strict=True)
     ]
     text = (
-        "The counted operators are less than half of Mask R-CNN's steps in v0.6, whose choice of regions was not split and "
+        "The counted operators are less than half of Mask R-CNN's steps in v0.6, whose choice of regions was not "
+        "split and "
         "which hold most of the evaluation. Two constants for its three rows stand for that: "
-        f"{1e3 * beside.example_s:.0f} ms an example of a replica, {beside.evaluation_s:.0f} s an evaluation. In v0.7 the "
-        "regions were split over the replica's devices (gathers as one-hot products) and masks were scored by 20 processes "
-        "beside training, so the prediction divides the first by 8 and pays the second once, at the end. Of all predictions "
+        f"{1e3 * beside.example_s:.0f} ms an example of a replica, {beside.evaluation_s:.0f} s an evaluation. In "
+        f"v0.7 the "
+        "regions were split over the replica's devices (gathers as one-hot products) and masks were scored by 20 "
+        "processes "
+        "beside training, so the prediction divides the first by 8 and pays the second once, at the end. Of all "
+        "predictions "
         "this is the least certain."
     )
     return Section("Mask R-CNN", text, ("chips", "measured, ms", "operators, ms", "error with both constants"), rows)
