@@ -6,13 +6,14 @@ ResNet-50, BERT and Transformer against those.
 
 from collections.abc import Iterator
 
+from multipod.models.resnet import BLOCKS
 from multipod.plan.layers import HALF, WHOLE, Attention, Conv, Image, dense, elementwise, sort, vocabulary
 from multipod.plan.work import Op, Work, together
 from multipod.plan.workload import Evaluation, Split, Workload
 
 
 def resnet_layers(depth: int = 50, height: int = 224, width: int = 224, first_frozen: bool = False) -> Iterator[Conv]:
-    """The convolutions of ResNet-34 or 50, without the head (arXiv:1512.03385); the first as 4x4 on 2x2 blocks of
+    """The convolutions of ResNet-18, 34 or 50, without the head (arXiv:1512.03385); the first as 4x4 on 2x2 blocks of
     pixels.
 
     `first_frozen`: stem and first stage are not trained (Mask R-CNN).
@@ -20,7 +21,7 @@ def resnet_layers(depth: int = 50, height: int = 224, width: int = 224, first_fr
     stem = Conv("stem", height // 2, width // 2, 12, 64, 4, first=True, frozen=first_frozen)
     yield stem
     h, w, inputs = height // 4, width // 4, 64
-    for stage, (blocks, features) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True)):
+    for stage, (blocks, features) in enumerate(zip(BLOCKS[depth], (64, 128, 256, 512), strict=True)):
         name, frozen = f"stage{stage + 1}", first_frozen and stage == 0
         out = features * (4 if depth == 50 else 1)
         stride = 1 if stage == 0 else 2

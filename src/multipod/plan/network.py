@@ -2,8 +2,8 @@
 
 In the simulator's model the time of a schedule scales: it depends on the links' latency and on the seconds that the
 vector takes over one link, and on nothing else. So a schedule is simulated twice, without bytes and without
-latency, and `Cost` adds the two; that is exact for schedules whose steps wait for each other, and an upper bound
-within a few percent for others (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
+latency, and `Cost` adds the two: exact for schedules whose steps wait for each other, and for others an upper
+bound, by less than a tenth (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
 """
 
 import math
