@@ -6,10 +6,13 @@ ResNet-50, BERT and Transformer against those.
 
 from collections.abc import Iterator
 
-from multipod.models.resnet import BLOCKS
 from multipod.plan.layers import HALF, WHOLE, Attention, Conv, Image, dense, elementwise, sort, vocabulary
 from multipod.plan.work import Op, Work, together
 from multipod.plan.workload import Evaluation, Split, Workload
+
+
+BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+"""Of each stage, by depth."""
 
 
 def resnet_layers(depth: int = 50, height: int = 224, width: int = 224, first_frozen: bool = False) -> Iterator[Conv]:
