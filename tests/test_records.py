@@ -135,6 +135,14 @@ def test_arrays_are_mapped(tmp_path):
         batch = arrays.read(np.array(numbers))
         np.testing.assert_array_equal(batch["label"], numbers)
         np.testing.assert_array_equal(batch["dense"], np.arange(60).reshape(5, 4, 3)[numbers])
+    large = np.arange(3 * 5000, dtype=np.int32).reshape(3, 5000)  # beyond LARGE: read, not copied from the map
+    (tmp_path / "other").mkdir()
+    np.save(tmp_path / "other" / "x.npy", large)
+    other = open_records(str(tmp_path / "other"))
+    np.testing.assert_array_equal(other.read(np.array([2, 0]))["x"], large[[2, 0]])
+    (tmp_path / "other" / "x.npy").write_bytes((tmp_path / "other" / "x.npy").read_bytes()[:-8])
+    with pytest.raises(DataError, match="in the middle of an entry"):
+        other.read(np.array([2]))
     np.save(tmp_path / "label.npy", np.arange(4))
     with pytest.raises(DataError, match=r"dense has 5, label has 4 entries. Every array needs as many"):
         open_records(str(tmp_path))

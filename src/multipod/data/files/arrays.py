@@ -1,7 +1,7 @@
 """NumPy files of one folder, mapped into memory: `image.npy`, `label.npy`, each with as many examples.
 
 The form for records that are batches already (recommendation data: one record, one batch, three arrays): reading is
-copying from the page cache.
+one copy from the page cache, at about the speed of a copy in memory.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from multipod.data.files.disk import read_into
 from multipod.data.files.records import Record, Records
 from multipod.data.source import HostBatch, fingerprint
 from multipod.errors import DataError
+
+LARGE = 16384
+"""Bytes of an entry from which it is read rather than copied from the map."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +34,17 @@ class ArrayFiles(Records):
         return {name: array[number] for name, array in self._arrays.items()}
 
     def read(self, numbers: np.ndarray) -> HostBatch:
-        """Copies, in one piece where the numbers follow each other."""
-        return {name: _taken(array, numbers) for name, array in self._arrays.items()}
+        """Copies. Large entries are read straight into their place, which spares mapping their pages first."""
+        return {name: self._taken(name, array, numbers) for name, array in self._arrays.items()}
+
+    def _taken(self, name: str, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        if not isinstance(array, np.memmap) or array.nbytes < LARGE * len(array) or not array.flags.c_contiguous:
+            return np.asarray(array[numbers])
+        path, entry = self.folder / f"{name}.npy", array.nbytes // len(array)
+        out = np.empty((len(numbers), *array.shape[1:]), array.dtype)
+        for row, number in enumerate(numbers.tolist()):
+            read_into(path, array.offset + number * entry, out[row])
+        return out
 
     def name(self, number: int) -> str:
         """The folder and the place."""
@@ -73,10 +86,3 @@ def open_arrays(folder: Path) -> ArrayFiles:
         listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
         raise DataError(f"{folder}: {listed} entries. Every array needs as many, and at least one.")
     return files
-
-
-def _taken(array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    first, count = int(numbers[0]), len(numbers)
-    if numbers[-1] - first == count - 1 and (np.diff(numbers) == 1).all():
-        return np.array(array[first : first + count])
-    return np.asarray(array[numbers])

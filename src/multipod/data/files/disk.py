@@ -7,8 +7,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 from multipod.errors import DataError
 
@@ -75,15 +78,16 @@ class _Descriptors:
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, path: Path, offset: int, size: int) -> bytes:
+    def read(self, path: Path, work: Callable[[int], T]) -> T:
+        """What `work` returns, given a descriptor of the file."""
         descriptor = self._take(path)
         try:
-            data = os.pread(descriptor, size, offset)
+            done = work(descriptor)
         except OSError:
             os.close(descriptor)  # it may be of a disk that was unmounted: open it anew next time
             raise
         self._give_back(path, descriptor)
-        return data
+        return done
 
     def _take(self, path: Path) -> int:
         with self._lock:
@@ -106,9 +110,41 @@ _descriptors = _Descriptors()
 
 def read_at(path: Path, offset: int, size: int, patience: Patience = PATIENCE) -> bytes:
     """`size` bytes of a large file from `offset` on; fewer where the file ends. The file stays open for the next."""
-    return with_patience(path, lambda: _descriptors.read(path, offset, size), patience)
+    return with_patience(path, lambda: _descriptors.read(path, lambda file: os.pread(file, size, offset)), patience)
+
+
+def read_into(path: Path, offset: int, out: np.ndarray, patience: Patience = PATIENCE) -> None:
+    """Fills `out`, contiguous, from `offset` on.
+
+    Raises:
+      DataError: the file ends before.
+    """
+    place = out.data.cast("B")
+    done = 0
+    while done < len(place):
+        work = partial(_preadv, offset + done, place[done:])
+        count = with_patience(path, partial(_descriptors.read, path, work), patience)
+        if not count:
+            raise DataError(f"{path} ends at byte {offset + done:,}, in the middle of an entry. Write the file again.")
+        done += count
+
+
+def _preadv(offset: int, into: memoryview, descriptor: int) -> int:
+    return os.preadv(descriptor, [into], offset)
 
 
 def read_whole(path: Path, patience: Patience = PATIENCE) -> bytes:
     """All bytes of a small file."""
-    return with_patience(path, path.read_bytes, patience)
+    return with_patience(path, lambda: _whole(path), patience)
+
+
+def _whole(path: Path) -> bytes:
+    """As `path.read_bytes()`, in a third of the time: a run reads a million files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(descriptor, os.fstat(descriptor).st_size + 1)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, 2**20))
+    finally:
+        os.close(descriptor)
+    return parts[0] if len(parts) == 2 else b"".join(parts)
