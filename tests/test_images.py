@@ -65,6 +65,16 @@ def test_without_a_compiler_the_crops_are_the_same(monkeypatch):
         jpeg.decode(data[:200])
 
 
+@WITHOUT
+def test_large_images_are_decoded_no_larger_than_their_smallest_crop_needs():
+    data = pictures.as_file(pictures.picture(1, 640, 402), quality=95)
+    sizes = {least: decode(data, least).shape[:2] for least in (0, 403, 402, 201, 101, 100, 50, 8)}
+    assert sizes == {
+        0: (402, 640), 403: (402, 640), 402: (402, 640), 201: (201, 320), 101: (201, 320), 100: (101, 160),
+        50: (51, 80), 8: (51, 80),
+    }  # fmt: skip
+
+
 def turned(number, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation

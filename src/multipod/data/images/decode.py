@@ -18,10 +18,12 @@ def is_jpeg(data: bytes) -> bool:
     return data[:3] == b"\xff\xd8\xff"
 
 
-def decode(data: bytes) -> np.ndarray:
+def decode(data: bytes, shorter: int = 0) -> np.ndarray:
     """The image, uint8 [height, width, 3]: grey, CMYK, palettes, 16 bits and transparency become RGB; Exif turns it.
 
-    Transparent pixels keep their colour. 16 bits are cut to the upper 8.
+    Transparent pixels keep their colour. 16 bits are cut to the upper 8. With `shorter`, plain JPEGs may come at 1/2,
+    1/4 or 1/8 of their size, as long as the shorter side keeps so many pixels: a picture of 60 million is then no
+    larger than is needed.
 
     Raises:
       Damaged: it is empty, cut, of no known format, or larger than `MOST_PIXELS`.
@@ -32,8 +34,12 @@ def decode(data: bytes) -> np.ndarray:
         head = jpeg.header(data)
         _check_size(head.width, head.height)
         if head.plain and head.orientation == 1:
-            return jpeg.decode(data)
+            return jpeg.decode(data, _eighths(min(head.width, head.height), shorter))
     return _by_pillow(data)
+
+
+def _eighths(side: int, least: int) -> int:
+    return next((scale for scale in (1, 2, 4) if least and side * scale >= 8 * least), 8)
 
 
 def _by_pillow(data: bytes) -> np.ndarray:

@@ -290,8 +290,8 @@ int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int heig
     return code;
 }
 
-/* The whole image, out[height][width][3] as mp_jpeg_header says. Codes as above. */
-int mp_jpeg_decode(const uint8_t *data, size_t size, uint8_t *out, char *message)
+/* The whole image at `scale` eighths of its size, each side rounded up: out[height][width][3]. Codes as above. */
+int mp_jpeg_decode(const uint8_t *data, size_t size, int scale, uint8_t *out, char *message)
 {
     struct jpeg_decompress_struct cinfo;
     struct failure failure;
@@ -305,6 +305,8 @@ int mp_jpeg_decode(const uint8_t *data, size_t size, uint8_t *out, char *message
     jpeg_read_header(&cinfo, TRUE);
     cinfo.out_color_space = JCS_RGB;
     cinfo.dct_method = JDCT_ISLOW;
+    cinfo.scale_num = (unsigned)scale;
+    cinfo.scale_denom = 8;
     jpeg_start_decompress(&cinfo);
     while (cinfo.output_scanline < cinfo.output_height) {
         JSAMPROW row = out + (size_t)cinfo.output_scanline * cinfo.output_width * 3;

@@ -1,5 +1,6 @@
 """Images in files as a `Source`: what the model sees of each, and what happens to those that cannot be read."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +58,8 @@ class Images:
       random: the crops of training; None shows the middle.
       middle_share: of the shorter side, that evaluation shows.
       policy: further changes in training.
-      whole: decode whole images at full size, then crop; needed for the cache. Otherwise only what the crop shows.
+      whole: decode whole images, then crop; needed for the cache. Large ones are decoded at 1/2 to 1/8 of their size,
+        where the smallest crop keeps all its pixels. Otherwise only what the crop shows is decoded.
       order: file by file; None reads all examples in random order.
       ledger: notes what was left out, and where the time went.
       cache: of decoded images.
@@ -119,6 +121,14 @@ class Images:
         name = fingerprint([self.identity().encode()])
         return replace(self, cache=DiskCache(budget_bytes, Path(folder).expanduser(), name))
 
+    @property
+    def _shorter(self) -> int:
+        """Pixels of the shorter side at which the smallest crop still has `pixels`, both ways."""
+        if self.random is None:
+            return math.ceil(self.pixels / self.middle_share)
+        narrow = min(self.random.ratio[0], 1 / self.random.ratio[1])
+        return math.ceil(self.pixels / math.sqrt(self.random.area[0] * narrow))
+
     def _middle(self, width: int, height: int) -> Chosen:
         return middle(width, height, self.middle_share), False
 
@@ -175,7 +185,7 @@ class Images:
                 return
         image = self.cache.get(number) if self.cache else None
         if image is None:
-            image = decode(data)
+            image = decode(data, self._shorter)
             if self.cache:
                 self.cache.offer(number, image)
         box, flip = view(image.shape[1], image.shape[0])
