@@ -39,6 +39,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         "multipod.experiments.planner:run",
         minutes=2,
     ),
+    "shuffle-buffer": Experiment(
+        "what a small shuffle buffer does to batches and to the spread of runs",
+        "multipod.experiments.shuffle_buffer:run",
+        minutes=0.5,
+    ),
+    "stragglers": Experiment(
+        "the straggler model of host input against real readers, and its predictions for 16 to 512 hosts",
+        "multipod.experiments.stragglers:run",
+        minutes=0.5,
+    ),
 }
 
 

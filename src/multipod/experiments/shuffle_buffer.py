@@ -135,11 +135,11 @@ def _section(correlations: dict[int, float], results: dict[int, np.ndarray]) -> 
     ]
     return Section(
         "Updates to the target",
-        f"A perceptron (64-32-10, SGD with momentum, batch {BATCH}) on 1,437 digits that lie in one file for each class; "
-        f"files in random order, four read in turn, then a buffer. {SEEDS} seeds of order and parameters; test accuracy "
-        f"is looked at every {EVERY} updates, and the target is {TARGET:.0%}; a run that does not reach it counts with "
-        "its length, so the first rows would be longer and wider still. Buffers smaller than a batch are all alike. "
-        "In proportion to their mean the runs of a small buffer do not differ more.",
+        f"A perceptron (64-32-10, SGD with momentum, batch {BATCH}) on 1,437 digits that lie in one file for each "
+        f"class; files in random order, four read in turn, then a buffer. {SEEDS} seeds of order and parameters; test "
+        f"accuracy is looked at every {EVERY} updates, and the target is {TARGET:.0%}; a run that does not reach it "
+        "counts with its length, so the first rows would be longer and wider still. Buffers smaller than a batch are "
+        "all alike. In proportion to their mean the runs of a small buffer do not differ more.",
         ("buffer", "correlation in a batch", "mean updates", "standard deviation", "from, to"),
         rows,
         "updates",

@@ -160,7 +160,8 @@ def _measured(checks: list[_Check]) -> Section:
     return Section(
         "The model against real readers",
         "Four hosts, each a thread with its own `Feed`, that meet at every one of 60 updates; "
-        f"{DEVICE_SLEEP_S * 1e3:.0f} ms of device time. Reading is sleeping, so that two cores can be four hosts. The model is given the same costs.",
+        f"{DEVICE_SLEEP_S * 1e3:.0f} ms of device time. Reading is sleeping, so that two cores can be four hosts. The "
+        "model is given the same costs.",
         ("hosts", "ahead", "measured ms/step", "predicted ms/step", "difference"),
         rows,
     )
@@ -170,11 +171,11 @@ def _predicted(predicted: dict[tuple[str, int], list[InputRun]]) -> Section:
     rows = [(name, str(ahead), *(f"{run.lost_share:.1%}" for run in runs)) for (name, ahead), runs in predicted.items()]
     return Section(
         "What is lost on 16 to 512 hosts",
-        f"{IMAGES} images a host and update, {THREADS} threads a host, {DEVICE_S * 1e3:.1f} ms of device time. An ordinary "
-        f"image costs {DECODING.median_s * 1e3:.2f} ms to decode and crop, {DECODED.median_s * 1e3:.2f} ms from the cache "
-        f"(our figures on one core); one in {1 / DECODING.tail:.0f} is a large picture, of up to {DECODING.most:.0f} times "
-        f"as many pixels, {DECODED.most:.0f} times in the cache. That tail is an assumption, not a measurement of "
-        "ImageNet. Shares of the step that the devices wait:",
+        f"{IMAGES} images a host and update, {THREADS} threads a host, {DEVICE_S * 1e3:.1f} ms of device time. An "
+        f"ordinary image costs {DECODING.median_s * 1e3:.2f} ms to decode and crop, {DECODED.median_s * 1e3:.2f} ms "
+        f"from the cache (our figures on one core); one in {1 / DECODING.tail:.0f} is a large picture, of up to "
+        f"{DECODING.most:.0f} times as many pixels, {DECODED.most:.0f} times in the cache. That tail is an assumption, "
+        "not a measurement of ImageNet. Shares of the step that the devices wait:",
         ("", "batches ahead", *(f"{hosts} hosts" for hosts in HOSTS)),
         rows,
         "hosts",
