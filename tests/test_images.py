@@ -13,6 +13,7 @@ from multipod.data.images.cache import DiskCache, MemoryCache
 from multipod.data.images.crop import DRAWS, RandomCrop, middle
 from multipod.data.images.decode import decode
 from multipod.data.images.files import ImageFiles
+from multipod.data.reading import Reading
 from multipod.errors import DataError
 
 WITHOUT = pytest.mark.skipif(jpeg.library() is None, reason="jpeg.c could not be compiled here")
@@ -149,6 +150,16 @@ def test_damaged_files_are_replaced_in_training_masked_in_evaluation_and_named(f
     assert list(np.flatnonzero(~evaluated["mask"])) == [2, 3, 9, 12, 13, 14, 15]
     skipped = test.ledger.skipped[2]
     assert (skipped.name, skipped.reason) == (str(folder / "cat/0004.jpg"), "it has no bytes")
+
+
+def test_evaluation_in_many_parts_is_that_of_one(folder, monkeypatch):
+    source = files(folder).test()
+    [whole] = evaluation_batches(source, 12, np.arange(12))
+    monkeypatch.setattr("multipod.data.batches.PART", 2)
+    [parts] = evaluation_batches(source, 12, np.arange(12), Reading(threads=3))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array)
+        assert len(array) == 12
 
 
 def test_data_of_which_nothing_can_be_read_are_refused(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from multipod.data.batches import PART, TrainBatches
 from multipod.data.images.files import ImageFiles
-from multipod.data.order import ByLength, FilesThenBuffer, batch_correlation, mixed, padding_share
+from multipod.data.order import ByLength, FilesThenBuffer, OwnShares, batch_correlation, mixed, padding_share
 from multipod.data.reading import Ledger, Reading, Tuner
 from multipod.data.source import ArraySource, with_cache
 from multipod.errors import DataError
@@ -171,6 +171,33 @@ def test_two_levels_of_shuffling_read_everything_once(sizes, files, buffer, epoc
     order = FilesThenBuffer(files, buffer).epoch(np.cumsum(sizes), 5, epoch)
     assert sorted(order) == list(range(sum(sizes)))
     np.testing.assert_array_equal(order, FilesThenBuffer(files, buffer).epoch(np.cumsum(sizes), 5, epoch))
+
+
+@given(
+    count=st.integers(1, 120),
+    batch=st.integers(1, 24),
+    shares=st.integers(1, 6),
+    epoch=st.integers(0, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_rows_read_their_own_share_and_every_example_once(count, batch, shares, epoch):
+    order = OwnShares(shares).epoch(np.array([count]), 3, epoch, batch)
+    assert sorted(order) == list(range(count))
+    rows = (np.arange(count) + epoch * count) % batch
+    strangers = (order * shares // count != rows * shares // batch).sum()
+    if batch % shares == 0 and count % shares == 0:
+        assert strangers <= batch
+
+
+def test_caches_of_hosts_hold_their_own_share(tmp_path):
+    """Two hosts: over three epochs each reads about half of the examples."""
+    data = ImageFiles(str(pictures.write_folder(tmp_path, 48)), pixels=8, own_shares=4)
+    feeds = [TrainBatches(data.train(), 8, 0, rows) for rows in np.split(np.arange(8), 2)]
+    seen = [{int(n) for k in range(18) for n in feed.numbers(k)[feed.rows]} for feed in feeds]
+    assert [len(own) for own in seen] == [24, 24]
+    assert seen[0] | seen[1] == set(range(48))
+    with pytest.raises(DataError, match="are two orders"):
+        ImageFiles(own_shares=2, shuffle_files=2)
 
 
 def test_a_buffer_as_large_as_the_data_shuffles_and_one_of_one_does_nothing():

@@ -1,5 +1,6 @@
 """The order in which a run reads its data: a pure function of the seed and the batch's number."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +10,7 @@ import numpy as np
 
 from multipod.data.order import generator
 from multipod.data.reading import Reading, Tuner
-from multipod.data.source import HostBatch, Ordered, Sized, Source, training_batch
+from multipod.data.source import Fused, HostBatch, Ordered, Sized, Source, training_batch
 from multipod.data.workers import Workers
 from multipod.errors import DataError
 
@@ -87,7 +88,8 @@ class Feed(Iterator[HostBatch]):
         count = len(batches.rows)
         cuts = np.linspace(0, count, max(1, -(-count // PART)) + 1).astype(int)
         self._parts = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-        self.tuner = Tuner(reading)
+        decodes = isinstance(batches.source, Fused)
+        self.tuner = Tuner(reading, first=max(1, (os.cpu_count() or 1) // 2) if decodes else 1)
         self._workers = Workers(batches, reading.processes) if reading.processes else None
         self._parts_ahead = self._begin()
 
@@ -137,14 +139,34 @@ def _own_order(source: Ordered, seed: int, epoch: int, batch: int) -> np.ndarray
     return source.epoch_order(seed, epoch, batch)
 
 
-def evaluation_batches(source: Source, batch: int, rows: np.ndarray) -> Iterator[HostBatch]:
+def evaluation_batches(
+    source: Source, batch: int, rows: np.ndarray, reading: Reading | None = None
+) -> Iterator[HostBatch]:
     """All examples in order, this process's `rows` of each batch; the last batch is padded.
 
     Each batch has a `mask`, bool [rows]: false for padding, which repeats the last example, and for examples that
-    the source could not read.
+    the source could not read. Data that are decoded are read ahead, by all cores or as many threads as `reading` has.
     """
-    for first in range(0, len(source), batch):
-        numbers = first + rows
-        mask = numbers < len(source)
-        read = source.read(np.minimum(numbers, len(source) - 1))
-        yield read | {"mask": mask & read.get("mask", True)}
+    firsts = range(0, len(source), batch)
+    if not isinstance(source, Fused):
+        yield from (_evaluated(source, first + rows) for first in firsts)
+        return
+    import grain
+
+    cuts = np.array_split(rows, max(1, -(-len(rows) // PART)))
+    threads = (reading.threads if reading else 0) or os.cpu_count() or 1
+    made = grain.MapDataset.range(len(firsts) * len(cuts)).map(
+        lambda place: _evaluated(source, firsts[place // len(cuts)] + cuts[place % len(cuts)])
+    )
+    ahead = max(len(cuts), threads)
+    parts = iter(made.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)))
+    for _ in firsts:
+        joined = [next(parts) for _ in cuts]
+        yield {name: np.concatenate([part[name] for part in joined]) for name in joined[0]}
+    parts.close()
+
+
+def _evaluated(source: Source, numbers: np.ndarray) -> HostBatch:
+    mask = numbers < len(source)
+    read = source.read(np.minimum(numbers, len(source) - 1))
+    return read | {"mask": mask & read.get("mask", True)}

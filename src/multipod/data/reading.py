@@ -16,8 +16,8 @@ class Reading:
     """How batches are made on this host.
 
     Attributes:
-      threads: that read and decode. 0: begins with one, and doubles up to the number of cores as long as the devices
-        wait for data.
+      threads: that read and decode. 0: begins with one (with half of the cores where data are decoded), and doubles up
+        to the number of cores as long as the devices wait for data.
       processes: that do so instead, each with a Python of its own: for augmentation written in Python. 0: threads.
       ahead: batches made ahead. 0: begins with 2, up to 8 while the devices wait.
       cache_bytes: of host memory for decoded images (0: none), for data that decode whole images.
@@ -111,9 +111,10 @@ class Tuner:
     window: int = 8
     enough: float = 0.02
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+    first: int = 1
 
     def __post_init__(self) -> None:
-        self.threads = self.reading.threads or 1
+        self.threads = self.reading.threads or self.first
         self.ahead = self.reading.ahead or 2
         self.shares: list[float] = []
         self._waits = self._steps = 0.0

@@ -169,7 +169,8 @@ class _Run:
     def evaluate(self) -> Evaluated:
         self.around.pulse("evaluating", self.update)
         start = self.around.clock()
-        sums = {name: float(total) for name, total in evaluate(self.program, self.state, self.test).items()}
+        sums = evaluate(self.program, self.state, self.test, self.around.reading)
+        sums = {name: float(total) for name, total in sums.items()}
         self.tell_skipped(self.test)
         values = finished(self.recipe.objective, sums)
         count = int(sums.pop("count"))
@@ -220,7 +221,7 @@ class _Run:
         return event
 
 
-def evaluate(program: Program, state: State, test: Any) -> dict[str, float]:
+def evaluate(program: Program, state: State, test: Any, reading: Reading | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
@@ -231,7 +232,7 @@ def evaluate(program: Program, state: State, test: Any) -> dict[str, float]:
     sharding = batch_sharding(program.mesh)
     rows = owned_rows(sharding, batch)
     sums = []
-    for host in evaluation_batches(test, batch, rows):
+    for host in evaluation_batches(test, batch, rows, reading):
         check_classes(program.recipe.model, host)
         sums.append(program.evaluate(state, to_mesh(host, rows, batch, sharding)))
     return jax.tree.map(lambda *parts: sum(part.item() for part in parts), *jax.device_get(sums))

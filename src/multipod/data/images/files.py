@@ -9,7 +9,7 @@ from multipod.data.files.records import Records
 from multipod.data.images.augment import Name, policy
 from multipod.data.images.crop import RandomCrop
 from multipod.data.images.source import Fields, Images
-from multipod.data.order import FilesThenBuffer
+from multipod.data.order import FilesThenBuffer, Order, OwnShares
 from multipod.errors import DataError
 
 IMAGE_FIELDS = ("image", "image/encoded", "jpg", "jpeg", "png", "webp", "img")
@@ -39,6 +39,8 @@ class ImageFiles:
       decode: `crop` only what the crop shows, no finer than needed; or the `whole` image, which a cache can keep.
       shuffle_files: 0: all examples in random order. Otherwise so many files are read in turn, into a buffer.
       shuffle_buffer: examples in that buffer.
+      own_shares: 0: any row of a batch may read any example. Otherwise the data and the rows are cut into so many
+        shares, and each reads its own (`multipod.data.order.OwnShares`): for decoded caches on many hosts.
     """
 
     train_files: str = ""
@@ -58,8 +60,11 @@ class ImageFiles:
     decode: Literal["crop", "whole"] = "crop"
     shuffle_files: int = 0
     shuffle_buffer: int = 16384
+    own_shares: int = 0
 
     def __post_init__(self) -> None:
+        if self.shuffle_files and self.own_shares:
+            raise DataError("image files: shuffle_files and own_shares are two orders. Set one of them to 0.")
         if self.pixels < 1 or not 0 < self.middle_share <= 1 or self.shuffle_files < 0:
             raise DataError(
                 f"image files: pixels={self.pixels} (at least 1), middle_share={self.middle_share} (above 0, to 1), "
@@ -68,12 +73,14 @@ class ImageFiles:
 
     def train(self) -> Images:
         """Random crops, in random order."""
-        files = FilesThenBuffer(self.shuffle_files, self.shuffle_buffer) if self.shuffle_files else None
+        order: Order | None = OwnShares(self.own_shares) if self.own_shares else None
+        if self.shuffle_files:
+            order = FilesThenBuffer(self.shuffle_files, self.shuffle_buffer)
         return self._images(
             "train_files",
             random=RandomCrop(self.area, self.ratio, self.flip),
             policy=policy(self.augment, self.operations, self.magnitude),
-            order=files,
+            order=order,
         )
 
     def test(self) -> Images:

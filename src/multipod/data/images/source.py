@@ -15,7 +15,7 @@ from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
 from multipod.data.images.crop import DRAWS, RandomCrop, middle
 from multipod.data.images.decode import decode, is_jpeg
-from multipod.data.order import FilesThenBuffer, generator
+from multipod.data.order import Order, generator
 from multipod.data.reading import Ledger
 from multipod.data.source import HostBatch, fingerprint
 from multipod.errors import DataError
@@ -60,7 +60,7 @@ class Images:
       policy: further changes in training.
       whole: decode whole images, then crop; needed for the cache. Large ones are decoded at 1/2 to 1/8 of their size,
         where the smallest crop keeps all its pixels. Otherwise only what the crop shows is decoded.
-      order: file by file; None reads all examples in random order.
+      order: by files, or by shares; None reads all examples in random order.
       ledger: notes what was left out, and where the time went.
       cache: of decoded images.
     """
@@ -72,7 +72,7 @@ class Images:
     middle_share: float = 0.875
     policy: Policy | None = None
     whole: bool = False
-    order: FilesThenBuffer | None = None
+    order: Order | None = None
     ledger: Ledger = field(default_factory=Ledger)
     cache: Cache | None = None
 
@@ -96,9 +96,9 @@ class Images:
         return self._read(numbers, [partial(self.random.box, own[:DRAWS]) for own in draws], draws[:, DRAWS:])
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
-        """File by file if so asked, or else as any source is read."""
+        """As `order` says, or else as any source is read."""
         if self.order is not None:
-            return self.order.epoch(self.records.file_ends, seed, epoch)
+            return self.order.epoch(self.records.file_ends, seed, epoch, batch)
         return generator(seed, epoch).permutation(len(self))
 
     def identity(self) -> str:
