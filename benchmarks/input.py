@@ -25,6 +25,7 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 LIMIT = "bare decode"
+BEGAN = time.perf_counter()
 
 
 def picture(rng: np.random.Generator, width: int = 500, height: int = 375) -> Image.Image:
@@ -101,6 +102,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> tuple[dict[str, list
             missing[name] = str(error)
     rounds = {name: [] for name in peers}
     for number in range(arguments.rounds):
+        if number > 2 and time.perf_counter() - BEGAN > arguments.seconds:
+            break
         names = list(peers)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             rounds[name].append(peers[name].epoch())
@@ -159,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=480)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further round after so many")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--python-tf", help="a Python that has TensorFlow, for tf.data")
     parser.add_argument("--markdown", type=Path)
@@ -172,7 +176,7 @@ def main() -> None:
             machine.headline(before) + f", commit {machine.commit()}",
             "",
             f"{arguments.images} JPEGs of 500 x 375, {size / 1e3:.0f} kB on average, to random crops of 224 x 224 "
-            f"in batches of 32; {arguments.workers} workers; medians of {arguments.rounds} epochs, interleaved. "
+            f"in batches of 32; {arguments.workers} workers; medians of {len(rounds[LIMIT])} epochs, interleaved. "
             "Ratios above 1 are better than the limit.",
             "",
             table(rounds),

@@ -10,7 +10,6 @@ from multipod.plan.layers import HALF, WHOLE, Attention, Conv, Image, dense, ele
 from multipod.plan.work import Op, Work, together
 from multipod.plan.workload import Evaluation, Split, Workload
 
-
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 """Of each stage, by depth."""
 
