@@ -20,6 +20,7 @@ COMMANDS = {
     "topology": "multipod.cli.topology:topology",
     "schedule": "multipod.cli.schedule:schedule",
     "simulate": "multipod.cli.simulate:simulate",
+    "plan": "multipod.cli.plan:plan",
     "pipeline": "multipod.cli.pipeline:pipeline",
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",

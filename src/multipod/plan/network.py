@@ -6,10 +6,14 @@ latency, and `Cost` adds the two: exact for schedules whose steps wait for each 
 bound, by less than a tenth (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
 """
 
+import hashlib
+import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Collective, Schedule
@@ -129,8 +133,45 @@ def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduc
     return _cost(scaled, names, collective, tile)
 
 
+_file: Path | None = None
+_known: dict[str, list[float]] = {}
+
+
+def remember(file: Path | None) -> None:
+    """Keeps costs in a JSON file between processes. A file that cannot be read or written is done without."""
+    global _file
+    _file = file
+    _known.clear()
+    if file is not None:
+        with suppress(OSError, ValueError):
+            known = json.loads(file.read_text())
+            _known.update(known if isinstance(known, dict) else {})
+
+
+def _written(key: str, cost: Cost) -> Cost:
+    if _file is not None:
+        _known[key] = [cost.hops, cost.vectors]
+        with suppress(OSError):
+            _file.parent.mkdir(parents=True, exist_ok=True)
+            part = _file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(_known))
+            part.replace(_file)
+    return cost
+
+
 @lru_cache(maxsize=4096)
 def _cost(topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...]) -> Cost:
+    key = f"{VERSION} {algorithm} {collective} {tile} {hashlib.sha256(repr(topology).encode()).hexdigest()[:24]}"
+    if key in _known:
+        return Cost(*_known[key])
+    return _written(key, _simulated_cost(topology, algorithm, collective, tile))
+
+
+VERSION = 1
+"""Of schedules and simulator: another number forgets all costs in files."""
+
+
+def _simulated_cost(topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...]) -> Cost:
     options: dict[str, object] = {"tile": tile} if tile and max(tile) > 1 else {}
     if "nbytes" in ALGORITHMS[algorithm].options:
         options["nbytes"] = 1e8 * topology.size  # of a link of 1 B/s and 1 s: as good as endless

@@ -75,6 +75,7 @@ class Workload:
       unsplit_s: seconds a replica's example takes beside all that, in operators that are not counted (Mask R-CNN's
         choice of regions); a spatial split leaves them as they are unless `splits_all`.
       splits_all: whether a spatial split divides those too.
+      axes: beside the data axes, those that `build` can split over: "spatial", "model".
       dtype: of products.
       source: where the numbers are from.
     """
@@ -92,5 +93,6 @@ class Workload:
     evaluation: Evaluation = Evaluation()
     unsplit_s: float = 0.0
     splits_all: bool = False
+    axes: tuple[str, ...] = ()
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     source: str = ""

@@ -1,0 +1,316 @@
+"""`multipod plan`: how long a step and a run will take on a machine, and which layout is best."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multipod.cli.machine import failure_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from multipod.plan.machine import Machine
+    from multipod.plan.predict import Prediction
+    from multipod.plan.search import Found
+    from multipod.plan.workload import Workload
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="RECIPE | compare A.json B.json")
+@click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, or see `topology list`.")
+@failure_options
+@click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
+@click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")
+@click.option("--explain", metavar="N", type=click.IntRange(1), help="Take the N-th layout of the table apart.")
+@click.option("--scale", metavar="FROM..TO", help="A scaling table over machine sizes, doubling: 16..4096.")
+@click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the scaling.")
+@click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to show.")
+@click.option("--price", type=float, default=0.0, help="Of a chip for an hour, in any currency.")
+@click.option("--calibration", type=FILE, metavar="FILE", help="Constants of the machine, as `plan calibrate` writes.")
+@click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, for `train --layout`.")
+@click.option("--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]")
+def plan(names: tuple[str, ...], **asked: Any) -> None:
+    """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
+
+    RECIPE is a published model (resnet50, bert, transformer, ssd, maskrcnn), a name from `multipod list`, or
+    FILE.py:FUNCTION. Splits of the model are searched for published models; recipes lie along the data axes.
+
+    \b
+    multipod plan resnet50 --on tpu-v3-multipod --batch 65536
+    multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
+    multipod plan digits --on tpu-v3-pod:2x2 --save plan.json
+    multipod plan compare a.json b.json
+    """
+    from rich.console import Console
+
+    console = Console()
+    if names and names[0] == "compare":
+        _compare(console, names[1:])
+        return
+    if len(names) != 1:
+        raise click.UsageError("name one recipe, as `multipod plan resnet50 --on tpu-v3-pod`, or compare two plans.")
+    if not asked["on"]:
+        raise click.UsageError("there is no machine. Give --on, as --on tpu-v3-pod:8x8.")
+    for name in ("draw", "save"):
+        if asked[name] is not None and not asked[name].absolute().parent.is_dir():
+            raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
+    _plan(console, names[0], asked)
+
+
+def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    from multipod.plan.machine import find
+    from multipod.plan.search import search
+
+    _remember(asked["cache"])
+    workload, batch, updates = _workload(name, asked["batch"])
+    machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
+    machine = replace(machine, price=asked["price"])
+    if asked["scale"]:
+        _scale(console, workload, asked, batch)
+        return
+    with _bar() as told:
+        found = search(workload, machine, batch, told=told)
+    updates = asked["updates"] or updates
+    _table(console, found, machine, asked["top"], updates)
+    if asked["fail"] or asked["fail_link"]:
+        _hole(console, workload, found, asked, batch)
+    if asked["explain"]:
+        _explain(console, found, asked["explain"])
+    if asked["save"] is not None:
+        _save(name, asked, machine, found, updates)
+
+
+def _remember(cache: str | None) -> None:
+    from multipod import runtime
+    from multipod.plan.search import remember_costs
+
+    folder = runtime.default_cache().parent / "plan" if cache is None else Path(cache)
+    remember_costs(None if cache == "off" else folder)
+
+
+def _workload(name: str, batch: int | None) -> "tuple[Workload, int, float]":
+    """The workload, its batch, and its updates (0 if nobody knows)."""
+    from multipod.errors import PlanError, RecipeError, nearest
+    from multipod.plan.models import MODELS
+    from multipod.plan.published import EXAMPLES
+    from multipod.plan.run import epochs_to_target
+
+    if name in MODELS:
+        if batch is None:
+            raise PlanError(f"{name} is a published model and has no batch of its own. Give --batch, as --batch 4096.")
+        try:
+            epochs, _ = epochs_to_target(name, batch)
+        except PlanError:
+            return MODELS[name], batch, 0.0
+        return MODELS[name], batch, epochs * EXAMPLES[name] / batch
+    from multipod import runtime
+
+    runtime.prepare(cpu_devices=1)
+    from multipod.plan.program import workload_of
+    from multipod.recipes.find import RECIPES, load
+
+    try:
+        recipe = load(name)
+    except RecipeError as error:
+        if ".py:" in name:
+            raise
+        raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
+    return workload_of(recipe), batch or recipe.batch, recipe.updates
+
+
+class _bar:
+    """A progress bar on the terminal that is told (done, all); gone when it is finished."""
+
+    def __enter__(self) -> Any:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._progress = Progress(console=Console(stderr=True), transient=True)
+        self._progress.start()
+        task = self._progress.add_task("pricing layouts", total=None)
+        return lambda done, total: self._progress.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _table(console: "Console", found: "Found", machine: "Machine", top: int, updates: float) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    best = found.best
+    calibration = machine.calibration.source
+    console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
+    console.print(f"[dim]constants: {calibration}[/]", highlight=False)
+    table = Table(box=SIMPLE_HEAD)
+    columns = ["split", "sum by", "step ms", "compute", "sums", "update", "idle", "GiB"]
+    columns += ["run"] if updates else []
+    columns += ["price"] if updates and machine.price else []
+    for k, column in enumerate(["", *columns, "slower by"]):
+        table.add_column(column, justify="left" if k in (1, 2, len(columns) + 1) else "right", no_wrap=True)
+    for k, step in enumerate(found.predictions[:top], 1):
+        run = _run_cells(step, machine, updates)
+        why = _why(best, step) if k > 1 else ""
+        update = "" if step.choice.shard_update else ", whole update"
+        table.add_row(str(k), str(step.choice.split), step.choice.schedule + update, *_cells(step), *run, why)
+    console.print(table)
+    said = [f"{found.tried} layouts priced"]
+    said += [f"{len(found.refused)} cannot be"] if found.refused else []
+    said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
+    limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
+    console.print(f"[dim]{'; '.join(said)}. The best: {limit}.[/]", highlight=False)
+
+
+def _name(step: "Prediction") -> str:
+    return str(step.choice).partition(", ")[2]
+
+
+def _cells(step: "Prediction") -> tuple[str, ...]:
+    parts = (step.step_s, step.compute_s, step.collectives_s, step.update_s, step.idle_s + step.input_s)
+    memory = f"{step.memory.total / 2**30:.2f}" if step.fits else f"[red]{step.memory.total / 2**30:.1f}![/]"
+    return (*(f"{1e3 * s:.2f}" for s in parts), memory)
+
+
+def _run_cells(step: "Prediction", machine: "Machine", updates: float) -> tuple[str, ...]:
+    if not updates:
+        return ()
+    from multipod.plan.run import predict_run
+    from multipod.train.observers.text import duration
+
+    run = predict_run(step, machine, updates)
+    return (duration(run.seconds), *((f"{run.price:,.2f}",) if machine.price else ()))
+
+
+def _why(best: "Prediction", step: "Prediction") -> str:
+    """The part in which a layout loses most to the best."""
+    if not step.fits:
+        return "memory"
+    ours, theirs = best.split(), step.split()
+    part = max(ours, key=lambda name: theirs[name] - ours[name])
+    return f"{part} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
+
+
+def _explain(console: "Console", found: "Found", number: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    if number > len(found.predictions):
+        raise click.UsageError(f"--explain {number}: there are {len(found.predictions)} layouts.")
+    step = found.predictions[number - 1]
+    table = Table(box=SIMPLE_HEAD, title=f"layout {number}: {_name(step)}")
+    for column in ("part", "ms", "share"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for name, seconds in step.parts:
+        table.add_row(name, f"{1e3 * seconds:.3f}", f"{seconds / step.step_s:.1%}")
+    console.print(table)
+    memory = step.memory
+    kept = {"weights": memory.parameters, "optimizer": memory.optimizer, "gradients": memory.gradients}
+    kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
+    console.print("memory: " + ", ".join(f"{name} {n / 2**30:.2f} GiB" for name, n in kept.items() if n > 2**20))
+    console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
+
+
+def _hole(console: "Console", workload: "Workload", found: "Found", asked: dict[str, Any], batch: int) -> None:
+    """What the failed chips cost: the same search on the whole machine."""
+    from multipod.plan.machine import find
+    from multipod.plan.search import search
+
+    whole = search(workload, find(asked["on"], file=asked["calibration"]), batch).best
+    best = found.best
+    console.print(
+        f"whole: {1e3 * whole.step_s:.2f} ms by {whole.choice.schedule}; with the hole: {1e3 * best.step_s:.2f} ms by "
+        f"{best.choice.schedule}, {best.step_s / whole.step_s - 1:+.1%} for {best.devices / whole.devices - 1:+.1%} "
+        f"devices",
+        highlight=False,
+    )
+
+
+def _scale(console: "Console", workload: "Workload", asked: dict[str, Any], batch: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from multipod.plan.search import scaling
+
+    steps = scaling(workload, asked["on"], _sizes(asked["scale"]), batch)
+    table = Table(box=SIMPLE_HEAD, title=f"{workload.name}, batch {batch:,}")
+    for k, column in enumerate(("chips", "layout", "step ms", "examples/s", "speed-up", "efficiency")):
+        table.add_column(column, justify="left" if k == 1 else "right")
+    first = steps[0]
+    for step in steps:
+        more, faster = step.devices / first.devices, first.step_s / step.step_s
+        cells = (f"{1e3 * step.step_s:.2f}", f"{step.examples_per_s:,.0f}", f"{faster:.2f}", f"{faster / more:.0%}")
+        table.add_row(_chips(step), _name(step), *cells)
+    console.print(table)
+    if asked["draw"] is not None:
+        _draw_scaling(steps, workload.name, asked["draw"])
+        click.echo(f"scaling drawn in {asked['draw']}")
+
+
+def _chips(step: "Prediction") -> str:
+    return step.machine.partition(":")[2] or step.machine
+
+
+def _sizes(text: str) -> list[int]:
+    """16, 32, ..., 4096 for `16..4096`."""
+    found = re.fullmatch(r"(\d{1,6})\.\.(\d{1,6})", text)
+    if not found or not 0 < int(found[1]) <= int(found[2]):
+        raise click.UsageError(f"--scale {text!r} is no range. Write the fewest and the most chips, as 16..1024.")
+    sizes = [int(found[1])]
+    while sizes[-1] * 2 <= int(found[2]):
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def _draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4))
+    axes = figure.add_subplot()
+    devices = [step.devices for step in steps]
+    axes.plot(devices, [step.examples_per_s for step in steps], "o-", label="predicted")
+    rate = steps[0].examples_per_s / steps[0].devices
+    axes.plot(devices, [n * rate for n in devices], "--", color="0.6", label="linear")
+    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second", title=name)
+    axes.legend()
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
+
+
+def _save(name: str, asked: dict[str, Any], machine: "Machine", found: "Found", updates: float) -> None:
+    from multipod.plan.run import predict_run
+    from multipod.plan.search import Plan, mesh_of, write_plan
+
+    best = found.best
+    prediction = best.data() | (predict_run(best, machine, updates).data() if updates else {})
+    write_plan(Plan(name, asked["on"], best.choice, mesh_of(machine), prediction), asked["save"])
+    click.echo(f"plan in {asked['save']}: train it with `multipod train {name} --layout {asked['save']}`")
+
+
+def _compare(console: "Console", files: tuple[str, ...]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from multipod.plan.search import read_plan
+
+    if len(files) != 2:
+        raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
+    one, other = (read_plan(Path(file)) for file in files)
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("", *files, "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+    for title, left, right in (
+        ("recipe", one.name, other.name),
+        ("machine", one.machine, other.machine),
+        ("layout", str(one.choice), str(other.choice)),
+    ):
+        table.add_row(title, left, right, "")
+    for key in dict.fromkeys([*one.prediction, *other.prediction]):
+        a, b = one.prediction.get(key), other.prediction.get(key)
+        if isinstance(a, int | float) and isinstance(b, int | float):
+            table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
+    console.print(table)

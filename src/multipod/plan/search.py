@@ -1,0 +1,264 @@
+"""Candidates for a workload on a machine, priced; the best first. Exhaustive: a machine has some hundred."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from multipod.collectives.build import ALGORITHMS
+from multipod.errors import MultipodError, PlanError, TopologyError
+from multipod.plan import network
+from multipod.plan.machine import Machine, find
+from multipod.plan.predict import Choice, Prediction, predict_step, with_evaluations
+from multipod.plan.workload import Split, Workload
+from multipod.topology.topology import Topology
+
+SPLITS = (1, 2, 4, 8, 16)
+
+QUICK_ENOUGH = 1024
+"""Chips up to which every algorithm is simulated; beyond, those that are known to be slow there are left out."""
+
+LARGE = ("torus-2d", "row-column", "multi-ring", "halving-doubling", "detour-ring")
+"""What is tried beyond: packings of trees take minutes to build there, and plain rings take thousands of hops."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+      predictions: those that fit in memory, the quickest first, then the others.
+      tried: candidates priced.
+      refused: (layout, reason) of those that cannot be.
+      left_out: what was not tried, and why; empty if the search was exhaustive.
+    """
+
+    predictions: tuple[Prediction, ...]
+    tried: int
+    refused: tuple[tuple[str, str], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def best(self) -> Prediction:
+        """The quickest that fits."""
+        return self.predictions[0]
+
+
+def schedules(topology: Topology) -> tuple[str, ...]:
+    """The algorithms that are tried on a machine."""
+    names = LARGE if topology.size > QUICK_ENOUGH else tuple(ALGORITHMS)
+    able = [name for name in names if "all-reduce" in ALGORITHMS[name].collectives]
+    return tuple(name for name in able if ALGORITHMS[name].broken or not topology.failed_chips | topology.failed_links)
+
+
+def candidates(workload: Workload, machine: Machine, batch: int, norm_examples: int = 64) -> Iterator[Choice]:
+    """Every layout that the workload's axes allow: splits, schedules, update shared or not.
+
+    Batch norm spans as many devices as it takes for `norm_examples` examples, where the model has any.
+    """
+    single = machine.chips == 1
+    names: Sequence[str] = ("xla",) if single else schedules(machine.topology)
+    for split in _splits(workload):
+        if machine.devices % split.devices:
+            continue
+        examples = max(1, batch * split.devices // machine.devices)
+        group = split.devices * max(1, norm_examples // examples) if workload.norm_group_messages else 1
+        for name in names:
+            for shared in (True, False):
+                yield Choice(batch, split, name, shared, min(group, machine.devices))
+
+
+def _splits(workload: Workload) -> Iterator[Split]:
+    yield Split()
+    for n in SPLITS[1:]:
+        if "spatial" in workload.axes:
+            yield Split(spatial=n)
+        if "model" in workload.axes:
+            yield Split(model=n)
+
+
+def search(
+    workload: Workload,
+    machine: Machine,
+    batch: int,
+    evaluate_every: float = 0.0,
+    told: Callable[[int, int], None] | None = None,
+) -> Found:
+    """Prices every candidate. `told` hears (done, all) as it goes.
+
+    Raises:
+      PlanError: none can be, with the reasons; or none fits in memory, with the largest batch that would.
+    """
+    choices = list(candidates(workload, machine, batch))
+    found: list[Prediction] = []
+    refused: list[tuple[str, str]] = []
+    for done, choice in enumerate(choices):
+        if told is not None:
+            told(done, len(choices))
+        try:
+            step = predict_step(workload, choice, machine)
+        except MultipodError as error:
+            refused.append((str(choice), str(error)))
+            continue
+        found.append(with_evaluations(step, workload, machine, evaluate_every)[0] if evaluate_every else step)
+    if not found:
+        reasons = "".join(f"\n  {choice}: {reason}" for choice, reason in refused[:5])
+        raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
+    if not any(step.fits for step in found):
+        raise _too_large(workload, machine, batch, found)
+    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, str(step.choice)))
+    left_out = () if machine.chips == 1 else _left_out(machine.topology)
+    return Found(tuple(ordered), len(choices), tuple(refused), left_out)
+
+
+def _left_out(topology: Topology) -> tuple[str, ...]:
+    """The algorithms that were not tried, by their reasons."""
+    able = [name for name, builder in ALGORITHMS.items() if "all-reduce" in builder.collectives]
+    broken = [name for name in able if not ALGORITHMS[name].broken] if topology.failed_chips else []
+    slow = [name for name in able if name not in (*LARGE, *broken)] if topology.size > QUICK_ENOUGH else []
+    reasons = ((broken, "need every chip"), (slow, f"take too long to build or to run beyond {QUICK_ENOUGH:,} chips"))
+    return tuple(f"{', '.join(names)}, which {reason}" for names, reason in reasons if names)
+
+
+def _too_large(workload: Workload, machine: Machine, batch: int, found: Sequence[Prediction]) -> PlanError:
+    least = min(found, key=lambda step: step.memory.total)
+    fitting = largest_batch(workload, machine, least.choice)
+    then = f"a batch of {fitting:,} would fit so" if fitting else "no batch fits: take more devices or a larger split"
+    return PlanError(
+        f"{workload.name} with a batch of {batch:,} needs {least.memory.total / 2**30:.1f} GiB a device on {machine} "
+        f"at "
+        f"the least ({least.choice}), and there are {least.memory_limit / 2**30:.1f} GiB; {then}."
+    )
+
+
+def largest_batch(workload: Workload, machine: Machine, choice: Choice) -> int:
+    """The largest batch, in whole examples a replica, that fits in memory in this layout; 0 if none does."""
+    replicas = machine.devices // choice.split.devices
+    low, high = 0, max(1, choice.batch // replicas)
+
+    def fits(examples: int) -> bool:
+        return predict_step(workload, replace(choice, batch=examples * replicas), machine).fits
+
+    while fits(high) and high < 2**24:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * replicas
+
+
+def scaling(workload: Workload, name: str, chips: Sequence[int], batch: int) -> list[Prediction]:
+    """The best step on machines of each size, all with the same batch; sizes that cannot hold it are left out.
+
+    Raises:
+      PlanError: no size can.
+    """
+    steps = []
+    for size in chips:
+        try:
+            steps.append(search(workload, of_size(name, size), batch).best)
+        except (PlanError, TopologyError):
+            continue
+    if not steps:
+        sizes = ", ".join(map(str, chips))
+        raise PlanError(
+            f"{workload.name} with a batch of {batch:,} fits on none of {sizes} chips. Change it, or add sizes."
+        )
+    return steps
+
+
+def of_size(name: str, chips: int) -> Machine:
+    """A machine of the kind of `name` with so many chips: the squarest slice, or the (half) multipod.
+
+    Raises:
+      TopologyError: the kind does not come in this size.
+    """
+    base = name.partition(":")[0]
+    if base.startswith("tpu-v3"):
+        if chips > QUICK_ENOUGH:
+            return find(f"tpu-v3-multipod:32x{chips // 32}")
+        base = "tpu-v3-pod"
+    size = len(find(base).topology.shape)
+    shape = [1] * size
+    left = chips
+    for dim in range(size):
+        side = round(left ** (1 / (size - dim)))
+        while left % side:
+            side += 1
+        shape[dim] = side
+        left //= side
+    return find(f"{base}:{'x'.join(map(str, sorted(shape, reverse=True)))}")
+
+
+FORMAT = "multipod-plan-1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan as it is written down.
+
+    Attributes:
+      name: of the recipe or table.
+      machine: as on the command line.
+      choice: the layout.
+      mesh: (rows, columns) of devices; () where the machine has another form.
+      prediction: what `Prediction.data` says, and of the run, if it was planned.
+    """
+
+    name: str
+    machine: str
+    choice: Choice
+    mesh: tuple[int, ...]
+    prediction: dict[str, Any]
+
+    def changes(self) -> list[str]:
+        """What a recipe must be changed by to lie like this: for `multipod train --set`."""
+        shared = str(self.choice.shard_update).lower()
+        changes = [f"layout.gradient_sum={self.choice.schedule}", f"layout.shard_update={shared}"]
+        changes.append(f"batch={self.choice.batch}")
+        return [*changes, "layout.mesh=" + "x".join(map(str, self.mesh))] if self.mesh else changes
+
+
+def mesh_of(machine: Machine) -> tuple[int, ...]:
+    """The mesh of devices: rows as the chips have them, a chip's devices side by side in its row."""
+    shape = machine.topology.shape
+    if len(shape) == 1:
+        rows = next(r for r in range(math.isqrt(machine.devices), 0, -1) if machine.devices % r == 0)
+        return (rows, machine.devices // rows)
+    return (shape[0], machine.topology.size // shape[0] * machine.devices_per_chip)
+
+
+def write_plan(plan: Plan, file: Path) -> None:
+    """Writes a plan as JSON."""
+    file.write_text(json.dumps({"format": FORMAT, **asdict(plan)}, indent=1) + "\n")
+
+
+def read_plan(file: Path) -> Plan:
+    """The plan in a file.
+
+    Raises:
+      PlanError: there is none in it.
+    """
+    try:
+        data = json.loads(file.read_text())
+    except OSError as error:
+        raise PlanError(f"{file}: {error.strerror}. {HOW}") from error
+    except ValueError as error:
+        raise PlanError(f"{file} is no JSON: {error}. {HOW}") from error
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise PlanError(f'{file} is no plan: it must say "format": "{FORMAT}". {HOW}')
+    try:
+        choice = Choice(**{**data["choice"], "split": Split(**data["choice"]["split"])})
+        return Plan(data["name"], data["machine"], choice, tuple(data["mesh"]), dict(data["prediction"]))
+    except (KeyError, TypeError) as error:
+        raise PlanError(f"{file} is no whole plan: {error}. {HOW}") from error
+
+
+HOW = "Write one with `multipod plan RECIPE --on MACHINE --save FILE`."
+
+
+def remember_costs(folder: Path | None) -> None:
+    """Keeps what schedules cost between processes, in a file of this folder; a second search is instant then."""
+    network.remember(None if folder is None else folder / "costs.json")
