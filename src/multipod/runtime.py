@@ -135,6 +135,13 @@ def prepare(
     environment["XLA_FLAGS"] = " ".join([*ours, flags]).strip()
     for name, value in wanted.items():
         environment.setdefault(name, value)
+    if not has_tpu():
+        absent_tpus(environment)  # where libtpu is installed without a TPU, JAX would let it complain on every start
+
+
+def has_tpu() -> bool:
+    """Whether this host has a TPU: its driver's files are there."""
+    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def absent_tpus(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -20,8 +20,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="RECIPE | compare A.json B.json")
-@click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, or see `topology list`.")
+@click.argument("names", nargs=-1, metavar="RECIPE | calibrate | compare A B")
+@click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`.")
 @failure_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
 @click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")
@@ -42,14 +42,20 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
     \b
     multipod plan resnet50 --on tpu-v3-multipod --batch 65536
     multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
-    multipod plan digits --on tpu-v3-pod:2x2 --save plan.json
+    multipod plan calibrate                            measure this host, for --on here
+    multipod plan digits --on here:8 --save plan.json
     multipod plan compare a.json b.json
     """
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=110)
     if names and names[0] == "compare":
         _compare(console, names[1:])
+        return
+    if names == ("calibrate",):
+        _calibrate(console)
         return
     if len(names) != 1:
         raise click.UsageError("name one recipe, as `multipod plan resnet50 --on tpu-v3-pod`, or compare two plans.")
@@ -69,7 +75,10 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
 
     _remember(asked["cache"])
     workload, batch, updates = _workload(name, asked["batch"])
-    machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
+    if asked["on"].partition(":")[0] == "here":
+        machine = _here(asked["on"], asked["calibration"])
+    else:
+        machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
     machine = replace(machine, price=asked["price"])
     if asked["scale"]:
         _scale(console, workload, asked, batch)
@@ -84,6 +93,55 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         _explain(console, found, asked["explain"])
     if asked["save"] is not None:
         _save(name, asked, machine, found, updates)
+
+
+def _here(words: str, calibration: Path | None) -> "Machine":
+    """This host: `here`, or `here:4` for four devices; with its own constants, if it was calibrated."""
+    import os
+    from dataclasses import replace
+
+    from multipod.plan.machine import here, read
+
+    size = words.partition(":")[2] or "8"
+    if not size.isdecimal() or not 0 < int(size) <= 4096:
+        raise click.UsageError(f"--on {words}: write here, or the number of devices, as here:4.")
+    machine = here(int(size), os.cpu_count() or 1)
+    file = calibration or _own()
+    if not file.exists() and calibration is None:
+        click.echo("this host is not calibrated, so its constants are guesses: run `multipod plan calibrate`", err=True)
+        return machine
+    return replace(machine, calibration=read(file)["calibration"])
+
+
+def _own() -> Path:
+    """Where this host's constants are kept."""
+    from multipod import runtime
+
+    return runtime.default_cache().parent / "plan" / "here.json"
+
+
+def _calibrate(console: "Console") -> None:
+    """Measures small recipes here and keeps the constants that fit them."""
+    import os
+
+    from multipod import runtime
+
+    runtime.prepare(cpu_devices=8, cache=runtime.default_cache())
+    from multipod.plan.machine import here, write
+    from multipod.plan.measure import calibrate
+
+    with console.status("") as status:
+        fit, measured = calibrate(here(8, os.cpu_count() or 1), told=status.update)
+    for name, seconds in measured.items():
+        console.print(f"{name:36} {1e3 * seconds:8.2f} ms measured, {fit.errors[name]:+.0%} predicted", highlight=False)
+    for name, (value, spread) in fit.constants.items():
+        remark = "  not fixed by these measurements" if name in fit.loose else ""
+        console.print(f"{name:12} {value:.3g} +- {spread:.0%}{remark}", highlight=False)
+    for one, other, together in fit.twins:
+        console.print(f"{one} and {other} cannot be told apart ({together:+.2f})", highlight=False)
+    _own().parent.mkdir(parents=True, exist_ok=True)
+    write(fit.machine, _own(), measured=measured)
+    click.echo(f"median error {fit.median_error:.0%}; constants in {_own()}")
 
 
 def _remember(cache: str | None) -> None:
@@ -111,7 +169,7 @@ def _workload(name: str, batch: int | None) -> "tuple[Workload, int, float]":
         return MODELS[name], batch, epochs * EXAMPLES[name] / batch
     from multipod import runtime
 
-    runtime.prepare(cpu_devices=1)
+    runtime.prepare()
     from multipod.plan.program import workload_of
     from multipod.recipes.find import RECIPES, load
 
@@ -149,7 +207,7 @@ def _table(console: "Console", found: "Found", machine: "Machine", top: int, upd
     console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
     console.print(f"[dim]constants: {calibration}[/]", highlight=False)
     table = Table(box=SIMPLE_HEAD)
-    columns = ["split", "sum by", "step ms", "compute", "sums", "update", "idle", "GiB"]
+    columns = ["split", "sum by", "step ms", "compute", "sums", "update", "GiB"]
     columns += ["run"] if updates else []
     columns += ["price"] if updates and machine.price else []
     for k, column in enumerate(["", *columns, "slower by"]):
@@ -157,10 +215,11 @@ def _table(console: "Console", found: "Found", machine: "Machine", top: int, upd
     for k, step in enumerate(found.predictions[:top], 1):
         run = _run_cells(step, machine, updates)
         why = _why(best, step) if k > 1 else ""
-        update = "" if step.choice.shard_update else ", whole update"
+        update = "" if step.choice.shard_update else ", whole"
         table.add_row(str(k), str(step.choice.split), step.choice.schedule + update, *_cells(step), *run, why)
     console.print(table)
     said = [f"{found.tried} layouts priced"]
+    said += [] if all(s.choice.shard_update for s in found.predictions[:top]) else ["whole: the update is not sharded"]
     said += [f"{len(found.refused)} cannot be"] if found.refused else []
     said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
     limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
@@ -172,7 +231,7 @@ def _name(step: "Prediction") -> str:
 
 
 def _cells(step: "Prediction") -> tuple[str, ...]:
-    parts = (step.step_s, step.compute_s, step.collectives_s, step.update_s, step.idle_s + step.input_s)
+    parts = (step.step_s, step.compute_s, step.collectives_s, step.update_s)
     memory = f"{step.memory.total / 2**30:.2f}" if step.fits else f"[red]{step.memory.total / 2**30:.1f}![/]"
     return (*(f"{1e3 * s:.2f}" for s in parts), memory)
 
@@ -193,7 +252,11 @@ def _why(best: "Prediction", step: "Prediction") -> str:
         return "memory"
     ours, theirs = best.split(), step.split()
     part = max(ours, key=lambda name: theirs[name] - ours[name])
-    return f"{part} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
+    return f"{WORDS.get(part, part)} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
+
+
+WORDS = {"collectives": "sums"}
+"""Parts whose column has another name."""
 
 
 def _explain(console: "Console", found: "Found", number: int) -> None:
@@ -285,6 +348,9 @@ def _save(name: str, asked: dict[str, Any], machine: "Machine", found: "Found", 
     from multipod.plan.run import predict_run
     from multipod.plan.search import Plan, mesh_of, write_plan
 
+    if ".py:" in name:
+        path, _, function = name.rpartition(":")
+        name = f"{Path(path).absolute()}:{function}"  # as `train` knows it
     best = found.best
     prediction = best.data() | (predict_run(best, machine, updates).data() if updates else {})
     write_plan(Plan(name, asked["on"], best.choice, mesh_of(machine), prediction), asked["save"])

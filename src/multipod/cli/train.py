@@ -15,11 +15,12 @@ from rich.console import Console
 from multipod.cli.main import BEGAN
 from multipod.cli.options import Where, chosen_recipe, what_options, where_options
 from multipod.cli.reading import as_options, reading_options
-from multipod.errors import PeerLostError, RecipeError
+from multipod.errors import PeerLostError, PlanError, RecipeError
 
 if TYPE_CHECKING:
     from multipod.data.reading import Reading
     from multipod.layout.layout import Layout
+    from multipod.plan.search import Plan
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.run_folder import RunFolder
@@ -37,6 +38,7 @@ class Request:
     stop_after: int
     quiet: bool
     reading: "Reading"
+    plan: "Plan | None" = None
 
 
 @click.command()
@@ -57,6 +59,12 @@ class Request:
     help="Stop and save, as by Ctrl-C, after this update.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option(
+    "--layout",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PLAN.json",
+    help="Lie as `multipod plan --save` wrote it; the report then shows predicted beside measured.",
+)
 @reading_options
 @what_options
 @where_options
@@ -67,6 +75,7 @@ def train(
     at: int | None,
     stop_after: int | None,
     quiet: bool,
+    layout: Path | None,
     changes: list[str],
     where: Where,
     reading: "Reading",
@@ -79,12 +88,16 @@ def train(
         raise click.UsageError("--at names a checkpoint of a run: give the run by --resume.")
     if resume is not None and out is not None:
         raise click.UsageError("--resume goes on in the run's own folder: leave out --out.")
+    if resume is not None and layout is not None:
+        raise click.UsageError("--resume goes on in the layout that the run began with: leave out --layout.")
     if resume is None and recipe is None:
         raise click.UsageError("say which recipe to train. `multipod list` shows them; try `multipod train digits`.")
     if recipe is not None and ".py:" in recipe:
         path, _, function = recipe.rpartition(":")
         recipe = f"{Path(path).absolute()}:{function}"
-    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading)
+    plan = None if layout is None else planned(layout, recipe or "", where)
+    changes = [*(plan.changes() if plan else ()), *changes]
+    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan)
     with peers_may_be_lost(where):
         return run(request, where)
 
@@ -176,11 +189,30 @@ def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder
 
 
 def facts_of(program: "Program", request: Request, where: Where) -> dict[str, Any]:
-    """What `run.json` says of this run."""
+    """What `run.json` says of this run; what was planned, if it was."""
     from multipod.train.facts import facts
 
     command = shlex.join(["multipod", *sys.argv[1:]])
-    return facts(program, request.recipe, request.changes, command, str(where.cache or "off"))
+    found = facts(program, request.recipe, request.changes, command, str(where.cache or "off"))
+    return found if request.plan is None else found | {"plan": request.plan.prediction}
+
+
+def planned(file: Path, recipe: str, where: Where) -> "Plan":
+    """The plan in `file`, without its mesh where the user gave one.
+
+    Raises:
+      PlanError: no plan, one of another recipe, or a layout that recipes cannot have.
+    """
+    from multipod.plan.search import read_plan
+
+    plan = read_plan(file)
+    if plan.name != recipe:
+        raise PlanError(f"{file} is a plan of {plan.name}, not of {recipe or 'this'}. Plan {recipe} with --save first.")
+    if plan.choice.split.devices > 1:
+        raise PlanError(
+            f"{file}: a split of {plan.choice.split} is planned for published models only. Plan the recipe itself."
+        )
+    return plan if where.mesh is None else replace(plan, mesh=())
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from multipod.errors import PlanError, nearest
 from multipod.topology import machines
+from multipod.topology.chips import CHIPS
 from multipod.topology.topology import Topology
 
 Network = Literal["links", "shared"]
@@ -118,6 +119,8 @@ class Machine:
     def flop_per_s(self, dtype: str = "bfloat16") -> float:
         """Peak of a device."""
         speeds = self.topology.chip.flop_per_s  # type: ignore[union-attr]
+        if self.network == "shared":
+            dtype = "float32"  # a host multiplies in the type that it is given
         # A TPU multiplies float32 as bfloat16 unless told otherwise (JAX's default precision).
         speed = speeds.get(dtype) or speeds.get("bfloat16") or max(speeds.values())
         return speed / self.devices_per_chip
@@ -159,6 +162,25 @@ TPU_V3 = Calibration(
     source="fitted to the steps of MLPerf v0.6 (arXiv:1909.09756): `multipod reproduce planner`, "
     "docs/results/planner.md",
 )
+
+
+def here(devices: int, cores: int, calibration: Calibration | None = None) -> Machine:
+    """This host with so many virtual devices, as one chip of so many cores: its devices share cores and memory.
+
+    Peaks are those of `cpu-core` in the catalogue; what this host's really are is the calibration's to say.
+    """
+    core = CHIPS["cpu-core"]
+    chip = replace(
+        core,
+        name="host",
+        flop_per_s={name: cores * speed for name, speed in core.flop_per_s.items()},
+        memory_bytes=cores * core.memory_bytes,
+        memory_bytes_per_s=cores * core.memory_bytes_per_s,
+        source=f"{cores} of the catalogue's cpu-core",
+    )
+    topology = Topology((1,), chip=chip, name=f"here:{devices}")
+    constants = calibration or Calibration(memory=1.0, link=1.0, op_s=1e-5, message_s=1e-4, hop_s=1e-6)
+    return Machine(topology, constants, devices_per_chip=devices, network="shared", chips_per_host=1)
 
 
 def find(name: str, fail: Sequence[str] = (), fail_links: Sequence[str] = (), file: Path | None = None) -> Machine:

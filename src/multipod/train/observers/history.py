@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,7 @@ class Facts:
     gradient_sum: str = ""
     shard_update: bool = False
     data: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def write(folder: Path) -> Path:
         charts=charts.draw(history),
         summary=text.summary_rows(_ended(history, facts)),
         mesh=_mesh(facts),
-        sections=[*_sections(facts), *_left_out(history)],
+        sections=[*_sections(facts), *_left_out(history), *_planned(facts, _ended(history, facts))],
         colours=PROCESS_COLOURS,
     )
     path = folder / "report.html"
@@ -122,6 +122,30 @@ def _resume(history: History, folder: Path) -> str:
     if history.ended is not None and history.ended.resume:
         return history.ended.resume
     return f"multipod train --resume {shlex.quote(history.starts[-1].folder if history.starts else str(folder))}"
+
+
+def _planned(facts: Facts, ended: Ended) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Predicted beside measured, where the run was laid out by a plan (`multipod train --layout`)."""
+    step_s = facts.plan.get("step_s")
+    if not isinstance(step_s, int | float) or not step_s > 0:
+        return []
+    rows = [("planned for", str(facts.plan.get("machine", ""))), ("layout", str(facts.plan.get("layout", "")))]
+    measured = ended.median_step_s
+    both = f", {measured / step_s - 1:+.0%}" if measured > 0 else ""
+    rows.append(("step", f"predicted {text.milliseconds(step_s)}, measured {text.milliseconds(measured)}{both}"))
+    sums_s = facts.plan.get("collectives_s")
+    if isinstance(sums_s, int | float) and math.isfinite(ended.gradient_sum_share):
+        alone = text.milliseconds(ended.gradient_sum_share * measured)
+        rows.append(("sums", f"predicted {text.milliseconds(sums_s)}; the gradient sum alone measured {alone}"))
+    wait_s = ended.data_share * measured
+    rows.append(
+        ("input", f"predicted {text.milliseconds(facts.plan.get('input_s', 0))}, measured {text.milliseconds(wait_s)}")
+    )
+    for part in ("compute", "update", "evaluation"):
+        seconds = facts.plan.get(f"{part}_s")
+        if isinstance(seconds, int | float) and seconds > 0:
+            rows.append((part, f"predicted {text.milliseconds(seconds)}"))
+    return [("Plan", rows)]
 
 
 def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -1,0 +1,127 @@
+"""`multipod plan`: what it prints, writes and refuses; and training by a plan."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from multipod.cli.main import cli
+from multipod.cli.train import planned
+from multipod.errors import MultipodError, PlanError
+from multipod.plan.machine import find
+from multipod.plan.models import MODELS
+from multipod.plan.predict import Choice, predict_step
+from multipod.plan.search import Plan, largest_batch, mesh_of, of_size, read_plan, search, write_plan
+from multipod.plan.workload import Split
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the command in an empty folder; returns its words in one line, or raises what it raises."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(cli, ["plan", *words, "--cache", "off"], standalone_mode=False)
+        if result.exception is not None:
+            raise result.exception
+        return " ".join(result.output.split())
+
+    return run
+
+
+def test_a_table_of_layouts_with_parts_and_price(run):
+    text = run("resnet50", "--on", "tpu-v3-pod:4x4", "--batch", "4096", "--explain", "1", "--price", "8", "--top", "3")
+    assert "resnet50, batch 4,096, on tpu-v3-pod:4x4: 32 devices" in text
+    assert "fitted to the steps of MLPerf v0.6" in text
+    assert "row-column" in text
+    assert "none left out" in text
+    assert "gradient sum" in text
+    assert "price" in text
+    assert "of the peak" in text
+
+
+def test_a_hole_a_scale_and_plans(run, tmp_path):
+    text = run("ssd", "--on", "tpu-v3-pod:4x4", "--batch", "1024", "--fail", "1-2,2-3", "--save", "a.json")
+    assert "with the hole:" in text
+    assert "bidirectional-ring, row-column, row-pairs, torus-2d, which need every chip" in text
+    text = run("ssd", "--on", "tpu-v3-pod", "--batch", "1024", "--scale", "4..16", "--draw", "s.svg")
+    assert "100%" in text
+    assert (tmp_path / "s.svg").stat().st_size > 1000
+    run("bert", "--on", "tpu-v3-pod:4x4", "--batch", "64", "--updates", "500", "--save", "b.json")
+    text = run("compare", "a.json", "b.json")
+    assert "step_s" in text
+    saved = json.loads((tmp_path / "b.json").read_text())
+    assert saved["format"] == "multipod-plan-1"
+    assert saved["prediction"]["run_s"] > 500 * saved["prediction"]["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("resnett", "--on", "tpu-v3-pod:2x2"), "nothing to plan is called 'resnett'. Nearest: resnet50"),
+        (("resnet50", "--on", "tpu-v3-podd", "--batch", "4"), "no machine 'tpu-v3-podd'. Nearest: tpu-v3-pod"),
+        (("resnet50", "--on", "tpu-v3-pod:2x2"), "has no batch of its own. Give --batch"),
+        (("resnet50", "--batch", "4"), "there is no machine"),
+        (("resnet50", "--on", "mesh:4x4", "--batch", "64"), "says nothing of its chips"),
+        (("resnet50", "--on", "tpu-v3-pod:4x4", "--batch", "1"), "fits no layout of tpu-v3-pod:4x4"),
+        (("bert", "--on", "tpu-v3-pod:2x2", "--batch", "4096"), "would fit so"),
+        (("ssd", "--on", "tpu-v3-pod", "--batch", "64", "--scale", "4-8"), "is no range"),
+        (("compare", "a.json"), "compare takes two plans"),
+        (("compare", "a.json", "b.json"), "a.json: No such file or directory"),
+        (("ssd", "--on", "here:none", "--batch", "64"), "write here, or the number of devices"),
+    ],
+)
+def test_refusals(run, words, message):
+    with pytest.raises((MultipodError, Exception)) as refused:
+        run(*words)
+    assert message in str(getattr(refused.value, "message", refused.value))
+
+
+def test_plans_are_read_as_they_were_written(tmp_path):
+    file = tmp_path / "plan.json"
+    machine = find("tpu-v3-pod:4x4")
+    plan = Plan("bert", "tpu-v3-pod:4x4", Choice(64, Split(model=4)), mesh_of(machine), {"step_s": 1.0})
+    write_plan(plan, file)
+    assert read_plan(file) == plan
+    assert plan.mesh == (4, 8)
+    assert plan.changes() == [
+        "layout.gradient_sum=torus-2d", "layout.shard_update=true", "batch=64", "layout.mesh=4x8",
+    ]  # fmt: skip
+    broken = {"{}": "is no plan", "[": "is no JSON", '{"format": "multipod-plan-1"}': "no whole plan"}
+    for text, message in broken.items():
+        file.write_text(text)
+        with pytest.raises(PlanError, match=message):
+            read_plan(file)
+
+
+def test_the_largest_batch_is_the_largest():
+    machine = find("tpu-v3-pod:2x2")
+    choice = Choice(64)
+    most = largest_batch(MODELS["bert"], machine, choice)
+    assert predict_step(MODELS["bert"], Choice(most), machine).fits
+    assert not predict_step(MODELS["bert"], Choice(most + machine.devices), machine).fits
+
+
+def test_a_search_puts_the_quickest_first():
+    found = search(MODELS["transformer"], find("tpu-v3-pod:4x4"), 512)
+    steps = [step.step_s for step in found.predictions if step.fits]
+    assert steps == sorted(steps)
+    assert found.tried == len(found.predictions) + len(found.refused)
+    assert of_size("tpu-v3-pod", 32).topology.shape == (8, 4)
+    assert of_size("tpu-v4-cube", 64).topology.shape == (4, 4, 4)
+
+
+def test_training_by_a_plan_shows_predicted_beside_measured(multipod, tmp_path):
+    """A plan for this host, trained for some updates; and a plan that does not belong to the recipe."""
+    recipe = f"{Path(__file__).parent / 'tiny_recipe.py'}:tiny"
+    done = multipod("plan", recipe, "--on", "here:8", "--save", "p.json", "--cache", "off")
+    assert done.returncode == 0, done.stderr
+    words = ("--set", "updates=4", "--set", "evaluate_every=0", "--set", "checkpoint_every=0", "--quiet")
+    done = multipod("train", recipe, "--layout", "p.json", *words, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in (tmp_path / "run" / "report.html").read_text()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["machine"] == "here:8"
+    with pytest.raises(PlanError, match=r"p\.json is a plan of .*tiny, not of digits"):
+        planned(tmp_path / "p.json", "digits", SimpleNamespace(mesh=None))
