@@ -1,0 +1,92 @@
+"""What is under way in a pipe, the state of a run, and the small steps that its loop is made of."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from multipod.execute.packing import Slots
+
+
+class Flight(NamedTuple):
+    """What is under way in a pipe, on one device.
+
+    Attributes:
+      gradients: for each chunk, the sum so far.
+      saved: for each chunk, what forward passes kept; the first dim counts micro-batches.
+      inbox: messages that have come, (forward, backward), for each chunk; the first dim counts micro-batches.
+      outbox: the message of this tick, (forward, backward).
+      sums: of the last part's `extra`.
+      batches: minibatches that forward passes still need, [minibatches, N, ...].
+      stash: (PipeDream) old versions of the weights, the first dim counts versions.
+    """
+
+    gradients: tuple[Slots, ...]
+    saved: tuple[Slots, ...]
+    inbox: tuple[tuple[Slots, ...], tuple[Slots, ...]]
+    outbox: tuple[Slots, Slots]
+    sums: Any
+    batches: Any
+    stash: Slots
+
+
+class PipeState(NamedTuple):
+    """The state of a pipeline, as global arrays: saved whole, it goes on with the same bits, even half-way.
+
+    Attributes:
+      weights: for each chunk, slots (`Packing`) with a first dim of stages.
+      optimizer: the same of the optimizers' states.
+      flight: of an asynchronous pipeline, a `Flight` with first dims of stages and of data devices; else ().
+      tick, started: ticks, and updates begun, since the pipe was empty; int32.
+      updates: updates begun, int32.
+    """
+
+    weights: tuple[Slots, ...]
+    optimizer: tuple[Slots, ...]
+    flight: Any
+    tick: jax.Array
+    started: jax.Array
+    updates: jax.Array
+
+
+def when(condition: jax.Array, function: Callable[[Any], Any], carry: Any) -> Any:
+    """`function(carry)` if `condition`, in place: a loop of one round or none."""
+    return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, inner: function(inner), carry)
+
+
+def at(place: jax.Array, array: jax.Array) -> jax.Array:
+    """`array[place]`."""
+    return lax.dynamic_index_in_dim(array, place, 0, keepdims=False)
+
+
+def put(place: jax.Array, array: jax.Array, value: jax.Array) -> jax.Array:
+    """`array` with `value` at `place`."""
+    return lax.dynamic_update_index_in_dim(array, value.astype(array.dtype), place, 0)
+
+
+def put_all(m: jax.Array, values: Slots, arrays: Slots) -> Slots:
+    """Each array with its value at place m, counted around."""
+    return tuple(put(m % array.shape[0], array, value) for array, value in zip(arrays, values, strict=True))
+
+
+def replaced(items: tuple[Any, ...], n: int, item: Any) -> tuple[Any, ...]:
+    """`items` with another one at place n."""
+    return (*items[:n], item, *items[n + 1 :])
+
+
+def first(tree: Any) -> Any:
+    """The first of the first dim of each leaf: a device's own."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def with_first(tree: Any) -> Any:
+    """A first dim of one for each leaf: the opposite of `first`."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def leaf_number(tree: Any, name: str) -> int:
+    """The place of a leaf among a tree's leaves, by its path."""
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+    return paths.index(name)

@@ -1,0 +1,195 @@
+"""From a pipeline schedule to tables that a loop over ticks reads. NumPy and integers only.
+
+A schedule is that of one update, begun again every `stride` ticks. At tick t since the pipe was empty, the row
+t mod stride of a table says what each device does: the number age * N + j means micro-batch j of the update that began
+`age` strides ago, and -1 means nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from multipod.pipelines.check import Proof
+from multipod.pipelines.schedule import PipelineSchedule
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Ticks `start` to `stop - 1` of a synchronous update, in groups of `len(forward)`.
+
+    forward, backward: for each tick of a group, (sender, receiver) of the messages that may be sent in it. What is
+    never sent is not waited for.
+    """
+
+    start: int
+    stop: int
+    forward: tuple[Pairs, ...]
+    backward: tuple[Pairs, ...]
+    has_forward: bool
+    has_backward: bool
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the devices do, tick by tick.
+
+    Attributes:
+      stride, span: as of the schedule.
+      forward, backward: [chunks][stride, stages], what each device passes.
+      update: [stride, stages], age of the update that ends there, or -1.
+      arrivals: forward and backward, [chunks][stride, stages]: the message that reaches the device after the tick.
+      keep: [chunks][stages], activations of so many micro-batches are kept at once.
+      inbox: forward and backward, [chunks]: messages that wait at once.
+      batches: minibatches that forward passes need at once.
+      delays: [parts, N], forward delays in a full pipe.
+    """
+
+    stride: int
+    span: int
+    forward: tuple[np.ndarray, ...]
+    backward: tuple[np.ndarray, ...]
+    update: np.ndarray
+    arrivals: tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+    keep: tuple[tuple[int, ...], ...]
+    inbox: tuple[tuple[int, ...], tuple[int, ...]]
+    batches: int
+    delays: np.ndarray
+    segments: tuple[Segment, ...]
+
+
+def tables(proof: Proof) -> Tables:
+    """The tables of a proven schedule."""
+    made = proof.schedule
+    n, stride = made.micro_batches, made.stride
+    ticks: dict[tuple[str, int, int], int] = {}  # (kind, part, j) of update 0 to its tick
+    update = np.full((stride, made.stages), -1, np.int32)
+    for p, ops in enumerate(made.ops):
+        for op in ops:
+            if op.kind == "update" and op.micro == 0:
+                update[op.tick % stride, p] = op.tick // stride
+            elif op.kind != "update" and op.micro < n:
+                ticks[op.kind, made.part(p, op.chunk), op.micro] = op.tick
+    forward = _table(made, ticks, "forward", 0)
+    backward = _table(made, ticks, "backward", 0)
+    arrivals = _table(made, ticks, "forward", 1), _table(made, ticks, "backward", -1)
+    last = max(tick for (kind, _, _), tick in ticks.items() if kind == "forward")
+    return Tables(
+        stride,
+        made.span,
+        forward,
+        backward,
+        update,
+        arrivals,
+        tuple(tuple(_kept(made, ticks, made.part(p, c)) for p in range(made.stages)) for c in range(made.chunks)),
+        (_waiting(made, ticks, "forward", -1), _waiting(made, ticks, "backward", 1)),
+        1 + last // stride,
+        np.array([proof.forward_delays(part) for part in range(made.parts)], np.int32),
+        _segments(made, forward, backward),
+    )
+
+
+def _table(
+    made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], kind: str, shift: int
+) -> tuple[np.ndarray, ...]:
+    """What each device passes (shift 0), or what its neighbour has sent to it in that tick."""
+    found = [np.full((made.stride, made.stages), -1, np.int32) for _ in range(made.chunks)]
+    for (which, part, j), tick in ticks.items():
+        target = part + shift
+        if which == kind and 0 <= target < made.parts:
+            chunk, p = divmod(target, made.stages)
+            assert found[chunk][tick % made.stride, p] == -1, "two passes of one device in a tick"
+            found[chunk][tick % made.stride, p] = tick // made.stride * made.micro_batches + j
+    return tuple(found)
+
+
+def _kept(made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], part: int) -> int:
+    """The widest range of micro-batches between their forward and backward pass in `part`."""
+    lives = [(ticks["forward", part, j], ticks["backward", part, j]) for j in range(made.micro_batches)]
+    # In a tick the backward pass comes first, so the place of a micro-batch that goes back is free for one that comes.
+    return _widest(lives, made)
+
+
+def _waiting(made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], kind: str, source: int) -> tuple[int, ...]:
+    """For each chunk, the widest range of micro-batches whose message has come and is not used."""
+    widest = []
+    for chunk in range(made.chunks):
+        parts = [made.part(p, chunk) for p in range(made.stages)]
+        senders = [(part, part + source) for part in parts if 0 <= part + source < made.parts]
+        each = [
+            _widest([(ticks[kind, a, j], ticks[kind, part, j]) for j in range(made.micro_batches)], made)
+            for part, a in senders
+        ]
+        widest.append(max(each, default=1))
+    return tuple(widest)
+
+
+def _widest(lives: list[tuple[int, int]], made: PipelineSchedule) -> int:
+    """The widest range of micro-batches in use at once, when update after update follows."""
+    ages = -(-made.span // made.stride)
+    several = [(start + k * made.stride, stop + k * made.stride) for k in range(2 * ages + 1) for start, stop in lives]
+    widest = 1
+    for start, _ in several:
+        # A place is taken at the end of tick `start` and free again when tick `stop` reads it.
+        used = [m for m, (a, b) in enumerate(several) if a <= start < b]
+        widest = max(widest, used[-1] - used[0] + 1)
+    return widest
+
+
+def _segments(
+    made: PipelineSchedule, forward: tuple[np.ndarray, ...], backward: tuple[np.ndarray, ...]
+) -> tuple[Segment, ...]:
+    """A synchronous update in as few loops as let nobody wait for a message that is never sent."""
+    if not made.synchronous:
+        return ()
+    f_rows, b_rows = (np.flatnonzero((np.stack(t) >= 0).any((0, 2))) for t in (forward, backward))
+    if f_rows.max() < b_rows.min():  # all forward, then all backward
+        middle = int(b_rows.min())
+        return (
+            _segment(made, forward, backward, 0, middle, 1),
+            _segment(made, forward, backward, middle, made.span, 1),
+        )
+    one = _segment(made, forward, backward, 0, made.span, 1)
+    if made.span % 2:
+        return (one,)
+    two = _segment(made, forward, backward, 0, made.span, 2)
+    sends = [sum(map(len, (*s.forward, *s.backward))) / len(s.forward) for s in (one, two)]
+    return (two,) if sends[1] < sends[0] else (one,)
+
+
+def _segment(
+    made: PipelineSchedule,
+    forward: tuple[np.ndarray, ...],
+    backward: tuple[np.ndarray, ...],
+    start: int,
+    stop: int,
+    period: int,
+) -> Segment:
+    def pairs(table: tuple[np.ndarray, ...], shift: int, place: int) -> Pairs:
+        rows = range(start + place, stop, period)
+        end = made.parts - 1 if shift > 0 else 0
+        senders = {
+            p
+            for chunk, per_chunk in enumerate(table)
+            for p in range(made.stages)
+            if made.part(p, chunk) != end and (per_chunk[rows, p] >= 0).any()
+        }
+        return tuple((p, (p + shift) % made.stages) for p in sorted(senders))
+
+    busy = [any((t[start:stop] >= 0).any() for t in table) for table in (forward, backward)]
+    return Segment(
+        start,
+        stop,
+        tuple(pairs(forward, 1, place) for place in range(period)),
+        tuple(pairs(backward, -1, place) for place in range(period)),
+        *busy,
+    )
+
+
+def steady_pairs(made: PipelineSchedule) -> tuple[Pairs, Pairs]:
+    """(sender, receiver) of the messages of a pipe that never stops: each stage to the next, and back."""
+    return (
+        tuple((p, p + 1) for p in range(made.stages - 1)),
+        tuple((p, p - 1) for p in range(1, made.stages)),
+    )
