@@ -1,6 +1,7 @@
 """Adasum in every form and engine, against a float64 tree written here, and closed forms."""
 
 import itertools
+from contextlib import closing
 from dataclasses import replace
 
 import adasum_ranks
@@ -21,14 +22,15 @@ from multipod.collectives.adasum import combinations, dot_sums, group_sum, halvi
 from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, make_step
 from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
-from multipod.errors import LayoutError, PoisonedError, ScheduleError
+from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
 from multipod.execute import adasum
-from multipod.execute.adasum import Layers, gram_weights
+from multipod.execute.adasum import Arithmetic, Layers, gram_weights
 from multipod.execute.adasum_jax import combine_tree, tree_weights
+from multipod.execute.adasum_native import functions
 from multipod.execute.numpy import run
 from multipod.execute.pairs import Pair
 from multipod.layout.layout import Layout
-from multipod.layout.mesh import make_mesh
+from multipod.layout.mesh import make_mesh, topology_of
 from multipod.recipe.text import differences, to_text
 from multipod.step.program import Program
 from multipod.step.state import fresh_state
@@ -437,11 +439,24 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     assert all(1 / 7 - 1e-3 <= share <= 1 + 1e-3 for share in shares.values())
     second_moments = [np.asarray(leaf) for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim > 2]
     assert all((leaf[0] != leaf[1]).any() for leaf in second_moments)
-    with_care = Checkpoints(tmp_path, keep=1)
-    with_care.save(state, 2)
-    with_care.wait()
-    assert largest_difference(with_care.restore(program.shapes), state) == 0
-    with_care.close()
+    live = topology_of(layout, program.mesh).chips
+    with closing(Checkpoints(tmp_path, keep=1, chips=live)) as saved:
+        saved.save(state, 2)
+        saved.wait()
+        assert largest_difference(saved.restore(program.shapes), state) == 0
+    layout = replace(layout, failed=((0, 1), (1, 3)))
+    fewer = Program(replace(recipe, layout=layout), make_mesh(layout))
+    left = topology_of(layout, fewer.mesh).chips
+    with closing(Checkpoints(tmp_path, keep=1, chips=left)) as saved:
+        resumed = saved.restore(fewer.shapes)
+    for leaf, shape in zip(jax.tree.leaves(resumed), jax.tree.leaves(fewer.shapes), strict=True):
+        assert leaf.sharding == shape.sharding
+    rows = [live.index(chip) for chip in left]
+    own = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], state.optimizer)
+    assert largest_difference(resumed, state._replace(optimizer=own)) == 0
+    told = pytest.raises(CheckpointError, match="chips 1 have no optimizer state in it: it was saved by chips 0, 2, 3")
+    with closing(Checkpoints(tmp_path, keep=1, chips=range(8))) as saved, told:
+        saved.restore(program.shapes)
 
 
 def test_a_poisoned_update_is_refused_by_name(small):
@@ -461,6 +476,8 @@ def test_a_run_that_combines_goes_on_only_as_it_began(small):
         "layout.mesh: [2, 4], now [1, 8]"
     ]
     assert differences(to_text(began), to_text(small())) == ["layout.gradient_sum: adasum, now xla"]
+    hurt = replace(began, layout=replace(began.layout, failed=((0, 1),)))
+    assert differences(to_text(began), to_text(hurt)) == []
     assert differences(to_text(small()), to_text(small(mesh=(1, 8)))) == []
 
 
@@ -469,6 +486,25 @@ def test_layouts_that_cannot_be_are_refused():
         Layout(report_orthogonality=True)
     with pytest.raises(LayoutError, match="with failed chips the mesh is a single row"):
         Layout((2, 4), "adasum-rows", failed=((0, 0),))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_functions_in_c_are_those_of_numpy(dtype):
+    fast, plain = Arithmetic(), Arithmetic(native=False)
+    if functions(np.dtype(dtype)) is None:
+        pytest.skip("no C compiler")
+    rng = np.random.default_rng(0)
+    for length in (0, 1, 15, 16, 4097):
+        a, b = rng.normal(size=(2, length)).astype(dtype)
+        np.testing.assert_allclose(fast.products(a, b), plain.products(a, b), rtol=1e-12)
+        mine, expected = a.copy(), a.copy()
+        fast.blend(mine, b, 0.3, -0.7)
+        plain.blend(expected, b, 0.3, -0.7)
+        np.testing.assert_allclose(mine, expected, rtol=2 * np.finfo(dtype).eps, atol=1e-12)
+        assert fast.finite(a)
+        for bad in (np.nan, np.inf, -np.inf):
+            assert all(not fast.finite(np.insert(a, place, bad)) for place in {0, length // 2, length})
+    assert fast.products(np.full(4, 3e38, np.float32), np.ones(4, np.float32))[1] == pytest.approx(3.6e77)
 
 
 # Ranks.
@@ -489,6 +525,7 @@ def test_ranks(engine, tmp_path):
         )
         assert "1 tensors have 5 elements together, and the vector has 2038" in refused["layers"]
         assert "rank 2 10 x float32 in 2 tensors" in refused["other layers"]
+        assert "; tensor 0 is tensor 0 [4] on rank 2, and tensor 0 [5] on rank 0. Give" in refused["other layers"]
         assert "int32 has no angles" in refused["integers"]
         if engine == "torch":
             assert refused["poisoned gradient"].startswith(

@@ -1,6 +1,10 @@
 """Batch norm over tiles, against Flax's own on the examples of one tile."""
 
+import subprocess
+import sys
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
+from processes import clean_environment
 
 from multipod.errors import LayoutError
 from multipod.layout.layout import Layout
@@ -30,9 +35,9 @@ def groups(tile):
     return [np.concatenate([[2 * device, 2 * device + 1] for device in group]) for group in numbers]
 
 
-def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None):
+def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None, **options):
     """Outputs, moving statistics and the gradient of sum(weight * y^2), all on a mesh; padding where not `mask`."""
-    graph, params, stats = nnx.split(TileBatchNorm(5, tile=tile, rngs=nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+    graph, params, stats = nnx.split(TileBatchNorm(5, tile=tile, rngs=nnx.Rngs(0), **options), nnx.Param, nnx.BatchStat)
 
     def local(x, weight, mask=None):
         def loss(x):
@@ -134,3 +139,66 @@ def test_a_tile_that_does_not_divide_the_mesh_is_refused(tile):
 def test_half_precision_comes_out_as_it_went_in():
     y = TileBatchNorm(5, rngs=nnx.Rngs(0))(jnp.asarray(X, jnp.bfloat16))
     assert y.dtype == jnp.bfloat16
+
+
+def moments_of_tiles(tile):
+    """[tiles, channels]: mean and variance of each tile, float64."""
+    tiles = [X[examples].astype(np.float64).reshape(-1, 5) for examples in groups(tile)]
+    return np.stack([t.mean(0) for t in tiles]), np.stack([t.var(0) for t in tiles])
+
+
+def test_averaged_moments_lose_the_variance_between_tiles():
+    _, _, mean, var = on_mesh((1, 2), np.ones_like(X), moving="averaged")
+    means, variances = moments_of_tiles((1, 2))
+    np.testing.assert_allclose(mean, 0.1 * means.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(var, 0.9 + 0.1 * variances.mean(0), rtol=1e-5)
+
+
+def test_kept_moments_are_pooled_in_the_evaluation():
+    _, _, mean, var = on_mesh((1, 2), np.ones_like(X), moving="kept", tiles=4)
+    means, variances = moments_of_tiles((1, 2))
+    np.testing.assert_allclose(mean, 0.1 * means, rtol=1e-5)
+    np.testing.assert_allclose(var, 0.9 + 0.1 * variances, rtol=1e-5)
+    norm = TileBatchNorm(5, moving="kept", tiles=4, rngs=nnx.Rngs(0))
+    norm.mean[...], norm.var[...] = mean, var
+    norm.eval()
+    every = 0.1 * means
+    pooled = (0.9 + 0.1 * variances + every**2).mean(0) - every.mean(0) ** 2
+    np.testing.assert_allclose(norm(jnp.asarray(X)), (X - every.mean(0)) / np.sqrt(pooled + 1e-5), atol=1e-5)
+
+
+def test_moments_are_kept_for_the_tiles_that_there_are():
+    with pytest.raises(LayoutError, match=r"keeps the moments of 3 tiles, and the mesh holds 4\. Give tiles=4"):
+        on_mesh((1, 2), np.ones_like(X), moving="kept", tiles=3)
+
+
+PUBLISHED = [(2, 2), (2, 4), (4, 4), (4, 8)]
+
+
+@pytest.mark.parametrize("tile", PUBLISHED, ids=str)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_tiles_are_rectangles_of_neighbours_that_fill_the_mesh(tile, parts):
+    sizes = 32, 64
+    tiles = tile_groups(sizes, tile, parts)
+    assert sorted(np.ravel(tiles)) == list(range(32 * 64))
+    for group in tiles:
+        places = np.stack(np.divmod(group, sizes[1]))
+        assert tuple(np.ptp(places, axis=1) + 1) == (tile[0], tile[1] * parts)
+
+        assert all(np.abs(a - b).sum() == 1 for a, b in pairwise(places.T))
+
+
+def test_a_tile_of_two_rows_is_a_ring():
+    assert tile_groups((2, 4), (2, 4)) == [[0, 1, 2, 3, 7, 6, 5, 4]]
+
+
+def test_a_tile_of_split_images_must_fit():
+    with pytest.raises(LayoutError, match="tile 2x4 of images in 2 parts, 2x8 devices, does not divide mesh 2x4"):
+        tile_groups(SIZES, (2, 4), parts=2)
+
+
+def test_the_published_tiles_on_64_devices():
+    command = [sys.executable, Path(__file__).with_name("batch_norm_tiles.py")]
+    told = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split() == ["2x2", "2x4", "4x4", "4x8"]

@@ -27,7 +27,7 @@ from multipod.metrics.objective import Classification, TokenClassification, amon
 from multipod.recipe.text import to_text
 from multipod.step.gradients import over_data
 from multipod.step.program import Program
-from multipod.train.loop import evaluate
+from multipod.train.evaluation import evaluate
 
 RNG = np.random.default_rng(0)
 LOGITS, LABELS = RNG.standard_normal((96, 12)).astype(np.float32), RNG.integers(0, 12, 96)

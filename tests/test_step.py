@@ -16,7 +16,7 @@ from multipod.metrics.objective import masked_sums
 from multipod.step.gradients import over_data
 from multipod.step.program import Program
 from multipod.step.state import device_bytes, fresh_state
-from multipod.train.loop import evaluate
+from multipod.train.evaluation import evaluate
 
 pytestmark = pytest.mark.jax_version
 

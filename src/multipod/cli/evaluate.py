@@ -18,7 +18,7 @@ def evaluate(run: Path, at: int | None, where: Where) -> None:
     from multipod.layout.mesh import make_mesh
     from multipod.step.program import Program
     from multipod.train.checkpoint import Checkpoints
-    from multipod.train.loop import evaluate as evaluate_state
+    from multipod.train.evaluation import evaluate as evaluate_state
     from multipod.train.run_folder import check_same, open_folder
 
     folder, facts = open_folder(run)

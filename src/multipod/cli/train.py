@@ -39,6 +39,7 @@ class Request:
     quiet: bool
     reading: "Reading"
     plan: "Plan | None" = None
+    evaluate_beside: bool = False
 
 
 @click.command()
@@ -65,6 +66,7 @@ class Request:
     metavar="PLAN.json",
     help="Lie as `multipod plan --save` wrote it; the report then shows predicted beside measured.",
 )
+@click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @reading_options
 @what_options
 @where_options
@@ -76,6 +78,7 @@ def train(
     stop_after: int | None,
     quiet: bool,
     layout: Path | None,
+    evaluate_beside: bool,
     changes: list[str],
     where: Where,
     reading: "Reading",
@@ -97,14 +100,14 @@ def train(
         recipe = f"{Path(path).absolute()}:{function}"
     plan = None if layout is None else planned(layout, recipe or "", where)
     changes = [*(plan.changes() if plan else ()), *changes]
-    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan)
+    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside)
     with peers_may_be_lost(where):
         return run(request, where)
 
 
 def run(request: Request, where: Where) -> int:
     """Prepares the run, trains, reports; returns the exit code."""
-    from multipod.layout.mesh import make_mesh
+    from multipod.layout.mesh import make_mesh, topology_of
     from multipod.step.program import Program
     from multipod.train.agree import meet
     from multipod.train.checkpoint import Checkpoints
@@ -122,7 +125,8 @@ def run(request: Request, where: Where) -> int:
     with ExitStack() as stack:
         saved = tell_launcher(where, stack, folder)
         stop = stack.enter_context(stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once"))
-        checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved)
+        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.local_state else ()
+        checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved, chips=chips)
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at) if request.resume else None
         observers = stack.enter_context(watched_by(folder, request, where, state))
@@ -133,6 +137,7 @@ def run(request: Request, where: Where) -> int:
             meet=lambda name: meet(name, patience_s),
             stop=stop,
             stop_after=request.stop_after,
+            evaluate_beside=request.evaluate_beside,
             reading=request.reading,
             resume=resume_command(folder, where, moved(request, recipe.layout) + as_options(request.reading)),
             folder=str(folder.path),

@@ -30,13 +30,14 @@ import numpy as np
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, split
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PoisonedError, ScheduleError
+from multipod.execute.adasum_native import Functions, functions
 
 LEAST = float(np.finfo(np.float64).tiny ** 0.5)
 """Squared lengths below it (1.5e-154) count as none: products with them may leave the range of float64. The square of
 float32's smallest denormal is 2e-90, so this is about float64 vectors alone."""
 
 LARGEST = 1e150
-"""Float64 elements beyond it count as infinite: their squares may be."""
+"""Float64 elements beyond it may count as infinite: their squares may be."""
 
 CANCELLED = 2.0**-48
 """In the Gram form, squared lengths of this share of what went in are rounding errors, and count as none."""
@@ -96,6 +97,11 @@ class Layers:
                 f"adasum: {len(self.sizes)} tensors have {self.ends[-1]} elements together, and the vector has "
                 f"{elements}. Give the sizes of all tensors in the order in which they lie in it."
             )
+
+    @property
+    def listing(self) -> list[str]:
+        """The tensors one by one, as `head [37]`."""
+        return [f"{name} [{size}]" for name, size in zip(self.names, self.sizes, strict=True)]
 
     @cached_property
     def text(self) -> str:
@@ -222,7 +228,8 @@ def follow(engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, 
       PoisonedError: on all ranks, if a tensor of any is not finite; the vector is then of no use.
     """
     layers.check(len(vector))
-    flags = broken(math, vector, layers)
+    # The first combination tells whether this rank's tensors are finite, if its vector is its own until then.
+    flags = None if begins_alone(schedule, rank) else broken(math, vector, layers)
     good = True
     for number, steps in split(schedule):
         if steps is not None:
@@ -234,8 +241,11 @@ def follow(engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, 
         adder = dot_sums(schedule)[number]
         if adder is not None:
             engine.run(dots, adder)
+        if flags is None and part is not None:
+            flags = ~np.isfinite(math.numbers(dots).reshape(-1, 3)[:, 1 if part.left else 2])
         # What is not finite on one rank makes the dots of all combinations that it is part of infinite or NaN.
         good = apply(math, vector, part, arrived, layers, dots)
+    assert flags is not None
     if len(schedule.topology.chips) == 1:
         refuse_poisoned(str(schedule), flags[None], layers.names)
     elif not good:
@@ -245,6 +255,16 @@ def follow(engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, 
             told[rank * len(flags) + layer] = 1
         engine.run(told, flag_sum(schedule))
         refuse_poisoned(f"{schedule} on rank {rank}", math.numbers(told).reshape(ranks, -1), layers.names)
+
+
+@lru_cache(maxsize=256)
+def begins_alone(schedule: Schedule, rank: int) -> bool:
+    """Whether the first combination of `rank` has its own vector alone on one side."""
+    for step in combinations(schedule):
+        for one in step:
+            if rank in one.members:
+                return one.left == (rank,) or one.right == (rank,)
+    return False
 
 
 @lru_cache(maxsize=64)
@@ -294,9 +314,16 @@ def meeting(schedule: Schedule, number: int, rank: int, count: int) -> Meeting |
 
 
 class Arithmetic:
-    """What the combination asks of arrays: here those of NumPy; `execute.torch` has that of tensors."""
+    """What the combination asks of arrays: here those of NumPy; `execute.torch` has that of tensors.
+
+    Args:
+      native: take the functions in C (`adasum_native`) where they are to be had.
+    """
 
     xp: Any = np
+
+    def __init__(self, native: bool = True) -> None:
+        self._native = native
 
     def zeros(self, like: Any, length: int) -> Any:
         """Float64 zeros, where `like` is."""
@@ -304,6 +331,9 @@ class Arithmetic:
 
     def products(self, a: Any, b: Any) -> Any:
         """float64 [3]: a.b, a.a, b.b."""
+        fast = self._fast(a, b)
+        if fast is not None:
+            return fast.products(a, b)
         total = np.zeros(3)
         for begin in range(0, len(a), CHUNK):
             x, y = (one[begin : begin + CHUNK].astype(np.float64) for one in (a, b))
@@ -312,12 +342,19 @@ class Arithmetic:
 
     def blend(self, mine: Any, theirs: Any, own: Any, other: Any) -> None:
         """mine = own * mine + other * theirs in place, in float64, rounded once: the two may nearly cancel."""
+        fast = self._fast(mine, theirs)
+        if fast is not None:
+            fast.blend(mine, theirs, own, other)
+            return
         for begin in range(0, len(mine), CHUNK):
             part = slice(begin, begin + CHUNK)
             mine[part] = own * mine[part].astype(np.float64) + other * theirs[part].astype(np.float64)
 
     def finite(self, vector: Any) -> bool:
         """Whether all elements are finite, and can be squared."""
+        fast = self._fast(vector)
+        if fast is not None:
+            return fast.within(vector, LARGEST if vector.dtype.itemsize == 8 else float(np.finfo(vector.dtype).max))
         total = float(np.add.reduce(vector, dtype=np.result_type(vector.dtype, np.float32)))
         if vector.dtype.itemsize < 8 and np.isfinite(total):
             return True
@@ -326,6 +363,12 @@ class Arithmetic:
     def numbers(self, values: Any) -> np.ndarray:
         """As a NumPy array."""
         return np.asarray(values)
+
+    def _fast(self, *arrays: np.ndarray) -> Functions | None:
+        """The functions in C, if they take these arrays."""
+        if not self._native or any(a.dtype != arrays[0].dtype or not a.flags.c_contiguous for a in arrays):
+            return None
+        return functions(arrays[0].dtype)
 
 
 def local_dots(math: Arithmetic, vector: Any, part: Meeting | None, arrived: Sequence[Any], layers: Layers) -> Any:

@@ -7,6 +7,7 @@ by polling: a rank that waits keeps its core busy, but gives it up to others whe
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,28 @@ def _lost(schedule: Schedule, comm: MPI.Intracomm, error: Exception) -> PeerLost
     )
 
 
-def _agree(array: np.ndarray, schedule: Schedule, comm: MPI.Intracomm, limit_s: float, layers: str = "") -> Note:
+def _agree(
+    array: np.ndarray, schedule: Schedule, comm: MPI.Intracomm, limit_s: float, layers: Layers | None = None
+) -> Note:
     """The note of this sum, after all ranks have told the same one, once."""
-    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), layers)
+    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), layers.text if layers else "")
     if mine not in state.agreed:
         post = _post(state.comm, 0, limit_s)
-        agree(mine, comm.rank, comm.size, post, lambda text: np.frombuffer(text, np.uint8).copy(), np.ndarray.tobytes)
+        make = lambda text: np.frombuffer(text, np.uint8).copy()  # noqa: E731
+        agree(mine, comm.rank, comm.size, post, make, np.ndarray.tobytes, layers.listing if layers else ())
         state.agreed.add(mine)
     return mine
 
 
-def adasum(buffer: Any, schedule: Schedule, layers: Layers, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
+def adasum(
+    buffer: Any,
+    schedule: Schedule,
+    layers: Layers,
+    comm: MPI.Intracomm,
+    *,
+    limit_s: float = 300.0,
+    native: bool = True,
+) -> None:
     """Combines `buffer` over the ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
 
     Args:
@@ -84,6 +96,7 @@ def adasum(buffer: Any, schedule: Schedule, layers: Layers, comm: MPI.Intracomm,
       layers: of the buffer.
       comm: any intracommunicator.
       limit_s: the longest to wait for one message.
+      native: do the arithmetic in C, where there is a compiler.
 
     Raises:
       ScheduleError: a schedule, a buffer or layers that do not fit, or the ranks do not give the same.
@@ -94,9 +107,9 @@ def adasum(buffer: Any, schedule: Schedule, layers: Layers, comm: MPI.Intracomm,
     if array.dtype.kind in "biuc":
         raise ScheduleError(f"adasum: an array of {array.dtype} has no angles. Give real floating-point numbers.")
     try:
-        mine = _agree(array, schedule, comm, limit_s, layers.text)
+        mine = _agree(array, schedule, comm, limit_s, layers)
         with np.errstate(over="ignore", invalid="ignore"):
-            follow_adasum(_Engine(comm, mine.tag, limit_s), Arithmetic(), array, schedule, comm.rank, layers)
+            follow_adasum(_Engine(comm, mine.tag, limit_s), Arithmetic(native), array, schedule, comm.rank, layers)
     except (MPI.Exception, TimeoutError) as error:
         _ABANDONED.append(array)
         raise _lost(schedule, comm, error) from error
@@ -109,7 +122,9 @@ class _Engine:
         self._comm, self._tag, self._limit_s = comm, tag, limit_s
 
     def exchange(self, vector: np.ndarray, sends: Sequence[Span], receives: Sequence[Span]) -> list[np.ndarray]:
-        buffers = [np.empty(span.end - span.begin, vector.dtype) for span in receives]
+        ends = np.cumsum([0] + [span.end - span.begin for span in receives]).tolist()
+        memory = _ARRIVED.take(vector.dtype, ends[-1], lambda length: np.empty(length, vector.dtype))[0]
+        buffers = [memory[begin:end] for begin, end in pairwise(ends)]
         # One tag for all: between two ranks both sides have the spans in one order, and MPI keeps it.
         incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
         outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
@@ -146,7 +161,7 @@ class _State:
         self.agreed: set[Note] = set()
 
 
-_SCRATCH = Scratch()
+_SCRATCH, _ARRIVED = Scratch(), Scratch()
 _ABANDONED: list[Any] = []  # memory in which a message may still arrive
 _KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, state: state.comm.Free())
 

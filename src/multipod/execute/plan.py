@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +158,13 @@ def note(schedule: Schedule, count: int, dtype: str, layers: str = "") -> Note:
 
 
 def agree(
-    note: Note, rank: int, ranks: int, post: Post, make: Callable[[bytes], Any], read: Callable[[Any], bytes]
+    note: Note,
+    rank: int,
+    ranks: int,
+    post: Post,
+    make: Callable[[bytes], Any],
+    read: Callable[[Any], bytes],
+    tensors: Sequence[str] = (),
 ) -> None:
     """Tells the note to all ranks, and waits until all have told theirs.
 
@@ -168,23 +175,41 @@ def agree(
       post: of the transport.
       make: a flat array of the transport with these bytes.
       read: the bytes of such an array.
+      tensors: what this rank's vector is made of, for the message; sent only if the notes differ.
 
     Raises:
-      ScheduleError: they are not the same.
+      ScheduleError: they are not the same. Names each rank's note, and the first tensor that differs.
     """
-    peers = [peer for peer in range(ranks) if peer != rank]
-    buffers = {peer: make(bytes(NOTE_BYTES)) for peer in peers}
-    mine = make(note.said)
-    incoming = [Message(buffers[peer], peer, NOTE_TAG) for peer in peers]
-    for wait in post(incoming, [Message(mine, peer, NOTE_TAG) for peer in peers]):
-        wait()
-    said = [note.said if peer == rank else read(buffers[peer]) for peer in range(ranks)]
-    if len({*said}) > 1:
-        each = "; ".join(f"rank {peer} {text.decode('ascii').strip()}" for peer, text in enumerate(said))
-        raise ScheduleError(
-            f"all-reduce on rank {rank} of {ranks}: the ranks do not give the same: {each}. Give vectors of one length "
-            "and dtype, and one schedule, on all ranks."
-        )
+
+    def told(mine: bytes, lengths: Sequence[int]) -> list[bytes]:
+        """The bytes of all ranks, which are so many."""
+        buffers = {peer: make(bytes(length)) for peer, length in enumerate(lengths) if peer != rank}
+        incoming = [Message(buffer, peer, NOTE_TAG) for peer, buffer in buffers.items()]
+        sent = make(mine)
+        for wait in post(incoming, [Message(sent, peer, NOTE_TAG) for peer in buffers]):
+            wait()
+        return [mine if peer == rank else read(buffers[peer]) for peer in range(ranks)]
+
+    said = told(note.said, [NOTE_BYTES] * ranks)
+    if len({*said}) == 1:
+        return
+    listing = "\n".join(tensors).encode() or b"\n"
+    lengths = [int.from_bytes(length, "little") for length in told(len(listing).to_bytes(8, "little"), [8] * ranks)]
+    lists = [text.decode().split("\n") for text in told(listing, lengths)]
+    each = "; ".join(f"rank {peer} {text.decode('ascii').strip()}" for peer, text in enumerate(said))
+    raise ScheduleError(
+        f"all-reduce on rank {rank} of {ranks}: the ranks do not give the same: {each}{first_difference(lists)}. Give "
+        "vectors of one length and dtype, and one schedule, on all ranks."
+    )
+
+
+def first_difference(lists: Sequence[Sequence[str]]) -> str:
+    """`; tensor 3 is head [37] on rank 2, and body [37] on rank 0`; empty if the lists are the same, or not known."""
+    for peer, theirs in enumerate(lists):
+        for number, (one, other) in enumerate(zip_longest(lists[0], theirs, fillvalue="absent")):
+            if one != other and one and other:
+                return f"; tensor {number} is {other} on rank {peer}, and {one} on rank 0"
+    return ""
 
 
 def follow(plan: Plan, vector: Any, scratch: Sequence[Any], post: Post, *, grouped: bool = False) -> None:

@@ -18,6 +18,7 @@ from multipod.collectives.schedule import Schedule
 from multipod.errors import MultipodError, PeerLostError, ScheduleError
 from multipod.execute.adasum import CHUNK, LARGEST, Arithmetic, Layers, Span
 from multipod.execute.adasum import follow as follow_adasum
+from multipod.execute.adasum_native import Functions, functions
 from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
 from multipod.execute.shared_memory import SharedMemory
 
@@ -76,13 +77,16 @@ def _lost(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerL
     )
 
 
-def _agree(tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup, grouped: bool, layers: str = "") -> Note:
+def _agree(
+    tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup, grouped: bool, layers: Layers | None = None
+) -> Note:
     """The note of this sum, after all ranks have told the same one, once."""
-    mine = note(schedule, tensor.numel(), str(tensor.dtype), layers)
+    mine = note(schedule, tensor.numel(), str(tensor.dtype), layers.text if layers else "")
     if mine not in (agreed := _AGREED.setdefault(group, set())):
         post = (_grouped if grouped else _single)(group, TAG)
         tell = partial(_bytes, device=tensor.device)
-        agree(mine, group.rank(), group.size(), post, tell, lambda buffer: bytes(buffer.tolist()))
+        tensors = layers.listing if layers else ()
+        agree(mine, group.rank(), group.size(), post, tell, lambda buffer: bytes(buffer.tolist()), tensors)
         agreed.add(mine)
     return mine
 
@@ -116,7 +120,7 @@ def adasum(
     grouped = tensor.device.type != "cpu" if grouped is None else grouped
     try:
         with torch.no_grad():
-            mine = _agree(tensor, schedule, group, grouped, layers.text)
+            mine = _agree(tensor, schedule, group, grouped, layers)
             follow_adasum(
                 _Engine(group, mine.tag, grouped), _TensorArithmetic(), tensor, schedule, group.rank(), layers
             )
@@ -157,6 +161,9 @@ class _TensorArithmetic(Arithmetic):
         return like.new_zeros(length, dtype=torch.float64)
 
     def products(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        fast = _fast(a, b)
+        if fast is not None:
+            return torch.from_numpy(fast.products(a.numpy(), b.numpy()))
         total = self.zeros(a, 3)
         for x, y in zip(*_chunks(a, b), strict=True):
             x, y = x.double(), y.double()
@@ -164,16 +171,32 @@ class _TensorArithmetic(Arithmetic):
         return total
 
     def blend(self, mine: torch.Tensor, theirs: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> None:
+        fast = _fast(mine, theirs)
+        if fast is not None:
+            fast.blend(mine.numpy(), theirs.numpy(), float(own), float(other))
+            return
         for x, y in zip(*_chunks(mine, theirs), strict=True):
             x.copy_(own * x.double() + other * y.double())
 
     def finite(self, vector: torch.Tensor) -> bool:
+        if _fast(vector) is not None:
+            return Arithmetic().finite(vector.numpy())
         if vector.dtype != torch.float64 and bool(vector.sum(dtype=torch.float32).isfinite()):
             return True
         return bool((vector.double().abs() <= LARGEST).all())
 
     def numbers(self, values: torch.Tensor) -> np.ndarray:
         return values.cpu().numpy()
+
+
+def _fast(*tensors: torch.Tensor) -> Functions | None:
+    """The functions in C, if they take these tensors: they lie in the host's memory, and all have one dtype."""
+    if any(one.device.type != "cpu" or one.dtype != tensors[0].dtype or not one.is_contiguous() for one in tensors):
+        return None
+    return functions(_NUMPY[tensors[0].dtype]) if tensors[0].dtype in _NUMPY else None
+
+
+_NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 def _chunks(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:

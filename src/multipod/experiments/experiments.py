@@ -49,6 +49,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         "multipod.experiments.stragglers:run",
         minutes=0.5,
     ),
+    "adasum": Experiment(
+        "Adasum reaches the small batch's loss in fewer epochs than the sum",
+        "multipod.experiments.adasum:run",
+        3,
+        cpu_devices=1,
+    ),
+    "batch-norm-tiles": Experiment(
+        "accuracy against the batch-norm tile, and against what evaluation normalises with",
+        "multipod.experiments.batch_norm_tiles:run",
+        3,
+        cpu_devices=1,
+    ),
+    "lars": Experiment(
+        "LARS unscaled, LARS scaled and plain momentum at a large batch",
+        "multipod.experiments.lars:run",
+        6,
+        cpu_devices=1,
+    ),
 }
 
 

@@ -15,6 +15,17 @@ from multipod.nn.padding import example_mask
 Tile = Literal["all"] | tuple[int, int]
 """Rows x columns of devices that share statistics: (1, 1) is each device for itself, "all" the whole mesh."""
 
+Moving = Literal["pooled", "averaged", "kept"]
+"""What evaluation normalises with; t runs over the tiles, and E is the moving average over updates:
+
+- `pooled`: E[avg_t(m1_t)] and E[avg_t(m2_t) - avg_t(m1_t)^2], the variance of the whole batch, whatever the tile. Ours.
+- `averaged`: E[avg_t(mean_t)] and E[avg_t(var_t)]: the variance between tiles is lost. EfficientNet's released code.
+  The MLPerf v0.7 ResNet and SSD in JAX average the tiles' moving moments before an evaluation: the same number.
+- `kept`: each tile's moving moments M_t = E[mean_t], V_t = E[var_t] are kept, and pooled in the evaluation:
+  avg_t(M_t), avg_t(V_t + M_t^2) - avg_t(M_t)^2. MLPerf v0.7 ResNet in TensorFlow. M_t are averages over updates
+  already, so of the variance between tiles no more than (1 - momentum) / (1 + momentum) is in it.
+"""
+
 
 class TileBatchNorm(nnx.Module):
     """Batch norm over the last dim's channels, with statistics from all examples on one tile of the mesh.
@@ -24,10 +35,10 @@ class TileBatchNorm(nnx.Module):
         mean = avg(m1),  var = avg(m2) - mean^2,  y = (x - mean) / sqrt(var + epsilon) * scale + bias
 
     where avg runs over the tile in one message of 2 C floats and is differentiated through (so the
-    backward pass sends one such message too). The moving moments take the *pooled* statistics of
-    the whole mesh, var = avg(var_t + mean_t^2) - avg(mean_t)^2 over its tiles t, so they are the
-    same on every device and do not depend on the tile. The moving variance is the biased one, as
-    in Flax. Each device of a mesh must hold the same number of rows.
+    backward pass sends one such message too). The moving moments take by default the *pooled* statistics of
+    the whole mesh, so they are the same on every device and do not depend on the tile; `Moving` says what
+    else was published. The moving variance is the biased one, as in Flax. Each device of a mesh must hold the
+    same number of rows.
 
     Where rows are padding (`multipod.nn.padding`) m1 and m2 are sums over the examples alone, over the number
     of all rows, and the same message carries w, the share of rows that are examples: then
@@ -36,12 +47,20 @@ class TileBatchNorm(nnx.Module):
 
     Outside a program over the mesh axes the whole batch is one tile.
 
-    Source: arXiv:1811.06992 and arXiv:2011.03641 (two-dimensional groups); the pooled variance is
-    that of the authors' MLPerf v0.7 ResNet, which pools once before evaluation where we pool each update.
+    Args:
+      features: channels.
+      tile: devices that share statistics.
+      moving: what evaluation normalises with.
+      tiles: with `kept`, how many tiles the mesh holds: so many moving moments are kept.
+      momentum: of the moving moments.
+      epsilon: added to the variance.
+      rngs: not used.
+
+    Source: arXiv:1811.06992 and arXiv:2011.03641 (two-dimensional groups).
 
     Raises:
-      LayoutError: on the first call, if the tile does not divide the mesh, or if the first dim of x is not
-        that of the batch while rows of it are padding.
+      LayoutError: on the first call, if the tile does not divide the mesh, if the mesh holds other than `tiles` tiles,
+        or if the first dim of x is not that of the batch while rows of it are padding.
     """
 
     def __init__(
@@ -49,16 +68,20 @@ class TileBatchNorm(nnx.Module):
         features: int,
         *,
         tile: Tile = "all",
+        moving: Moving = "pooled",
+        tiles: int = 1,
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         rngs: nnx.Rngs,
     ) -> None:
         del rngs  # nothing here is random; NNX layers take it by custom
+        kept = (tiles, features) if moving == "kept" else (features,)
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
-        self.mean = nnx.BatchStat(jnp.zeros(features))
-        self.var = nnx.BatchStat(jnp.ones(features))
+        self.mean = nnx.BatchStat(jnp.zeros(kept))
+        self.var = nnx.BatchStat(jnp.ones(kept))
         self.tile = tile
+        self.moving = moving
         self.momentum = momentum
         self.epsilon = epsilon
         self.use_running_average = False
@@ -66,7 +89,7 @@ class TileBatchNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises x, [..., features], in x's dtype."""
         if self.use_running_average:
-            mean, var = self.mean[...], self.var[...]
+            mean, var = self._judged_by()
         else:
             mask = example_mask()
             x = x if mask is None else _without_padding(x, mask)
@@ -77,39 +100,82 @@ class TileBatchNorm(nnx.Module):
         return (x.astype(jnp.float32) * factor + (self.bias[...] - mean * factor)).astype(x.dtype)
 
     def _follow(self, moments: jax.Array) -> None:
-        pooled = lax.stop_gradient(moments)
-        mean, var = _mean_and_var(pooled if self.tile == "all" else tile_mean(pooled, "all"))
+        mean, var = self._moved_by(lax.stop_gradient(moments))
         self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
         self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
+
+    def _moved_by(self, moments: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What the moving moments take from this update, given the moments of this device's tile."""
+        if self.moving == "pooled":
+            return _mean_and_var(moments if self.tile == "all" else tile_mean(moments, "all"))
+        found = of_each_tile(jnp.stack(_mean_and_var(moments)), self.tile)
+        if self.moving == "kept" and len(found) != len(self.mean):
+            raise LayoutError(
+                f"batch norm keeps the moments of {len(self.mean)} tiles, and the mesh holds {len(found)}. Give "
+                f"tiles={len(found)}, or moving='pooled', which fits any mesh."
+            )
+        mean, var = jnp.moveaxis(found, 1, 0)
+        return (mean, var) if self.moving == "kept" else (mean.mean(0), var.mean(0))
+
+    def _judged_by(self) -> tuple[jax.Array, jax.Array]:
+        if self.moving != "kept":
+            return self.mean[...], self.var[...]
+        mean = self.mean[...].mean(0)
+        return mean, (self.var[...] + jnp.square(self.mean[...] - mean)).mean(0)
 
 
 def tile_mean(x: jax.Array, tile: Tile) -> jax.Array:
     """The mean of x over the tile that this device is in; x itself outside a program over the mesh axes."""
     sizes = _mesh_sizes()
-    if sizes is None or tile == (1, 1):
+    if sizes in (None, (1, 1)) or tile == (1, 1):
         return x
     if tile == "all" or tile == sizes:
-        return mean_in_order(x, DATA_AXES)
+        return mean_in_order(x, _long_axes())
     return mean_in_order(x, DATA_AXES, tuple(map(tuple, tile_groups(sizes, tile))))
 
 
-def tile_groups(sizes: tuple[int, int], tile: tuple[int, int]) -> list[list[int]]:
-    """The row-major device numbers of each tile of a mesh of `sizes`, tile by tile.
+def of_each_tile(x: jax.Array, tile: Tile) -> jax.Array:
+    """[tiles, ...]: x, which is the same on all devices of a tile, of every tile of the mesh, in row-major order."""
+    sizes = _mesh_sizes()
+    if sizes is None or tile == "all" or tile == sizes:
+        return x[None]
+    firsts = [group[0] for group in tile_groups(sizes, tile)]
+    return lax.all_gather(x, _long_axes())[jnp.asarray(firsts)]
+
+
+def tile_groups(sizes: tuple[int, int], tile: tuple[int, int], parts: int = 1) -> list[list[int]]:
+    """The row-major device numbers of each tile of a mesh of `sizes`, tile by tile, neighbours next to each other.
+
+    The devices of a tile come as a snake, 0 1 2 3 / 7 6 5 4 in a tile of two rows: what passes them in this order
+    goes from neighbour to neighbour, and with an even number of rows ends beside its beginning.
+
+    Args:
+      sizes: rows and columns of the mesh.
+      tile: rows and columns of the images that share statistics.
+      parts: devices that an image is split over; they lie next to each other in a row. So a tile has `parts` times
+        as many columns of devices.
+
+    Source: arXiv:1811.06992 (tiles); the MLPerf v0.7 submissions (snake; tiles stretched along the columns).
 
     Raises:
       LayoutError: the tile does not divide the mesh.
     """
-    (rows, columns), (height, width) = sizes, tile
-    if height < 1 or width < 1 or rows % height or columns % width:
+    (rows, columns), (height, width) = sizes, (tile[0], tile[1] * parts)
+    if parts < 1 or height < 1 or width < 1 or rows % height or columns % width:
+        split = f" of images in {parts} parts, {height}x{width} devices," if parts != 1 else ""
         raise LayoutError(
-            f"batch-norm tile {height}x{width} does not divide mesh {rows}x{columns}. "
+            f"batch-norm tile {tile[0]}x{tile[1]}{split} does not divide mesh {rows}x{columns}. "
             f"Take a height that divides {rows} and a width that divides {columns}, or all."
         )
     return [
-        [y * columns + x for y in range(top, top + height) for x in range(left, left + width)]
+        [y * columns + x for y in range(top, top + height) for x in _along(left, width, turn=(y - top) % 2 == 1)]
         for top in range(0, rows, height)
         for left in range(0, columns, width)
     ]
+
+
+def _along(left: int, width: int, turn: bool) -> range:
+    return range(left + width - 1, left - 1, -1) if turn else range(left, left + width)
 
 
 def _without_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -146,3 +212,8 @@ def _mesh_sizes() -> tuple[int, int] | None:
         return lax.axis_size(DATA_AXES[0]), lax.axis_size(DATA_AXES[1])
     except NameError:  # no such axis here: not inside a program over the mesh
         return None
+
+
+def _long_axes() -> tuple[str, ...]:
+    """The data axes of more than one device: `jax.vmap`, unlike a mesh, gathers along one axis only."""
+    return tuple(axis for axis in DATA_AXES if lax.axis_size(axis) > 1)

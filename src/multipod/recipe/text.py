@@ -11,8 +11,8 @@ from multipod.layout.layout import COMBINATIONS
 from multipod.recipe.recipe import Recipe
 
 WHERE = ("layout.mesh", "layout.failed", "layout.gradient_sum", "layout.report_orthogonality")
-"""Fields that say where a run lies and who adds, not what it learns: a run may go on with others, unless it combines by
-Adasum, which depends on all of them."""
+"""Fields that say where a run lies and who adds, not what it learns: a run may go on with others. Adasum depends on all
+of them; a run that combines by it may lose chips all the same, since its tree is one of chip numbers."""
 
 
 def to_text(recipe: Recipe) -> str:
@@ -24,7 +24,7 @@ def differences(old: str, new: str) -> list[str]:
     """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`."""
     before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
-    free = WHERE[-1:] if combines else WHERE
+    free = ("layout.failed", "layout.report_orthogonality") if combines else WHERE
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from multipod.errors import CheckpointError
@@ -15,7 +17,16 @@ from multipod.step.state import State
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. All processes of a run call the same methods in the same order."""
+    """The checkpoints of one run folder. All processes of a run call the same methods in the same order.
+
+    Args:
+      folder: of all checkpoints.
+      keep: how many stay.
+      read_only: nothing is ever written.
+      committed: told the number of each checkpoint that is complete.
+      chips: where every device has an optimizer state of its own (`layout.local_state`), the number of each device's
+        chip. It is saved with the states, so that a run may go on without some of the chips.
+    """
 
     def __init__(
         self,
@@ -24,8 +35,9 @@ class Checkpoints:
         *,
         read_only: bool = False,
         committed: Callable[[int], None] = lambda update: None,
+        chips: Sequence[int] = (),
     ) -> None:
-        self._folder, self._committed = folder, committed
+        self._folder, self._committed, self._chips = folder, committed, tuple(chips)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=not read_only,
@@ -66,6 +78,8 @@ class Checkpoints:
             while self._unsealed:
                 update = self._unsealed.pop()
                 if jax.process_index() == 0:
+                    if self._chips:
+                        (self._folder / str(update) / CHIPS).write_text(json.dumps(self._chips))
                     seal(self._folder / str(update))
                 self._committed(update)
         except Exception as error:
@@ -74,8 +88,11 @@ class Checkpoints:
     def restore(self, shapes: State, update: int | None = None) -> State:
         """The state after `update` updates (the newest if None), laid on the mesh as `shapes` says.
 
+        Optimizer states that are local go to the devices of the chips that they are of; those of chips that
+        are no more are left behind. Each process then reads all of them.
+
         Raises:
-          CheckpointError: there is none, it is damaged, or it is of another model.
+          CheckpointError: there is none, it is damaged, it is of another model, or a device's chip has no state in it.
         """
         known = self.updates()
         if not known:
@@ -88,11 +105,15 @@ class Checkpoints:
         broken = damaged_files(self._folder / str(wanted))
         if broken:
             raise CheckpointError(self._damaged(wanted, known, ValueError("; ".join(broken[:3]))))
+        rows = self._rows(wanted)
         try:
-            restored = self._manager.restore(wanted, args=ocp.args.StandardRestore(shapes._asdict()))
+            asked = shapes if rows is None else shapes._replace(optimizer=_whole(shapes.optimizer, len(rows[1])))
+            restored = self._manager.restore(wanted, args=ocp.args.StandardRestore(asked._asdict()))
         except Exception as error:
             raise CheckpointError(self._damaged(wanted, known, error)) from error
         state = State(**restored)
+        if rows is not None:
+            state = state._replace(optimizer=_taken(state.optimizer, shapes.optimizer, rows[0]))
         if int(state.update) != wanted:
             raise CheckpointError(self._damaged(wanted, known, ValueError(f"it says update {int(state.update)}")))
         return state
@@ -100,6 +121,23 @@ class Checkpoints:
     def close(self) -> None:
         """Frees the threads. Call `wait` first, to hear of errors."""
         self._manager.close()
+
+    def _rows(self, update: int) -> tuple[list[int], list[int]] | None:
+        """Which of the saved states each device goes on with, and whose all of them are; None if each keeps its own."""
+        path = self._folder / str(update) / CHIPS
+        if not self._chips or not path.is_file():
+            return None
+        saved = json.loads(path.read_text())
+        if saved == list(self._chips):
+            return None
+        strangers = sorted(set(self._chips) - set(saved))
+        if strangers:
+            raise CheckpointError(
+                f"{path.parent}: chips {', '.join(map(str, strangers[:8]))} have no optimizer state in it: it was "
+                f"saved by chips {', '.join(map(str, saved))}. Go on without them (--fail), or with a sum that keeps "
+                "one state for all."
+            )
+        return [saved.index(chip) for chip in self._chips], saved
 
     def _require_room(self, state: State) -> None:
         """Refuses a save that cannot fit, before anything is written."""
@@ -124,7 +162,24 @@ class Checkpoints:
         )
 
 
+def _whole(shapes: Any, devices: int) -> Any:
+    """Arrays of this host for all saved states."""
+    return jax.tree.map(lambda leaf: np.empty((devices, *leaf.shape[1:]), leaf.dtype), shapes)
+
+
+def _taken(states: Any, shapes: Any, rows: list[int]) -> Any:
+    """Those of some devices, on the devices that go on with them."""
+
+    def laid(states: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        chosen = np.asarray(states)[rows]
+        return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: chosen[index])
+
+    return jax.tree.map(laid, states, shapes)
+
+
 CHECKSUMS = "checksums.json"
+CHIPS = "chips.json"
+"""In a checkpoint with local states: the numbers of the chips that they are of, in the order of their rows."""
 
 
 def seal(folder: Path) -> None:

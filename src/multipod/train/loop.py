@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from multipod.data.batches import Feed, TrainBatches, evaluation_batches
+from multipod.data.batches import Feed, TrainBatches
 from multipod.data.feed import owned_rows, to_mesh
 from multipod.data.reading import Reading, ledger_of
-from multipod.data.source import HostBatch, Source, with_cache
-from multipod.layout.mesh import batch_sharding, data_devices
-from multipod.metrics.labels import check_labels
+from multipod.data.source import Source, with_cache
+from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
 from multipod.step.program import Batch, Program, Sums
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
+from multipod.train.evaluation import Beside, check_classes, check_not_empty, evaluate
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Saved, Skipped, Started, Updated
 from multipod.train.heartbeat import Pulse, silent
 from multipod.train.stop import StopRequest
@@ -36,6 +36,8 @@ class Surroundings:
       stop: set by Ctrl-C.
       stop_after: stop, as if asked, after this many updates; 0 never does.
       reading: how this host makes batches.
+      evaluate_beside: evaluate while training goes on, one batch behind each update, on a copy of the weights. An
+        evaluation is told when it is done; before a checkpoint and at the end it is waited for.
       resume: the command that goes on with the run, for the summary.
       folder: the run's folder, for the observers.
       facts: what `run.json` holds, for the observers.
@@ -51,6 +53,7 @@ class Surroundings:
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
     reading: Reading = field(default_factory=Reading)
+    evaluate_beside: bool = False
     resume: str = ""
     folder: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +97,9 @@ class _Run:
         source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
         self.batches = TrainBatches(source, self.recipe.batch, self.recipe.seed, self.rows, program.padded)
         self.test = self.recipe.data.test()
+        check_not_empty(self.test)
+        self.evaluated: Evaluated | None = None  # the last
+        self.evaluation: Beside | None = None
         self.unit = "images" if "image" in self.test.read(np.arange(1)) else "examples"
 
     def compile(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
@@ -112,7 +118,7 @@ class _Run:
         clock = self.around.clock
         go, stop = self.program.stop_flags(False), self.program.stop_flags(True)
         batch, _ = self.next_batch(incoming)
-        evaluated, news = None, None
+        news = None
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped:
             self.around.pulse("updating", self.update)
@@ -120,6 +126,7 @@ class _Run:
             self.state, sums = compiled(self.state, batch, stop if self.wants_stop() else go)
             if news is not None:
                 self.around.tell(news)
+            self.evaluate_further()
             batch, waited = self.next_batch(incoming)
             if not sums["count"].is_ready():  # type: ignore[attr-defined]
                 waited = 0.0  # the devices were busy meanwhile
@@ -138,15 +145,27 @@ class _Run:
             if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
                 self.around.tell(news)
                 news = None
-                evaluated = self.evaluate() if self.is_due(self.recipe.evaluate_every) else evaluated
-                if self.is_due(self.recipe.checkpoint_every):
-                    self.save()
+                self.evaluate_and_save()
                 ended = clock()
         if news is not None:
             self.around.tell(news)
-        if not self.stopped and (evaluated is None or evaluated.update != self.update):
-            evaluated = self.evaluate()
-        return evaluated
+        self.conclude()
+        if not self.stopped and (self.evaluated is None or self.evaluated.update != self.update):
+            self.evaluate()
+        return self.evaluated
+
+    def evaluate_and_save(self) -> None:
+        """What is due after this update. A run that goes on from a checkpoint finds all evaluations before it told."""
+        saves = self.is_due(self.recipe.checkpoint_every)
+        if self.is_due(self.recipe.evaluate_every) or saves:
+            self.conclude()
+        if self.is_due(self.recipe.evaluate_every):
+            if self.around.evaluate_beside and not saves:
+                self.evaluation = Beside(self.program, self.state, self.test, self.around.reading, self.around.clock)
+            else:
+                self.evaluate()
+        if saves:
+            self.save()
 
     def next_batch(self, incoming: Iterator[dict[str, np.ndarray]]) -> tuple[Batch, float]:
         """The next batch on the mesh, and the seconds spent waiting for it to arrive from the host pipeline."""
@@ -166,17 +185,32 @@ class _Run:
     def is_due(self, every: int) -> bool:
         return every > 0 and self.update % every == 0 and self.update < self.recipe.updates and not self.stopped
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> None:
         self.around.pulse("evaluating", self.update)
         start = self.around.clock()
         sums = evaluate(self.program, self.state, self.test, self.around.reading)
-        sums = {name: float(total) for name, total in sums.items()}
-        self.tell_skipped(self.test)
         values = finished(self.recipe.objective, sums)
         count = int(sums.pop("count"))
-        event = Evaluated(self.update, values, sums, count, self.around.clock() - start)
+        self.tell_evaluated(Evaluated(self.update, values, sums, count, self.around.clock() - start))
+
+    def evaluate_further(self) -> None:
+        """One batch more of an evaluation that goes on beside the updates."""
+        event = self.evaluation.advance() if self.evaluation is not None else None
+        if event is not None:
+            self.evaluation = None
+            self.tell_evaluated(event)
+
+    def conclude(self) -> None:
+        """Ends an evaluation that goes on beside the updates."""
+        if self.evaluation is not None:
+            self.around.pulse("evaluating", self.update)
+            event, self.evaluation = self.evaluation.conclude(), None
+            self.tell_evaluated(event)
+
+    def tell_evaluated(self, event: Evaluated) -> None:
+        self.tell_skipped(self.test)
         self.around.tell(event)
-        return event
+        self.evaluated = event
 
     def tell_skipped(self, source: Source) -> None:
         for one in ledger_of(source).news():
@@ -219,34 +253,6 @@ class _Run:
         )
         self.around.tell(event)
         return event
-
-
-def evaluate(program: Program, state: State, test: Any, reading: Reading | None = None) -> dict[str, float]:
-    """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
-
-    The last batch is padded to the mesh and the padding masked, so any number of devices gives the
-    same counts.
-    """
-    devices = data_devices(program.mesh)
-    batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
-    sharding = batch_sharding(program.mesh)
-    rows = owned_rows(sharding, batch)
-    sums = []
-    for host in evaluation_batches(test, batch, rows, reading):
-        check_classes(program.recipe.model, host)
-        sums.append(program.evaluate(state, to_mesh(host, rows, batch, sharding)))
-    return jax.tree.map(lambda *parts: sum(part.item() for part in parts), *jax.device_get(sums))
-
-
-def check_classes(model: Any, host: HostBatch) -> None:
-    """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
-
-    Raises:
-      MetricError: with the rank and the row.
-    """
-    classes, labels = getattr(model, "classes", 0), host.get("label")
-    if classes and labels is not None and labels.ndim == 1:
-        check_labels(labels, classes, host.get("mask"), rank=jax.process_index())
 
 
 def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:

@@ -1,0 +1,147 @@
+"""Evaluation of a state on a test set: at once, or batch by batch behind the updates of a run that goes on."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from multipod.data.batches import evaluation_batches
+from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.reading import Reading
+from multipod.data.source import HostBatch, Source
+from multipod.errors import MetricError
+from multipod.layout.mesh import batch_sharding, data_devices
+from multipod.metrics.labels import check_labels
+from multipod.metrics.objective import finished
+from multipod.step.program import Program, Sums
+from multipod.step.state import State
+from multipod.train.clock import Clock
+from multipod.train.events import Evaluated
+
+
+def evaluate(program: Program, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
+    """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
+
+    The last batch is padded to the mesh and the padding masked, so any number of devices gives the
+    same counts.
+
+    Raises:
+      MetricError: there is no example, or labels are no classes.
+    """
+    return _added(list(_dispatched(program, state, test, reading)))
+
+
+def check_not_empty(test: Source) -> None:
+    """Refuses a test set without examples.
+
+    Raises:
+      MetricError: it has none.
+    """
+    if not len(test):
+        raise MetricError(
+            "evaluation: the test set has no examples, so nothing could be said of the run. Give the data a test set: "
+            "keep a share of the training examples back, or check the path or filter that chose none."
+        )
+
+
+@dataclass
+class Beside:
+    """An evaluation that goes on while training does, on a copy of the weights that it began with.
+
+    Each `advance` reads one batch of the test set and puts its evaluation behind what the devices are doing, and waits
+    for nothing but the batch before it. When all are on their way a thread waits for the sums and finishes them. The
+    copy costs the memory of the weights; the values are those of an evaluation at once, bit for bit.
+
+    All processes of a run call `advance` at the same updates, because evaluations are collectives.
+    """
+
+    program: Program
+    state: State
+    test: Source
+    reading: Reading | None
+    clock: Clock
+    began: float = 0.0
+    update: int = 0
+    _sums: list[Sums] = field(default_factory=list)
+    _todo: Iterator[Sums] | None = None
+    _values: Future[tuple[dict[str, float], dict[str, float], float]] | None = None
+
+    def __post_init__(self) -> None:
+        self.began, self.update = self.clock(), int(self.state.update)
+        # The next update gives its state up.
+        copied = jax.tree.map(jnp.copy, (self.state.params, self.state.statistics))
+        self.state = self.state._replace(params=copied[0], statistics=copied[1], optimizer=None)
+        self._todo = _dispatched(self.program, self.state, self.test, self.reading)
+
+    def advance(self) -> Evaluated | None:
+        """Dispatches the evaluation of the next batch; the event, once all are done.
+
+        Raises:
+          MetricError: there is no example, labels are no classes, or what the objective's `finish` refuses.
+        """
+        if self._todo is not None:
+            # Behind an update there is one evaluation under way and no more: CPU devices can lock up over several.
+            jax.block_until_ready(self._sums[-1:])
+            sums = next(self._todo, None)
+            if sums is not None:
+                self._sums.append(sums)
+                return None
+            self._todo = None
+            thread = ThreadPoolExecutor(1, "multipod-evaluation")
+            self._values = thread.submit(self._finish)
+            thread.shutdown(wait=False)
+        return self._event() if self._values is not None and self._values.done() else None
+
+    def conclude(self) -> Evaluated:
+        """Dispatches all that is left, and waits for the end.
+
+        Raises:
+          MetricError: see `advance`.
+        """
+        while self._values is None:
+            self.advance()
+        return self._event()
+
+    def _finish(self) -> tuple[dict[str, float], dict[str, float], float]:
+        sums = _added(self._sums)
+        values = finished(self.program.recipe.objective, sums)
+        return values, sums, self.clock() - self.began
+
+    def _event(self) -> Evaluated:
+        assert self._values is not None
+        values, sums, seconds = self._values.result()
+        sums = dict(sums)
+        count = int(sums.pop("count"))
+        return Evaluated(self.update, values, sums, count, seconds)
+
+
+def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Sums]:
+    """Sums of one batch after the other, on the devices, under way."""
+    check_not_empty(test)
+    devices = data_devices(program.mesh)
+    batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
+    sharding = batch_sharding(program.mesh)
+    rows = owned_rows(sharding, batch)
+    # One program for both kinds of evaluation; the optimizer's state is not read.
+    state = state._replace(optimizer=None)
+    for host in evaluation_batches(test, batch, rows, reading):
+        check_classes(program.recipe.model, host)
+        yield program.evaluate(state, to_mesh(host, rows, batch, sharding))
+
+
+def _added(sums: list[Sums]) -> dict[str, float]:
+    return jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
+
+
+def check_classes(model: Any, host: HostBatch) -> None:
+    """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
+
+    Raises:
+      MetricError: with the rank and the row.
+    """
+    classes, labels = getattr(model, "classes", 0), host.get("label")
+    if classes and labels is not None and labels.ndim == 1:
+        check_labels(labels, classes, host.get("mask"), rank=jax.process_index())
