@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test; small pieces that many tests need."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from processes import CACHE, clean_environment
 
 from multipod import runtime
 
+# Tests compile much and compute little: LLVM's optimizations would be half of their time. Processes that tests start
+# have them on, as users do.
+os.environ["XLA_FLAGS"] = " ".join(["--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", "")]).strip()
 runtime.prepare(cpu_devices=8, cache=CACHE)
 
 import pytest  # noqa: E402  (what imports JAX comes after the environment is settled)

@@ -49,9 +49,10 @@ def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None, **options):
         gradient, (y, mean, var) = jax.grad(loss, has_aux=True)(x)
         return y, gradient, mean, var
 
-    split, whole = batch_spec(), PartitionSpec()
+    mesh = make_mesh(Layout(sizes))
+    split, whole = batch_spec(mesh), PartitionSpec()
     inputs = (x, weight) if mask is None else (x, weight, mask)
-    function = over_data(local, make_mesh(Layout(sizes)), (split,) * len(inputs), (split, split, whole, whole))
+    function = over_data(local, mesh, (split,) * len(inputs), (split, split, whole, whole))
     return jax.jit(function)(*inputs)
 
 

@@ -141,7 +141,7 @@ def test_a_layout_sums_over_the_live_chips(name):
     mesh = make_mesh(layout)
     values = np.arange(7 * 10, dtype=np.int32).reshape(7, 10)
     total = partial(vector_sum(layout, mesh).all_reduce)
-    summed = jax.jit(over_data(lambda v: total(v[0]), mesh, (batch_spec(),), PartitionSpec()))(values)
+    summed = jax.jit(over_data(lambda v: total(v[0]), mesh, (batch_spec(mesh),), PartitionSpec()))(values)
     np.testing.assert_array_equal(summed, values.sum(0))
     assert set(mesh.axis_names) == set(DATA_AXES)
 

@@ -45,7 +45,7 @@ def over_mesh(objective, outputs, batch, mask):
     def local(outputs, batch, mask):
         return all_reduce_tree(masked_sums(objective(outputs, batch), mask), ordered(DATA_AXES), data_devices(mesh))
 
-    program = jax.jit(over_data(local, mesh, (batch_spec(),) * 3, PartitionSpec()))
+    program = jax.jit(over_data(local, mesh, (batch_spec(mesh),) * 3, PartitionSpec()))
     return jax.device_get(program(outputs, batch, mask))
 
 

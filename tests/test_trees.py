@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from multipod.execute.sums import SUMS
 from multipod.execute.trees import all_gather_tree, all_reduce_tree, reduce_scatter_tree
 from multipod.layout.layout import DATA_AXES, Layout, default_shape, parse_shape
-from multipod.layout.mesh import batch_spec, data_sizes, is_split, make_mesh, update_spec
+from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
 from multipod.step.gradients import over_data
 
 pytestmark = pytest.mark.jax_version
@@ -32,10 +32,12 @@ def test_scattered_or_whole_the_sum_is_numpys(name, mesh_shape):
     devices, axes = mesh.size, dict(mesh.shape)
     tree, total = tree_of(devices), SUMS[name](DATA_AXES)
     one = jax.tree.map(lambda leaf: leaf[0], tree)
-    specs = jax.tree.map(lambda leaf: update_spec(leaf.shape, data_sizes(mesh)), one)
+    specs = jax.tree.map(lambda leaf: update_spec(leaf.shape, axes), one)
 
     def run(function, out_specs):
-        local = over_data(lambda t: function(jax.tree.map(lambda leaf: leaf[0], t)), mesh, (batch_spec(),), out_specs)
+        local = over_data(
+            lambda t: function(jax.tree.map(lambda leaf: leaf[0], t)), mesh, (batch_spec(mesh),), out_specs
+        )
         return jax.jit(local)(tree)
 
     expected = jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), tree)
@@ -54,7 +56,7 @@ def test_ordered_sums_are_the_direct_exchange_bit_for_bit():
     def run(name):
         total = SUMS[name](DATA_AXES)
         both = lambda x: (total.all_reduce(x[0]), total.all_gather(total.reduce_scatter(x[0])))  # noqa: E731
-        return jax.device_get(jax.jit(over_data(both, mesh, (batch_spec(),), PartitionSpec()))(vectors))
+        return jax.device_get(jax.jit(over_data(both, mesh, (batch_spec(mesh),), PartitionSpec()))(vectors))
 
     in_order = vectors[0]
     for vector in vectors[1:]:
@@ -69,13 +71,13 @@ def test_ordered_sums_are_the_direct_exchange_bit_for_bit():
 )
 @settings(max_examples=300, deadline=None)
 def test_a_split_divides_and_uses_every_axis_once_or_is_no_split(shape, sizes):
-    spec = update_spec(shape, sizes)
+    size_of = dict(zip(DATA_AXES, sizes, strict=True))
+    spec = update_spec(shape, size_of)
     used = [axis for names in spec for axis in (names or ())]
     if not is_split(spec):
         assert used == []
         return
     assert sorted(used) == sorted(DATA_AXES)
-    size_of = dict(zip(DATA_AXES, sizes, strict=True))
     for n, names in zip(shape, spec, strict=True):
         assert n % int(np.prod([size_of[axis] for axis in names or ()], dtype=int)) == 0
 

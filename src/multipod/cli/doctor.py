@@ -87,7 +87,7 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
 
     def check(function: Callable[[jax.Array], jax.Array]) -> Callable[[], str]:
         def test() -> str:
-            summed = jax.jit(over_data(lambda x: function(x[0]), mesh, (batch_spec(),), PartitionSpec()))(placed)
+            summed = jax.jit(over_data(lambda x: function(x[0]), mesh, (batch_spec(mesh),), PartitionSpec()))(placed)
             wrong = int((np.asarray(jax.device_get(summed)) != expected).sum())
             return f"{wrong} of {expected.size} sums are wrong" if wrong else ""
 

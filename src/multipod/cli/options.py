@@ -13,7 +13,8 @@ import click
 
 from multipod import runtime
 from multipod.cli import cluster
-from multipod.layout.layout import default_shape, parse_shape
+from multipod.layout.layout import parse_shape
+from multipod.layout.text import layout_changes
 from multipod.topology.machines import parse
 from multipod.train.heartbeat import CONTROL_FD, Heartbeat
 
@@ -80,7 +81,7 @@ def where_options(command: F) -> F:
 
 
 def what_options(command: F) -> F:
-    """Adds --set, --seed and --gradient-sum; the command gets one argument `changes`, a list of `name=value`."""
+    """Adds --layout, --set, --seed and --gradient-sum; the command gets a list of `name=value`, `changes`."""
 
     @click.option(
         "--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change a field of the recipe. Repeatable."
@@ -89,12 +90,24 @@ def what_options(command: F) -> F:
     @click.option(
         "--gradient-sum", metavar="NAME", help="The same as --set layout.gradient_sum=NAME, as ring or tree-packing."
     )
+    @click.option(
+        "--layout",
+        metavar="LAYOUT",
+        help="How the run lies on the mesh: data=2x2,model=4,update (also spatial, expert, stage, tile, sum, weights, "
+        "gather, wire, buckets), or a file that `multipod plan --save` wrote.",
+    )
     @functools.wraps(command)
     def with_changes(
-        *args: Any, sets: tuple[str, ...], seed: int | None, gradient_sum: str | None, **kwargs: Any
+        *args: Any,
+        sets: tuple[str, ...],
+        seed: int | None,
+        gradient_sum: str | None,
+        layout: str | None,
+        **kwargs: Any,
     ) -> Any:
         short = {"seed": seed, "layout.gradient_sum": gradient_sum}
-        changes = [*sets, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+        laid = layout_changes(layout) if layout else []
+        changes = [*laid, *sets, *(f"{name}={value}" for name, value in short.items() if value is not None)]
         return command(*args, changes=changes, **kwargs)
 
     return with_changes  # type: ignore[return-value]
@@ -155,7 +168,7 @@ def without_chips(layout: "Layout", fail: tuple[str, ...]) -> "Layout":
     """
     import jax
 
-    rows, columns = layout.mesh or default_shape(jax.device_count())
+    rows, columns = layout.mesh_shape(jax.device_count())
     chips = parse(f"mesh:{rows}x{columns}", fail)
     failed = tuple((row, column) for row, column in map(chips.coordinates, sorted(chips.failed_chips)))
     return replace(layout, mesh=(rows, columns), failed=failed)

@@ -1,12 +1,19 @@
-"""`multipod list` and `multipod show`: recipes, without training them."""
+"""`multipod list` and `multipod show`: recipes, and how they lie on a mesh, without training them."""
 
 import inspect
+import math
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from multipod.cli.options import Where, chosen_recipe, what_options, where_options
+
+if TYPE_CHECKING:
+    from multipod.layout.compiled import CompiledFacts
+    from multipod.recipe.recipe import Recipe
+    from multipod.step.program import Program
 
 
 @click.command("list")
@@ -21,36 +28,144 @@ def list_recipes() -> None:
 
 @click.command()
 @click.argument("recipe")
+@click.option("--tensors", is_flag=True, help="How each parameter is split.  [default: with --layout]")
+@click.option("--compile", "compiles", is_flag=True, help="Compile the update: activations, FLOPs, collectives.")
+@click.option(
+    "--compile-for",
+    metavar="TPU",
+    help="Compile it for a TPU that is not here, as v3:128x32 (needs the extra `tpu`).",
+)
 @what_options
 @where_options
-def show(recipe: str, changes: list[str], where: Where) -> None:
-    """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained."""
-    import jax
+def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, changes: list[str], where: Where) -> None:
+    """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained.
 
-    from multipod.layout.mesh import data_sizes, is_split, make_mesh, topology_of
+    The mesh may be far larger than this machine: --layout data=32x32,model=4 shows 4,096 devices.
+    """
     from multipod.recipe.text import to_text
-    from multipod.step.program import Program
-    from multipod.train.facts import state_bytes
-    from multipod.train.observers.text import broken_text
 
     chosen = chosen_recipe(recipe, changes, where)
-    program = Program(chosen, make_mesh(chosen.layout))
-    rows = program.rows
     click.echo(to_text(chosen))
-    params = jax.tree.leaves(program.shapes.params)
-    specs = jax.tree.leaves(program.path.specs, is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec))
-    sizes = data_sizes(program.mesh)
-    chips = topology_of(chosen.layout, program.mesh)
+    console = Console()
+    if compile_for:
+        console.print(_compiled_for(chosen, compile_for, where))
+        return
+    program = _program(chosen)
+    if tensors or any(change.startswith("layout.") for change in changes):
+        console.print(_parts(program))
+    console.print(_on_each_device(program))
+    if compiles:
+        console.print(_compiled(program))
+
+
+def _program(chosen: "Recipe") -> "Program":
+    """The program on the devices here, or, where the mesh has more, without devices."""
+    import jax
+
+    from multipod.layout.mesh import abstract_mesh, make_mesh
+    from multipod.step.program import Program
+
+    layout = chosen.layout
+    if layout.mesh and math.prod(layout.mesh) * layout.tile_devices > jax.device_count():
+        return Program(chosen, abstract_mesh(layout))
+    return Program(chosen, make_mesh(layout))
+
+
+def _parts(program: "Program") -> Table:
+    from multipod.step.inspect import parts
+
+    table = Table(title="parameters")
+    named = any(dim != "-" for part in parts(program) for dim in part.dims)
+    for name in ("tensor", "shape", *["dims"] * named, "kept split over", "updated split over"):
+        table.add_column(name, overflow="fold")
+    table.add_column("bytes on a device", justify="right")
+    for part in parts(program):
+        name = f"{part.name} ({part.count})" if part.count > 1 else part.name
+        dims = [", ".join(part.dims)] * named
+        split, update = (_split(part.shape, axes) for axes in (part.split, part.update))
+        table.add_row(name, "x".join(map(str, part.shape)), *dims, split, update, f"{part.device_bytes:,}")
+    return table
+
+
+def _split(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
+    """Such as `32 by model`; empty for a tensor that is whole."""
+    return ", ".join(f"{size} by {names}" for size, names in zip(shape, axes, strict=True) if names != "-")
+
+
+def _on_each_device(program: "Program") -> Table:
+    import jax
+
+    from multipod.layout.check import uncovered, whole
+    from multipod.layout.mesh import data_devices, is_split, topology_of
+    from multipod.step.gradients import is_spec
+    from multipod.step.inspect import gradient_sum, totals
+    from multipod.train.observers.text import broken_text
+
+    chosen, rows = program.recipe, program.rows
+    leaves = jax.tree.leaves(program.shapes.params)
     table = Table(show_header=False, title="on each device")
+    chips = topology_of(chosen.layout, program.mesh)
     broken = broken_text({"chips": chips.shape, "failed": chosen.layout.failed})
-    table.add_row("mesh", f"{sizes[0]} x {sizes[1]} {program.mesh.devices.flat[0].device_kind} devices{broken}")
-    whole = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
-    table.add_row("batch", f"{rows // program.mesh.size} of {whole}")
-    table.add_row("parameters", f"{sum(leaf.size for leaf in params):,} in {len(params)} tensors")
-    for name, size in state_bytes(program).items():
+    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
+    abstract = isinstance(program.mesh, jax.sharding.AbstractMesh)
+    kind = "devices, more than are here" if abstract else f"{program.mesh.devices.flat[0].device_kind} devices"
+    table.add_row("mesh", f"{axes}: {program.mesh.size:,} {kind}{broken}")
+    of = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
+    table.add_row("batch", f"{rows // data_devices(program.mesh)} of {of}")
+    table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} tensors")
+    for name, size in totals(program).items():
         table.add_row(f"{name}, bytes", f"{size:,}")
-    if chosen.layout.shard_update:
-        unsplit = [leaf for leaf, spec in zip(params, specs, strict=True) if not is_split(spec)]
+    total = gradient_sum(program)
+    count = f"{total.messages} message{'s' if total.messages > 1 else ''}"
+    table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {count} over {total.devices:,} devices")
+    if chosen.layout.splits_update:
+        specs = jax.tree.leaves(program.path.specs, is_leaf=is_spec)
+        unsplit = [leaf for leaf, spec in zip(leaves, specs, strict=True) if not is_split(spec)]
         rest = f"{len(unsplit)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in unsplit):,} bytes"
         table.add_row("not split in the update", rest)
-    Console().print(table)
+    stay = whole(chosen.layout, program.tensors, program.placements)
+    if stay:
+        table.add_row("whole on each device of a tile", f"{len(stay)} tensors, {sum(stay.values()):,} bytes")
+        silent = uncovered(program.tensors, program.placements)
+        if silent:
+            table.add_row("of which no rule speaks", ", ".join(silent[:3]) + (" ..." if len(silent) > 3 else ""))
+    return table
+
+
+def _compiled(program: "Program") -> Table:
+    """What XLA's CPU compiler knows of the update, or of one on a small mesh with the same tiles and rows a device."""
+    import jax
+
+    from multipod.step.inspect import compiled_here, stand_in
+
+    title = "compiled"
+    if isinstance(program.mesh, jax.sharding.AbstractMesh):
+        program = _program(stand_in(program.recipe, jax.device_count()))
+        axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
+        title += f" on a stand-in with the same tiles: {axes}"
+    return _facts_table(title, program, compiled_here(program))
+
+
+def _compiled_for(chosen: "Recipe", topology_name: str, where: Where) -> Table:
+    from multipod.step.inspect import compiled_for
+
+    program, facts = compiled_for(chosen, topology_name, where.cache)
+    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
+    return _facts_table(f"compiled for {topology_name}: {axes}", program, facts)
+
+
+def _facts_table(title: str, program: "Program", facts: "CompiledFacts") -> Table:
+    from multipod.step.inspect import traffic
+
+    table = Table(show_header=False, title=f"{title}; an update, on each device")
+    table.add_row("FLOPs", f"{facts.flops:,.0f}")
+    table.add_row("bytes read and written", f"{facts.bytes:,.0f}")
+    table.add_row("arguments, bytes", f"{facts.memory.arguments:,}")
+    table.add_row("activations and other temporaries, bytes", f"{facts.memory.temporaries:,}")
+    table.add_row("peak, bytes", f"{facts.memory.peak:,}")
+    for row in traffic(facts, program):
+        over = " and ".join(row.axes) or "groups that are no axes"
+        table.add_row(f"{row.kind} over {over}", f"{row.times} a step, {row.nbytes:,} bytes")
+    if facts.unknown_loops:
+        table.add_row("loops of unknown length", f"{facts.unknown_loops}, counted once")
+    return table

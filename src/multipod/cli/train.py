@@ -166,9 +166,11 @@ def remembered(request: Request, where: Where) -> tuple[Request, Where]:
         raise RecipeError(
             f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
         )
-    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *request.changes])
+    asked = request.changes
+    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *asked])
     mesh = tuple(facts.get("chips", facts["mesh"].values()))
-    if where.mesh is None and math.prod(mesh) <= jax.device_count():
+    elsewhere = any(change.startswith("layout.mesh=") for change in asked)
+    if where.mesh is None and not elsewhere and math.prod(mesh) * facts.get("tile", 1) <= jax.device_count():
         failed = tuple(f"{row},{column}" for row, column in facts.get("failed", ()))
         where = replace(where, mesh=mesh, fail=(*failed, *where.fail))
     return request, where

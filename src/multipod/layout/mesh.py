@@ -1,84 +1,149 @@
 """From a `Layout` to JAX's mesh and shardings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
 from multipod.layout.layout import DATA_AXES, Layout, default_shape
-from multipod.topology.topology import Topology
+from multipod.layout.rules import Axes
+from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
+
+WHOLE = PartitionSpec()
+
+BATCH_AXES = (*DATA_AXES, "expert")
+"""The axes that split the batch, where a mesh has them."""
 
 
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of `layout` on the first of `devices`; JAX chooses the order that suits the hardware.
 
-    The devices of failed chips are no part of it. The others lie in one row then, in the order of their
-    chips: with a hole there are no rows and columns of equal length.
+    Its axes are y, x and those of `layout.tile_sizes`. The devices of a tile are neighbours, numbered along a snake
+    through its rows, so that parts with consecutive numbers lie side by side (arXiv:2011.03641).
+
+    The devices of failed tiles are no part of it. The others lie in one row then, in the order of their
+    tiles: with a hole there are no rows and columns of equal length.
 
     Raises:
       LayoutError: the mesh needs more devices than there are, or leaves a process without any.
-      TopologyError: failed chips that the mesh does not have, or that cut it in parts.
+      TopologyError: failed tiles that the mesh does not have, or that cut it in parts.
     """
     devices = jax.devices() if devices is None else devices
-    shape = layout.mesh or default_shape(len(devices))
-    chips = _chips(shape, layout)
-    needed = math.prod(shape)
+    shape = layout.mesh_shape(len(devices))
+    tiles = _tiles(shape, layout)
+    needed = math.prod(shape) * layout.tile_devices
     if needed > len(devices):
-        raise LayoutError(_too_few(shape, devices))
-    whole = jax.make_mesh(shape, DATA_AXES, axis_types=(AxisType.Auto,) * len(shape), devices=devices[:needed])
-    live = whole.devices.reshape(-1)[list(chips.chips)]
-    idle = {d.process_index for d in devices} - {d.process_index for d in live}
+        raise LayoutError(_too_few(layout, shape, devices))
+    chips = tuple(n * side for n, side in zip(shape, layout.tile_shape, strict=True))
+    whole = jax.make_mesh(chips, DATA_AXES, axis_types=(AxisType.Auto,) * len(chips), devices=devices[:needed])
+    mesh = mesh_on(layout, whole.devices)
+    live = mesh.devices
+    idle = {d.process_index for d in devices} - {d.process_index for d in live.flat}
     if idle:
+        fitting = _text(replace(layout, mesh=()).mesh_shape(len(devices)))
         raise LayoutError(
-            f"{chips} uses {len(live)} of {len(devices)} devices and leaves processes {sorted(idle)} "
-            f"without any. Start fewer processes, or use mesh {_text(default_shape(len(devices)))}."
+            f"{tiles} uses {live.size} of {len(devices)} devices and leaves processes {sorted(idle)} "
+            f"without any. Start fewer processes, or use mesh {fitting}."
         )
-    if not chips.failed_chips:
-        return whole
-    return Mesh(live.reshape(1, -1), DATA_AXES, axis_types=(AxisType.Auto,) * len(DATA_AXES))
+    return mesh
 
 
-def topology_of(layout: Layout, mesh: Mesh) -> Topology:
-    """The chips behind `mesh`, which `make_mesh` made of `layout`: device number r is the live chip of rank r."""
-    return _chips(layout.mesh or default_shape(mesh.size + len(set(layout.failed))), layout)
+def mesh_on(layout: Layout, grid: np.ndarray) -> Mesh:
+    """The mesh of `layout` on a grid of devices, rows and columns as they are wired; its tiles must divide the grid."""
+    shape = tuple(n // side for n, side in zip(grid.shape, layout.tile_shape, strict=True))
+    tiles = _tiles(shape, layout)
+    live = in_tiles(grid, layout.tile_shape)[list(tiles.chips)]
+    rows = (1, len(live)) if tiles.failed_chips else shape
+    names = (*DATA_AXES, *layout.tile_sizes)
+    arranged = live.reshape(*rows, *layout.tile_sizes.values())
+    return Mesh(arranged, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def _chips(shape: Sequence[int], layout: Layout) -> Topology:
+def abstract_mesh(layout: Layout) -> AbstractMesh:
+    """The mesh of `layout`, which must say its `mesh`, without devices: to see shapes, not to run."""
+    sizes = (*layout.mesh, *layout.tile_sizes.values())
+    names = (*DATA_AXES, *layout.tile_sizes)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def in_tiles(grid: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
+    """[tiles, places]: the entries of a grid of rows and columns, tile by tile, along a snake through each tile's rows.
+
+    In a tile of two rows the snake's ends are neighbours too, which makes it a ring.
+    """
+    (rows, columns), (height, width) = grid.shape, tile
+    tiles = grid.reshape(rows // height, height, columns // width, width).transpose(0, 2, 1, 3)
+    snakes = tiles.reshape(-1, height, width).copy()
+    snakes[:, 1::2] = snakes[:, 1::2, ::-1]
+    return snakes.reshape(len(snakes), -1)
+
+
+def topology_of(layout: Layout, mesh: Mesh | AbstractMesh) -> Topology:
+    """The tiles behind `mesh`, which `make_mesh` made of `layout`: data device number r is the live tile of rank r.
+
+    What is summed over the data axes is summed between devices at the same place of their tiles. Where a tile is k
+    devices long, a message to the next such device crosses k links, and k of these sums share each link: so here a
+    link has k times the latency and a k-th of the bandwidth (arXiv:2011.03641, gradient sums that skip peers).
+    """
+    tiles = mesh.size // layout.tile_devices
+    return _tiles(layout.mesh or default_shape(tiles + len(set(layout.failed))), layout)
+
+
+def _tiles(shape: Sequence[int], layout: Layout) -> Topology:
     # JAX does not say whether the ends of a row are joined. A schedule for the open mesh runs on closed
     # rows too, without their closing links; one for closed rows would cross an open mesh from end to end.
-    topology = Topology(tuple(shape), wrap=(False,) * len(shape)).without(layout.failed)
+    sides = layout.tile_shape
+    topology = Topology(
+        tuple(shape),
+        wrap=(False,) * len(shape),
+        latency_s=tuple(LATENCY_S * side for side in sides),
+        bytes_per_s=tuple(BYTES_PER_S / side for side in sides),
+    ).without(layout.failed)
     topology.check_connected()
     return topology
 
 
-def data_sizes(mesh: Mesh) -> tuple[int, ...]:
-    """The sizes of the data axes, (y, x)."""
-    return tuple(mesh.shape[axis] for axis in DATA_AXES)
+def data_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that split the batch: y and x, and `expert` where the mesh has it."""
+    return tuple(axis for axis in mesh.axis_names if axis in BATCH_AXES)
 
 
-def data_devices(mesh: Mesh) -> int:
+def inner_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that do not split the batch."""
+    return tuple(axis for axis in mesh.axis_names if axis not in BATCH_AXES)
+
+
+def data_sizes(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
+    """The sizes of the data axes."""
+    return tuple(mesh.shape[axis] for axis in data_axes(mesh))
+
+
+def data_devices(mesh: Mesh | AbstractMesh) -> int:
     """The number of devices that a batch is split over."""
     return math.prod(data_sizes(mesh))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_spec() -> PartitionSpec:
+def batch_spec(mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The first dim split over all data axes, row-major."""
-    return PartitionSpec(DATA_AXES)
+    return PartitionSpec(data_axes(mesh))
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """`batch_spec` on this mesh."""
-    return NamedSharding(mesh, batch_spec())
+    return NamedSharding(mesh, batch_spec(mesh))
 
 
-def padded_batch(batch: int, layout: Layout, mesh: Mesh) -> int:
+def padded_batch(batch: int, layout: Layout, mesh: Mesh | AbstractMesh) -> int:
     """The rows of a batch on `mesh`: more than `batch` only where chips have failed, to divide over those left.
 
     Raises:
@@ -89,7 +154,7 @@ def padded_batch(batch: int, layout: Layout, mesh: Mesh) -> int:
     return -(-batch // data_devices(mesh)) * data_devices(mesh)
 
 
-def check_batch(batch: int, mesh: Mesh) -> None:
+def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
     """Refuses a batch that does not divide over the data axes.
 
     Raises:
@@ -105,23 +170,45 @@ def check_batch(batch: int, mesh: Mesh) -> None:
         )
 
 
-def update_spec(shape: Sequence[int], sizes: Sequence[int]) -> PartitionSpec:
-    """How the weight update splits a tensor of `shape` over data axes of `sizes`: a rule of the shape alone.
+def to_spec(axes: Axes) -> PartitionSpec:
+    """JAX's form of a placement."""
+    return PartitionSpec(*(None if not names else names[0] if len(names) == 1 else names for names in axes))
 
-    Each data axis takes the dim with the most elements left that it divides. A tensor in which some
-    axis finds no dim stays whole: it is small (a bias of 10), or it would need padding, which an
+
+def update_spec(shape: Sequence[int], sizes: Mapping[str, int], base: PartitionSpec = WHOLE) -> PartitionSpec:
+    """How the weight update splits a tensor of `shape` over axes of `sizes`: a rule of the shape and of `base` alone.
+
+    `base` is how the tensor is split anyway, by other axes; the dims that it splits are left alone. Of the others
+    each axis takes the one with the most elements left that it divides. A tensor in which some
+    axis finds no dim stays as it is: it is small (a bias of 10), or it would need padding, which an
     unmodified optimizer would take for weights. Optimizer state of the same shape falls under the
     same rule, so that any Optax optimizer works; state of other shapes (SM3's vectors) too.
     """
+    taken = (*base, *[None] * (len(shape) - len(base)))
     left, axes = list(shape), [[] for _ in shape]  # type: list[int], list[list[str]]
-    for axis, size in zip(DATA_AXES, sizes, strict=True):
-        fits = [dim for dim, n in enumerate(left) if n % size == 0]
+    for axis, size in sizes.items():
+        fits = [dim for dim, n in enumerate(left) if taken[dim] is None and n % size == 0]
         if not fits:
-            return PartitionSpec()
+            return base
         dim = max(fits, key=lambda d: left[d])
         left[dim] //= size
         axes[dim].append(axis)
-    return PartitionSpec(*(tuple(names) or None for names in axes))
+    return PartitionSpec(*(own or tuple(names) or None for own, names in zip(taken, axes, strict=True)))
+
+
+def only(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """What `spec` says of `axes`, the other axes left out."""
+
+    def kept(names: Any) -> Any:
+        found = tuple(name for name in ((names,) if isinstance(names, str) else names or ()) if name in axes)
+        return found or None
+
+    return PartitionSpec(*map(kept, spec))
+
+
+def names_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """The axes that `spec` names, in order."""
+    return tuple(name for names in spec for name in ((names,) if isinstance(names, str) else names or ()))
 
 
 def is_split(spec: PartitionSpec) -> bool:
@@ -133,12 +220,14 @@ def _text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _too_few(shape: Sequence[int], devices: Sequence[jax.Device]) -> str:
-    kind = devices[0].platform
-    message = (
-        f"mesh {_text(shape)} needs {math.prod(shape)} devices, and there are {len(devices)} ({kind}). "
-        f"Use --mesh {_text(default_shape(len(devices)))}"
-    )
+def _too_few(layout: Layout, shape: Sequence[int], devices: Sequence[jax.Device]) -> str:
+    kind, needed = devices[0].platform, math.prod(shape) * layout.tile_devices
+    of = f" of {layout.spelled_tile}" if layout.tile_sizes else ""
+    message = f"mesh {_text(shape)}{of} needs {needed} devices, and there are {len(devices)} ({kind}). "
+    if len(devices) % layout.tile_devices == 0:
+        message += f"Use --mesh {_text(default_shape(len(devices) // layout.tile_devices))}"
+    else:
+        message += f"Tiles of {layout.tile_devices} do not divide them: halve an axis"
     if kind == "cpu":
-        message += f", or --cpu-devices {math.prod(shape)} to have as many virtual ones"
+        message += f", or --cpu-devices {needed} to have as many virtual ones"
     return message + "."

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.errors import RecipeError, nearest
-from multipod.models.images import check_fields, check_image
+from multipod.models.images import IMAGE_DIMS, check_fields, check_image
 from multipod.nn.batch_norm import Tile
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.model import Batch, FlaxModel
@@ -92,6 +92,8 @@ class EfficientNet(FlaxModel):
     Raises:
       RecipeError: a field out of range, or, when called, images with other channels.
     """
+
+    input_dims = IMAGE_DIMS
 
     width: float = 1.0
     depth: float = 1.0

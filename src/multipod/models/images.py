@@ -7,6 +7,9 @@ import jax
 
 from multipod.errors import RecipeError
 
+IMAGE_DIMS = {"image": (None, "height", "width", None)}
+"""The names of the dims of batch["image"], [examples, height, width, channels]: what a layout may split."""
+
 
 def check_fields(
     model: Any, *, choices: dict[str, Collection[Any]], least: dict[str, float], rates: Collection[str] = ()

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.models.images import check_fields, check_image
+from multipod.models.images import IMAGE_DIMS, check_fields, check_image
 from multipod.nn.batch_norm import Tile, TileBatchNorm
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.convolution import convolution
+from multipod.nn.laid import laid
 from multipod.nn.model import Batch, FlaxModel
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
@@ -43,6 +44,8 @@ class ResNet(FlaxModel):
     Raises:
       RecipeError: a field out of range, or, when called, images with other channels.
     """
+
+    input_dims = IMAGE_DIMS
 
     depth: Literal[18, 34, 50, 101, 152] = 50
     channels: int = 3
@@ -88,6 +91,8 @@ class SmallResNet(FlaxModel):
         not enlarge rounding errors (docs/design/order.md).
     """
 
+    input_dims = IMAGE_DIMS
+
     channels: int = 1
     classes: int = 10
     width: int = 16
@@ -119,8 +124,8 @@ class _Block(nnx.Module):
         self.shortcut = None if same else conv(features_in, features, (1, 1), strides=stride)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.activate(self.norm1(self.conv1(x)))
-        y = self.norm2(self.conv2(y))
+        y = self.activate(self.norm1(laid(self.conv1(x), "height", "width", None)))
+        y = self.norm2(laid(self.conv2(y), "height", "width", None))
         return self.activate(y + (x if self.shortcut is None else self.shortcut(x)))
 
 

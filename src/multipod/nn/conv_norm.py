@@ -11,6 +11,7 @@ from flax import nnx
 from multipod.nn.batch_norm import Tile, TileBatchNorm
 from multipod.nn.convolution import convolution
 from multipod.nn.depthwise import depthwise_convolution
+from multipod.nn.laid import laid
 
 Dtype = Literal["float32", "bfloat16"]
 """Of convolutions and what passes between layers. Parameters, statistics and their arithmetic are float32 always."""
@@ -87,5 +88,5 @@ class ConvNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The layer's output, in the style's dtype."""
-        x = self.norm(self.conv(x))
+        x = self.norm(laid(self.conv(x), "height", "width", None))
         return x if self.activate is None else self.activate(x)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer, variance_scaling
 
 from multipod.nn.dims import constant, param
+from multipod.nn.laid import laid
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -47,11 +48,14 @@ class Dense(nnx.Module):
         self.kernel = param(init, sizes, (*inputs, *outputs), rngs)
         self.bias = constant(0.0, tuple(outputs.values()), tuple(outputs)) if bias else None
         self.contracted = len(inputs)
+        self.outputs = tuple(outputs)
         self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Computes and returns in `dtype`."""
-        y = jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
+        y = laid(
+            jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted), *self.outputs
+        )
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 

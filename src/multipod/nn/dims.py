@@ -10,6 +10,8 @@ A parameter carries one name for each of its dims, as the metadata `dims` of its
 | `heads`, `kv` | heads of an attention, features of one head |
 | `mlp` | hidden features of a feed-forward layer |
 | `embed_out` | features between layers, in a kernel whose other dim is `embed`: no axis can split both |
+| `height`, `width` | rows and columns of an image; of inputs and activations, no parameter has them |
+| `experts` | experts of a sparse layer |
 | `positions`, `types`, `classes` | learnt positions, token types, outputs of a classifier |
 
 Flax's own metadata of this kind, `out_sharding`, also *places* a variable while it is made, if a mesh is set; ours does
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.model import FlaxModel, _skeleton
+from multipod.nn.model import FlaxModel, Model, _skeleton
 
 Dims = tuple[str | None, ...]
 
@@ -41,14 +43,22 @@ def constant(value: float, sizes: Sequence[int], dims: Dims) -> nnx.Param:
     return nnx.Param(jnp.full(tuple(sizes), value, jnp.float32), dims=tuple(dims))
 
 
-def dims_of(model: FlaxModel) -> dict[str, Dims]:
+def dims_of(model: Model) -> dict[str, Dims]:
     """The names of every parameter's dims, by the parameter's path; None for a dim without a name. Allocates nothing.
 
-    A parameter without metadata has no entry: a layout must then name it by its path.
+    A parameter without metadata has no entry: a layout must then name it by its path. A model that is no `FlaxModel`
+    has names if it has a method `dims` that returns them.
     """
+    if not isinstance(model, FlaxModel):
+        return dict(model.dims()) if hasattr(model, "dims") else {}
     _, shapes = _skeleton(model)
     named = (("/".join(map(str, path)), _dims(variable)) for path, variable in nnx.to_flat_state(shapes[0]))
     return {path: dims for path, dims in named if dims}
+
+
+def input_dims(model: Model) -> dict[str, Dims]:
+    """The names of the dims of what the model reads, by the batch's entry: its attribute `input_dims`."""
+    return dict(getattr(model, "input_dims", {}))
 
 
 def _dims(variable: nnx.Variable) -> Dims:

@@ -10,6 +10,7 @@ from jax.nn.initializers import Initializer
 
 from multipod.nn.dense import ComputeDtype
 from multipod.nn.dims import param
+from multipod.nn.laid import laid
 
 
 class Embedding(nnx.Module):
@@ -26,16 +27,18 @@ class Embedding(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.table = param(init, (entries, features), (counts, "embed"), rngs)
+        self.counts = counts
         self.dtype = dtype
 
     def __call__(self, numbers: jax.Array) -> jax.Array:
         """The vectors with these numbers, [..., embed]. Not checked: a number outside the table gives NaN."""
-        return jnp.take(self.table[...], numbers, axis=0).astype(self.dtype)
+        return laid(jnp.take(self.table[...], numbers, axis=0).astype(self.dtype), "embed")
 
     def scores(self, x: jax.Array) -> jax.Array:
         """x [..., embed] times every entry: float32 [..., entries], multiplied in `dtype`, summed in float32."""
         table = self.table[...].astype(self.dtype)
-        return jnp.einsum("...e,ve->...v", x.astype(self.dtype), table, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("...e,ve->...v", x.astype(self.dtype), table, preferred_element_type=jnp.float32)
+        return laid(scores, self.counts)
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:

@@ -27,6 +27,8 @@ class Recipe:
       evaluation_batch: examples evaluated at once, over the whole mesh.
       checkpoint_every: updates between checkpoints; one more follows the last update. 0: only that one.
       keep_checkpoints: how many checkpoints are kept, newest first.
+      accumulate: parts that each device's rows of a batch go through the model in, one after the other, with their
+        gradients added up: the memory of a smaller batch, the update of this one. (Batch norm sees the parts.)
       seed: of the parameters, of the order of the data, and of its augmentation.
     """
 
@@ -43,9 +45,10 @@ class Recipe:
     checkpoint_every: int = 0
     keep_checkpoints: int = 3
     seed: int = 0
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
-        least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1}
+        least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}
         least |= {"evaluate_every": 0, "checkpoint_every": 0, "seed": 0}
         wrong = [f"{name}={getattr(self, name)} (at least {n})" for name, n in least.items() if getattr(self, name) < n]
         if wrong:

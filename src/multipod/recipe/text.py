@@ -10,7 +10,12 @@ import tomli_w
 from multipod.layout.layout import COMBINATIONS
 from multipod.recipe.recipe import Recipe
 
-WHERE = ("layout.mesh", "layout.failed", "layout.gradient_sum", "layout.report_orthogonality")
+WHERE = (
+    *("layout.mesh", "layout.failed", "layout.tile", "layout.rules"),
+    *("layout.spatial", "layout.model", "layout.expert"),
+    *("layout.shard_update", "layout.shard_weights", "layout.bucket_bytes"),
+    *("layout.gradient_sum", "layout.report_orthogonality"),
+)
 """Fields that say where a run lies and who adds, not what it learns: a run may go on with others. Adasum depends on all
 of them; a run that combines by it may lose chips all the same, since its tree is one of chip numbers."""
 

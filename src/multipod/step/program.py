@@ -1,6 +1,6 @@
 """Builds the programs of a run from its recipe and a mesh. `update` is the step of the whole project."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -10,24 +10,41 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
-from multipod.layout.layout import DATA_AXES
-from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, padded_batch, replicated
+from multipod.layout.check import lay
+from multipod.layout.mesh import (
+    batch_sharding,
+    batch_spec,
+    data_axes,
+    data_devices,
+    inner_axes,
+    padded_batch,
+    replicated,
+    to_spec,
+    update_spec,
+)
+from multipod.layout.rules import Placement, Tensor
 from multipod.metrics.objective import masked_sums
+from multipod.nn.dims import dims_of, input_dims
+from multipod.nn.laid import laying
 from multipod.nn.padding import masked
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import (
+    GATHERED,
     GradientPath,
     constrain,
+    data_specs,
     gradient_path,
+    order_made,
     over_data,
+    state_specs,
     tensor_names,
-    update_specs,
 )
+from multipod.step.images import SplitImages
 from multipod.step.state import State, fresh_state
 
 Batch = dict[str, jax.Array]
@@ -41,7 +58,7 @@ class Program:
     """The programs of a run on a mesh. Nothing is compiled or allocated before a method is called."""
 
     recipe: Recipe
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -51,14 +68,53 @@ class Program:
     @cached_property
     def shapes(self) -> State:
         """The state as shapes with shardings: what a checkpoint is restored into."""
-        shapes = jax.eval_shape(self._fresh)
+        shapes = self._bare_shapes
         specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
-        specs = specs._replace(optimizer=self._optimizer_specs(shapes.optimizer))
+        specs = specs._replace(params=self.stored_specs, optimizer=self._optimizer_specs(shapes.optimizer))
         return jax.tree.map(
             lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec)),
             shapes,
             specs,
         )
+
+    @cached_property
+    def _bare_shapes(self) -> State:
+        return jax.eval_shape(self._fresh)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by their path, in the order of the tree's leaves."""
+        dims = dims_of(self.recipe.model)
+        leaves = jax.tree_util.tree_flatten_with_path(self._bare_shapes.params)[0]
+        named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        return {name: Tensor(leaf.shape, dims.get(name, ()), leaf.dtype.itemsize) for name, leaf in named.items()}
+
+    @cached_property
+    def placements(self) -> dict[str, Placement]:
+        """How the axes inside the tiles split each parameter.
+
+        Raises:
+          LayoutError: all that is wrong with the layout for this model.
+        """
+        return lay(self.recipe.layout, self.tensors, set(self.images.dims))
+
+    @cached_property
+    def stored_specs(self) -> Any:
+        """The `PartitionSpec` of each parameter between updates."""
+        return self.path.specs if self.recipe.layout.keeps_shares else self.path.base
+
+    @cached_property
+    def images(self) -> SplitImages:
+        """How the images of a batch are split inside the tiles."""
+        return SplitImages(input_dims(self.recipe.model), self.splits, dict(self.mesh.shape))
+
+    @cached_property
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """The inner axes that split dims of a name: of activations, and of the weights where no path says otherwise."""
+        inner = inner_axes(self.mesh)
+        names = {rule.pattern: rule.axes[0] for rule in reversed(self.recipe.layout.table) if not rule.is_path}
+        found = {name: tuple(axis for axis in axes if axis in inner) for name, axes in names.items()}
+        return {name: axes for name, axes in found.items() if axes}
 
     @cached_property
     def rows(self) -> int:
@@ -77,7 +133,19 @@ class Program:
     @cached_property
     def path(self) -> GradientPath:
         """How gradients travel."""
-        return gradient_path(self.recipe.layout, self.mesh, self.shapes.params)
+        params = self._bare_shapes.params
+        structure: Any = jax.tree.structure(params)
+        base = structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
+        order = self._order() if self.recipe.layout.bucket_bytes else ()
+        return gradient_path(self.recipe.layout, self.mesh, params, base, order)
+
+    def _order(self) -> tuple[int, ...]:
+        """The parameters' places in the order in which the backward pass makes their gradients."""
+        shapes, key = self._bare_shapes, jax.eval_shape(lambda: jax.random.key(0))
+        rows = {name: (self.rows // data_devices(self.mesh), *leaf.shape[1:]) for name, leaf in self._batch().items()}
+        batch = {name: jax.ShapeDtypeStruct(rows[name], leaf.dtype) for name, leaf in self._batch().items()}
+        once = partial(self._micro_gradients, _as_they_are)
+        return order_made(lambda *args: once(*args)[0], shapes.params, shapes.statistics, key, batch)
 
     def init(self) -> State:
         """The state before the first update, on the mesh."""
@@ -95,8 +163,10 @@ class Program:
 
     def _optimizer_specs(self, optimizer: Any) -> Any:
         if self.recipe.layout.local_state:
-            return jax.tree.map(lambda _: batch_spec(), optimizer)
-        return update_specs(self.recipe.layout, self.mesh, optimizer)
+            return jax.tree.map(lambda _: batch_spec(self.mesh), optimizer)
+        layout, sizes = self.recipe.layout, {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
+        others = (lambda leaf: update_spec(leaf.shape, sizes)) if layout.splits_update else lambda _: PartitionSpec()
+        return state_specs(optimizer, self._bare_shapes.params, self.path.specs, others)
 
     def stop_flags(self, stop: bool) -> jax.Array:
         """One int32 for each device, 1 to ask for a stop; `update` tells every process whether any did."""
@@ -110,15 +180,35 @@ class Program:
         Raises:
           LayoutError: the batch or a tile of the model does not fit the mesh.
         """
-        sharding = batch_sharding(self.mesh)
-        example = self.recipe.data.train().read(np.arange(1))
-        example |= {"mask": np.ones(1, bool)} if self.padded else {}
-        shapes = {name: ((self.rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
-        batch = {name: jax.ShapeDtypeStruct(*shape, sharding=sharding) for name, shape in shapes.items()}
-        flags = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=sharding)
+        flags = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=batch_sharding(self.mesh))
+        batch = self._batch()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
         update = jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
         return update.lower(self.shapes, batch, flags)
+
+    @cached_property
+    def _examples(self) -> dict[str, np.ndarray]:
+        return self.recipe.data.train().read(np.arange(1))
+
+    @cached_property
+    def _test_examples(self) -> dict[str, np.ndarray]:
+        return self.recipe.data.test().read(np.arange(1))
+
+    def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of the run as shapes with shardings."""
+        example = self.images.padded(self._examples)
+        example |= {"mask": np.ones(1, bool)} if self.padded else {}
+        shardings = self.batch_shardings(example)
+        return {
+            name: jax.ShapeDtypeStruct((self.rows, *array.shape[1:]), array.dtype, sharding=shardings[name])
+            for name, array in example.items()
+        }
+
+    def batch_shardings(self, batch: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        """How the arrays of a host batch lie on the mesh: rows over the data axes, images over the spatial ones."""
+        rows = data_axes(self.mesh)
+        inner = {name: self.images.axes(name, np.ndim(array)) for name, array in batch.items()}
+        return {name: NamedSharding(self.mesh, PartitionSpec(rows, *axes)) for name, axes in inner.items()}
 
     def compile_update(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
         """`update`, compiled."""
@@ -136,7 +226,9 @@ class Program:
             gradients, statistics, sums = self._gradients(state, batch, stop)
             updates, optimizer = self.optimizer.update(gradients, state.optimizer, params)
         optimizer = constrain(optimizer, self.mesh, self._optimizer_specs(optimizer))
-        params = self.path.gather(constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs))
+        params = constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs)
+        if not self.recipe.layout.keeps_shares:
+            params = self.path.gather(params)
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums
 
     @partial(jax.jit, static_argnums=0)
@@ -146,11 +238,13 @@ class Program:
         def local(params: Any, statistics: Any, batch: Batch) -> Sums:
             batch = dict(batch)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
-            sums = masked_sums(self.recipe.objective(outputs, batch), mask)
-            return all_reduce_tree(sums, ordered(DATA_AXES), data_devices(self.mesh))
+            with laying(self.mesh, self.splits):
+                batch = self.images.cut(batch, self._test_examples)
+                outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
+                sums = masked_sums(self.recipe.objective(outputs, batch), mask)
+            return all_reduce_tree(sums, ordered(data_axes(self.mesh)), data_devices(self.mesh))
 
-        specs = PartitionSpec(), PartitionSpec(), batch_spec()
+        specs = data_specs(self.mesh, self.path.base), PartitionSpec(), batch_spec(self.mesh)
         return over_data(local, self.mesh, specs, PartitionSpec())(state.params, state.statistics, batch)
 
     def sum_alone(self) -> Callable[[Any], Any]:
@@ -158,21 +252,26 @@ class Program:
 
         It takes parameters and treats them as each device's gradients.
         """
-        one_way = over_data(self.path.combine, self.mesh, (PartitionSpec(),), self.path.specs)
+        whole, shares = data_specs(self.mesh, self.path.base), data_specs(self.mesh, self.path.specs)
+        one_way = over_data(self.path.combine, self.mesh, (whole,), shares)
+        if self.recipe.layout.keeps_shares:
+            return jax.jit(lambda params: one_way(self.path.gather(params)))
         return jax.jit(lambda params: self.path.gather(one_way(params)))
 
     def _gradients(self, state: State, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Sums]:
         def local(params: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Sums]:
-            key = jax.random.fold_in(key, lax.axis_index(DATA_AXES))
+            key = jax.random.fold_in(key, lax.axis_index(data_axes(self.mesh)))
             gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
-            gradients, report = self.path.combine_and_report(self._before_sum(gradients))
+            report: Sums = {}
+            if not self.recipe.layout.shard_weights:  # else their derivative has summed them
+                gradients, report = self.path.combine_and_report(self._before_sum(gradients))
             statistics, sums = self._agree(statistics, sums | {"stop": stop.sum()})
             return gradients, statistics, sums | _counted(report, sums)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
-        whole = PartitionSpec()
-        in_specs = whole, whole, whole, batch_spec(), batch_spec()
-        out_specs = self.path.specs, whole, whole
+        whole, rows = PartitionSpec(), batch_spec(self.mesh)
+        in_specs = data_specs(self.mesh, self.stored_specs), whole, whole, rows, rows
+        out_specs = data_specs(self.mesh, self.path.specs), whole, whole
         return over_data(local, self.mesh, in_specs, out_specs)(state.params, state.statistics, key, batch, stop)
 
     def _local_changes(self, state: State, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Any, Sums]:
@@ -186,7 +285,7 @@ class Program:
         def local(
             params: Any, own: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array
         ) -> tuple[Any, Any, Any, Sums]:
-            key = jax.random.fold_in(key, lax.axis_index(DATA_AXES))
+            key = jax.random.fold_in(key, lax.axis_index(data_axes(self.mesh)))
             gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
             gradients = jax.tree.map(lambda tensor: tensor * devices, self._before_sum(gradients))
             changes, own = self.optimizer.update(gradients, jax.tree.map(lambda leaf: leaf[0], own), params)
@@ -195,7 +294,7 @@ class Program:
             return changes, jax.tree.map(lambda leaf: leaf[None], own), statistics, sums | _counted(report, sums)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
-        whole, split = PartitionSpec(), batch_spec()
+        whole, split = PartitionSpec(), batch_spec(self.mesh)
         in_specs = whole, split, whole, whole, split, split
         function = over_data(local, self.mesh, in_specs, (self.path.specs, split, whole, whole))
         return function(state.params, state.optimizer, state.statistics, key, batch, stop)
@@ -210,16 +309,41 @@ class Program:
             refuse_poisoned("update", np.asarray(sums["poisoned"]), tensor_names(self.path.specs), RESUME)
 
     def _local_gradients(self, params: Any, statistics: Any, key: jax.Array, batch: Batch) -> tuple[Any, Any]:
-        """Gradients of this device's share of the batch's mean loss, with new statistics and sums."""
+        """Gradients of this device's share of the batch's mean loss, with new statistics and sums.
+
+        `params` are as they are stored. With `shard_weights` the gradients are summed and split, else they are of whole
+        weights. With `recipe.accumulate` above 1 the rows go through the model in so many parts, one after the other.
+        """
+        layout = self.recipe.layout
+        use: Callable[[Any], Any] = _as_they_are
+        if layout.shard_weights:
+            use = self.path.use
+        elif layout.keeps_shares:
+            params = self.path.use(params)
+        kinds = jax.tree.map(lambda leaf: leaf.dtype, self._bare_shapes.params)
+        step = partial(self._micro_gradients, use)
+        if self.recipe.accumulate == 1:
+            gradients, aside = step(params, statistics, key, batch)
+        else:
+            gradients, aside = accumulated(step, params, statistics, key, batch, self.recipe.accumulate)
+        return jax.tree.map(lambda leaf, kind: leaf.astype(kind), gradients, kinds), aside
+
+    def _micro_gradients(
+        self, use: Callable[[Any], Any], params: Any, statistics: Any, key: jax.Array, batch: Batch
+    ) -> tuple[Any, Any]:
+        """`_local_gradients` of rows that go through the model at once; `use` makes of `params` what it takes."""
         batch = dict(batch)
         mask = batch.pop("mask", None)
 
         def loss(params: Any) -> tuple[jax.Array, Any]:
-            with masked(mask):
-                outputs, new = self.recipe.model.apply(params, statistics, batch, train=True, key=key)
-            sums = masked_sums(self.recipe.objective(outputs, batch), mask)
+            with masked(mask), laying(self.mesh, self.splits):
+                rows = self.images.cut(batch, self._examples)
+                outputs, new = self.recipe.model.apply(use(params), statistics, rows, train=True, key=key)
+                sums = masked_sums(self.recipe.objective(outputs, rows), mask)
             return sums["loss"] / self.recipe.batch, (new, sums)
 
+        if self.recipe.layout.shard_weights:
+            loss = jax.checkpoint(loss, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
         return jax.grad(loss, has_aux=True)(params)
 
     def _before_sum(self, gradients: Any) -> Any:
@@ -236,7 +360,7 @@ class Program:
         leaves = jax.tree.leaves(statistics)
         structure: Any = jax.tree.structure(statistics)
         floats = [leaf / devices for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-        means, sums = all_reduce_tree((floats, sums), ordered(DATA_AXES), devices)
+        means, sums = all_reduce_tree((floats, sums), ordered(data_axes(self.mesh)), devices)
         averaged = iter(means)
         return (
             structure.unflatten(
@@ -244,6 +368,26 @@ class Program:
             ),
             sums,
         )
+
+
+def accumulated(
+    step: Callable[..., tuple[Any, Any]], params: Any, statistics: Any, key: jax.Array, batch: Batch, times: int
+) -> tuple[Any, Any]:
+    """`step` over `times` equal parts of the rows in turn: gradients and sums added, statistics passed on."""
+    parts = jax.tree.map(lambda rows: rows.reshape(times, -1, *rows.shape[1:]), batch)
+
+    def one(carried: Any, numbered: Any) -> tuple[Any, Any]:
+        (gradients, statistics), (number, rows) = carried, numbered
+        new, (statistics, sums) = step(params, statistics, jax.random.fold_in(key, number), rows)
+        return (jax.tree.map(jnp.add, gradients, new), statistics), sums
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    (gradients, statistics), sums = lax.scan(one, (zero, statistics), (jnp.arange(times), parts))
+    return gradients, (statistics, jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), sums))
+
+
+def _as_they_are(params: Any) -> Any:
+    return params
 
 
 def _counted(report: Sums, sums: Sums) -> Sums:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from multipod.data.batches import evaluation_batches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
@@ -123,13 +123,12 @@ def _dispatched(program: Program, state: State, test: Source, reading: Reading |
     check_not_empty(test)
     devices = data_devices(program.mesh)
     batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
-    sharding = batch_sharding(program.mesh)
-    rows = owned_rows(sharding, batch)
+    rows = owned_rows(batch_sharding(program.mesh), batch)
     # One program for both kinds of evaluation; the optimizer's state is not read.
     state = state._replace(optimizer=None)
     for host in evaluation_batches(test, batch, rows, reading):
         check_classes(program.recipe.model, host)
-        yield program.evaluate(state, to_mesh(host, rows, batch, sharding))
+        yield program.evaluate(state, program.placed(host, rows, batch))
 
 
 def _added(sums: list[Sums]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import jax
 
 from multipod.data.source import identity_of
 from multipod.layout.mesh import topology_of
+from multipod.layout.text import spelled
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
@@ -21,9 +22,8 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
     """The facts of a run of `program`, made of `recipe` (a name or `file.py:function`) and `changes`."""
     mesh, shapes = program.mesh, program.shapes
     chips = topology_of(program.recipe.layout, mesh)
-    devices = [
-        [{"id": d.id, "process": d.process_index, "kind": d.device_kind} for d in row] for row in mesh.devices.tolist()
-    ]
+    grid = mesh.devices.reshape(mesh.devices.shape[0], -1)  # a row of tiles is a row of devices
+    devices = [[{"id": d.id, "process": d.process_index, "kind": d.device_kind} for d in row] for row in grid.tolist()]
     return {
         "recipe": recipe,
         "overrides": changes,
@@ -31,6 +31,8 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "mesh": dict(mesh.shape),
         "chips": chips.shape,
+        "tile": program.recipe.layout.tile_devices,
+        "layout": spelled(program.recipe.layout),
         "failed": [chips.coordinates(chip) for chip in sorted(chips.failed_chips)],
         "devices": devices,
         "processes": jax.process_count(),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from multipod.data.batches import Feed, TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading, ledger_of
 from multipod.data.source import Source, with_cache
 from multipod.layout.mesh import batch_sharding
@@ -92,8 +92,7 @@ class _Run:
         self.compile_s = self.first_step_s = 0.0
         self.stopped = False
         self.skipped = 0
-        self.sharding = batch_sharding(program.mesh)
-        self.rows = owned_rows(self.sharding, program.rows)
+        self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
         self.batches = TrainBatches(source, self.recipe.batch, self.recipe.seed, self.rows, program.padded)
         self.test = self.recipe.data.test()
@@ -173,7 +172,7 @@ class _Run:
         host = next(incoming)
         waited = self.around.clock() - start
         check_classes(self.recipe.model, host)
-        return to_mesh(host, self.rows, self.program.rows, self.sharding), waited
+        return self.program.placed(host, self.rows, self.program.rows), waited
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""

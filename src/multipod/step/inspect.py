@@ -1,0 +1,192 @@
+"""What a layout costs each device, as plain data: tensor by tensor, in sum, and as XLA compiles it."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from multipod.errors import LayoutError
+from multipod.layout.compiled import CompiledFacts, absent_devices, absent_mesh, facts_of, facts_of_lowered
+from multipod.layout.mesh import data_devices, mesh_on, names_of
+from multipod.recipe.recipe import Recipe
+from multipod.step.gradients import buckets, is_spec
+from multipod.step.program import Program
+from multipod.step.state import device_bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter on a device, or several that differ in their layer alone.
+
+    Attributes:
+      name: its path; a number that differs is `*`.
+      count: how many they are.
+      shape: of one, whole.
+      dims: the names of its dims, `-` for one without.
+      split: axes that split each dim while it is kept, `-` for none.
+      update: the same during the weight update.
+      device_bytes: of all of them, as they are kept.
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    split: tuple[str, ...]
+    update: tuple[str, ...]
+    device_bytes: int
+
+
+def parts(program: Program) -> list[Part]:
+    """The parameters of a program, those of equal layers in one line."""
+    found: dict[tuple[Any, ...], Part] = {}
+    flat = lambda tree: jax.tree.leaves(tree, is_leaf=is_spec)  # noqa: E731
+    leaves = jax.tree.leaves(program.shapes.params)
+    rows = zip(program.tensors.items(), leaves, flat(program.stored_specs), flat(program.path.specs), strict=True)
+    for (name, tensor), leaf, kept, updated in rows:
+        dims = tuple(dim or "-" for dim in tensor.dims or (None,) * len(tensor.shape))
+        alike = (
+            re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name),
+            tensor.shape,
+            dims,
+            _axes(kept, tensor.shape),
+            _axes(updated, tensor.shape),
+        )
+        before = found.get(alike)
+        one = Part(name, 1, *alike[1:], device_bytes(leaf))
+        found[alike] = (
+            one
+            if before is None
+            else replace(
+                one, name=alike[0], count=before.count + 1, device_bytes=before.device_bytes + one.device_bytes
+            )
+        )
+    return list(found.values())
+
+
+def totals(program: Program) -> dict[str, int]:
+    """Bytes on each device: what is kept, and gradients, which come whole over the data axes before they are summed."""
+    shapes = program.shapes
+    base = jax.tree.leaves(program.path.base, is_leaf=is_spec)
+    sizes = program.mesh.shape
+    leaves = jax.tree.leaves(shapes.params)
+    gradients = sum(
+        leaf.size * leaf.dtype.itemsize // math.prod(sizes[axis] for axis in names_of(spec))
+        for leaf, spec in zip(leaves, base, strict=True)
+    )
+    return {
+        "weights": device_bytes(shapes.params),
+        "gradients": gradients,
+        "optimizer": device_bytes(shapes.optimizer),
+        "statistics": device_bytes(shapes.statistics),
+    }
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The messages in which gradients are summed over the data axes.
+
+    Attributes:
+      name: who adds them (`Layout.gradient_sum`).
+      devices: that they are summed over.
+      messages: how many.
+      nbytes: of all of them together, on one device.
+    """
+
+    name: str
+    devices: int
+    messages: int
+    nbytes: int
+
+
+def gradient_sum(program: Program) -> Sum:
+    """How a program sums its gradients, whatever the size of its mesh."""
+    layout, sizes = program.recipe.layout, program.mesh.shape
+    width = {"": None, "float32": 4, "bfloat16": 2}[layout.sum_dtype]
+    base = jax.tree.leaves(program.path.base, is_leaf=is_spec)
+    sent = [
+        leaf.size * (width or leaf.dtype.itemsize) // math.prod(sizes[axis] for axis in names_of(spec))
+        for leaf, spec in zip(jax.tree.leaves(program.shapes.params), base, strict=True)
+    ]
+    return Sum(layout.gradient_sum, data_devices(program.mesh), len(buckets(sent, layout.bucket_bytes)), sum(sent))
+
+
+def stand_in(recipe: Recipe, devices: int) -> Recipe:
+    """The recipe on the smallest mesh with the same tiles that fits on `devices`, with the same rows on each.
+
+    What a device computes and keeps is the same but for what the data axes split, and so is what tiles exchange.
+
+    Raises:
+      LayoutError: not even one tile fits.
+    """
+    layout = recipe.layout
+    tiles = math.prod(layout.mesh) * layout.tile_sizes.get("expert", 1)
+    room = devices // layout.tile_devices
+    if not room:
+        raise LayoutError(
+            f"{layout.spelled_tile} needs {layout.tile_devices} devices to be compiled, and there are {devices}. "
+            f"Say --cpu-devices {layout.tile_devices}."
+        )
+    mesh = (1, min(2, room))
+    share = recipe.batch // tiles
+    batch = share * mesh[1] * layout.tile_sizes.get("expert", 1)
+    return replace(recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), gradient_sum="xla"))
+
+
+def compiled_here(program: Program) -> CompiledFacts:
+    """What XLA knows of the update, compiled for the devices of its mesh."""
+    return facts_of(program.lowered.compile())
+
+
+def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[Program, CompiledFacts]:
+    """The update compiled for a TPU that is not here, as `v3:128x32`; the layout's mesh follows its devices if empty.
+
+    Raises:
+      LayoutError: no `libtpu`, no such topology, or a layout that does not fit it.
+    """
+    layout = recipe.layout
+    count = len(absent_devices(topology_name))
+    if not layout.mesh:
+        layout = replace(layout, mesh=layout.mesh_shape(count))
+    rows, columns = (n * side for n, side in zip(layout.mesh, layout.tile_shape, strict=True))
+    grid: np.ndarray = absent_mesh(topology_name, {"y": rows, "x": columns}).devices
+    program = Program(replace(recipe, layout=layout), mesh_on(layout, grid))
+    return program, facts_of_lowered(program.lowered, topology_name, cache)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind over the same axes.
+
+    Attributes:
+      kind: as `all-reduce`.
+      axes: what they run over; empty if their groups are no axes of the mesh.
+      times: how often one runs in an update.
+      nbytes: of all of them.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    times: int
+    nbytes: int
+
+
+def traffic(facts: CompiledFacts, program: Program) -> Iterator[Traffic]:
+    """The collectives of a compiled update, by kind and axes, the most bytes first."""
+    sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
+    sizes = dict(program.mesh.shape)
+    for one in facts.collectives:
+        key = one.kind, one.axes(sizes) or ()
+        before = sums.get(key, Traffic(*key, 0, 0))
+        sums[key] = replace(before, times=before.times + one.times, nbytes=before.nbytes + one.nbytes * one.times)
+    yield from sorted(sums.values(), key=lambda row: -row.nbytes)
+
+
+def _axes(spec: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
+    names = [(names,) if isinstance(names, str) else names or () for names in (*spec, *[None] * len(shape))]
+    return tuple("+".join(names[k]) or "-" for k in range(len(shape)))

@@ -1,0 +1,58 @@
+"""Recipes small enough to run in every layout: a Transformer and a network for images of odd sizes."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from multipod.data.source import ArraySource
+from multipod.layout.layout import Layout
+from multipod.metrics.objective import Classification, TokenClassification
+from multipod.models.resnet import SmallResNet
+from multipod.models.transformer import small_transformer
+from multipod.optim.optimizer import Optimizer
+from multipod.recipe.recipe import Recipe
+
+VOCAB = 64
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Random sequences of 12 tokens, each to be told from the one before it."""
+
+    def train(self):
+        rows = np.random.default_rng(0).integers(1, VOCAB, (64, 13)).astype(np.int32)
+        before, label = rows[:, :-1], rows[:, 1:]
+        return ArraySource({"source": before, "target": before, "label": label, "weight": np.ones_like(label)})
+
+    test = train
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Noise of `height` x `width`, and classes."""
+
+    height: int = 10
+    width: int = 6
+
+    def train(self):
+        rng = np.random.default_rng(0)
+        image = rng.normal(size=(48, self.height, self.width, 2)).astype(np.float32)
+        return ArraySource({"image": image, "label": rng.integers(0, 4, 48).astype(np.int32)})
+
+    test = train
+
+
+def words(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
+    """One encoder and one decoder layer, under LAMB: norms of whole tensors must not see how they are split."""
+    model = small_transformer(VOCAB, features=16, hidden=32, heads=4, encoder_layers=1, decoder_layers=1)
+    objective = TokenClassification(label_smoothing=0.1)
+    recipe = Recipe("words", model, Tokens(), objective, Optimizer("lamb", 0.01), 16, 10, layout=layout)
+    return replace(recipe, evaluation_batch=32, **changes)
+
+
+def pictures(layout: Layout = Layout((1, 1)), height: int = 10, width: int = 6, **changes) -> Recipe:  # noqa: B008
+    """Two stages of a residual network, the second of stride 2."""
+    model = SmallResNet(channels=2, classes=4, width=4, blocks=(1, 1), activation="silu")
+    data = Pictures(height, width)
+    recipe = Recipe("pictures", model, data, Classification(), Optimizer("sgd", 0.05), 16, 10, layout=layout)
+    return replace(recipe, evaluation_batch=48, **changes)
