@@ -113,7 +113,8 @@ def test_feature_sharding_adds_once_behind_each_block_and_gathers_no_logits():
     sent = sum(one.nbytes * one.times for one in found if one.kind == "all-reduce" and one.nbytes >= tokens * 16 * 4)
     attentions, mlps, tables = 3, 2, 2
     forward = attentions + mlps + tables
-    backward = 3 * attentions + mlps + 1  # queries, keys and values each; the input of the logits
+    crossed = 1  # attention with two inputs
+    backward = attentions + crossed + mlps + 1  # each block's inputs; the input of the logits
     assert sent == (forward + backward) * tokens * 16 * 4
 
 

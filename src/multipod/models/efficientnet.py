@@ -13,6 +13,7 @@ from multipod.models.images import IMAGE_DIMS, check_fields, check_image
 from multipod.nn.batch_norm import Tile
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.remat import REMATS, Remat, called
 from multipod.nn.squeeze_excite import SqueezeExcite
 
 
@@ -88,6 +89,7 @@ class EfficientNet(FlaxModel):
       batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
       batch_norm_momentum: of the moving moments. 0.99 wants some hundreds of updates before an evaluation.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
+      remat: what each block keeps for the backward pass.
 
     Raises:
       RecipeError: a field out of range, or, when called, images with other channels.
@@ -104,11 +106,12 @@ class EfficientNet(FlaxModel):
     batch_norm_tile: Tile = "all"
     batch_norm_momentum: float = 0.99
     dtype: Dtype = "float32"
+    remat: Remat = "none"
 
     def __post_init__(self) -> None:
         check_fields(
             self,
-            choices={"dtype": ("float32", "bfloat16")},
+            choices={"dtype": ("float32", "bfloat16"), "remat": REMATS},
             least={"width": 0.01, "depth": 0.01, "channels": 1, "classes": 1},
             rates=("dropout", "stochastic_depth", "batch_norm_momentum"),
         )
@@ -203,6 +206,7 @@ class _EfficientNet(nnx.Module):
             rate, out = spec.stochastic_depth * number / len(shapes), round_features(stage.features, spec.width)
             blocks.append(_Block(spec, stage, features, out, stride, rate, rngs))
             features = out
+        self.remat = spec.remat
         self.blocks = nnx.List(blocks)
         wide = round_features(_HEAD, spec.width)
         self.last = ConvNorm(spec.style, features, wide, 1, activate=nnx.silu, rngs=rngs)
@@ -214,5 +218,5 @@ class _EfficientNet(nnx.Module):
     def __call__(self, image: jax.Array) -> jax.Array:
         x = self.stem(image)
         for block in self.blocks:
-            x = block(x)
+            x = called(block, x, remat=self.remat)
         return self.head(self.dropout(self.last(x).mean(axis=(1, 2), dtype=jnp.float32)))

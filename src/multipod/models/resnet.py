@@ -14,6 +14,7 @@ from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.convolution import convolution
 from multipod.nn.laid import laid
 from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.remat import REMATS, Remat, called
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -40,6 +41,7 @@ class ResNet(FlaxModel):
       batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
       batch_norm_momentum: of the moving moments.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
+      remat: what each block keeps for the backward pass.
 
     Raises:
       RecipeError: a field out of range, or, when called, images with other channels.
@@ -54,11 +56,12 @@ class ResNet(FlaxModel):
     batch_norm_tile: Tile = "all"
     batch_norm_momentum: float = 0.9
     dtype: Dtype = "float32"
+    remat: Remat = "none"
 
     def __post_init__(self) -> None:
         check_fields(
             self,
-            choices={"depth": BLOCKS, "dtype": ("float32", "bfloat16")},
+            choices={"depth": BLOCKS, "dtype": ("float32", "bfloat16"), "remat": REMATS},
             least={"channels": 1, "classes": 1, "width": 1},
             rates=("batch_norm_momentum",),
         )
@@ -182,6 +185,7 @@ class _DeepResNet(nnx.Module):
                 stride = 2 if stage > 0 and number == 0 else 1
                 blocks.append(_Residual(spec, features, spec.width << stage, stride, rngs))
                 features = (spec.width << stage) * (1 if spec.depth < 50 else 4)
+        self.remat = spec.remat
         self.blocks = nnx.List(blocks)
         self.head = nnx.Linear(features, spec.classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
@@ -189,5 +193,5 @@ class _DeepResNet(nnx.Module):
         x = self.stem(image)
         x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for block in self.blocks:
-            x = block(x)
+            x = called(block, x, remat=self.remat)
         return self.head(x.mean(axis=(1, 2), dtype=jnp.float32))

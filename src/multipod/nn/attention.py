@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.dense import ComputeDtype, Dense, dropped
+from multipod.nn.dense import ComputeDtype, Dense, dropped, together
 
 
 class KeysValues(NamedTuple):
@@ -79,9 +79,14 @@ class Attention(nnx.Module):
         """Each of x [n, q, embed] attends to `memory`; [n, q, embed]."""
         return self.out(attend(self.query(x), memory, mask, self.dropout))
 
+    def to_itself(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Each of x [n, q, embed] attends to all of x."""
+        query, key, value = together(x, self.query, self.key, self.value)
+        return self.out(attend(query, KeysValues(key, value), mask, self.dropout))
+
     def memory(self, x: jax.Array) -> KeysValues:
         """The keys and values of x [n, k, embed]."""
-        return KeysValues(self.key(x), self.value(x))
+        return KeysValues(*together(x, self.key, self.value))
 
     def empty(self, rows: int, length: int) -> KeysValues:
         """Room for the keys and values of `length` positions, all zero."""

@@ -59,6 +59,22 @@ class Dense(nnx.Module):
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
+def together(x: jax.Array, *layers: Dense) -> list[jax.Array]:
+    """What each of `layers`, of equal sizes, makes of x, in one product.
+
+    Where devices split their outputs, the gradient of x is then added up over the devices once, not once a layer.
+    """
+    dtype, contracted = layers[0].dtype, layers[0].contracted
+    # [*inputs, layers, *outputs]
+    kernels = jnp.stack([layer.kernel[...].astype(dtype) for layer in layers], contracted)
+    every = laid(jnp.tensordot(x.astype(dtype), kernels, contracted), None, *layers[0].outputs)
+    place = x.ndim - contracted
+    each = [jax.lax.index_in_dim(every, number, place, keepdims=False) for number in range(len(layers))]
+    return [
+        y if layer.bias is None else y + layer.bias[...].astype(dtype) for y, layer in zip(each, layers, strict=True)
+    ]
+
+
 def glorot(inputs: int, outputs: int) -> Initializer:
     """Glorot's uniform initialiser for a kernel of so many input dims and, behind them, output dims.
 

@@ -11,6 +11,8 @@ Remat = Literal["none", "dots", "all"]
 weights; scores, softmax, norms and activations are computed again. `all`: only each layer's inputs; the whole forward
 pass is computed again (Chen et al., 2016, arXiv:1604.06174)."""
 
+REMATS = ("none", "dots", "all")
+
 _POLICIES: dict[str, Callable[..., bool]] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "all": jax.checkpoint_policies.nothing_saveable,

@@ -100,7 +100,7 @@ class EncoderLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """x [n, q, features]; `mask` as for `multipod.nn.attention.attend`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, self.attention.memory(y), mask))
+        x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         return self.mlp_residual(x, self.mlp)
 
 
@@ -117,7 +117,7 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, encoded: jax.Array, mask: jax.Array, cross_mask: jax.Array) -> jax.Array:
         """x [n, q, features] and the encoder's output [n, k, features]; masks as for `attend`."""
-        x = self.attention_residual(x, lambda y: self.attention(y, self.attention.memory(y), mask))
+        x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         x = self.cross_residual(x, lambda y: self.cross(y, self.cross.memory(encoded), cross_mask))
         return self.mlp_residual(x, self.mlp)
 

@@ -14,6 +14,7 @@ RECIPES = {
     "digits": "multipod.recipes.digits:digits",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
     "resnet50": "multipod.recipes.imagenet:resnet50",
+    "stdlib-docs": "multipod.recipes.stdlib_docs:stdlib_docs",
     "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm",
 }
 """Every ready-made recipe: its name, and the function that returns it."""

@@ -1,0 +1,126 @@
+"""A translation task that every Python has: from a function of the standard library to the first line of its docstring.
+
+Needs the extra `text`.
+"""
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multipod.data.packing import packed, shifted_right
+from multipod.data.source import ArraySource, HostBatch
+from multipod.data.stdlib_text import END, SPECIAL, START, encode, in_test, read_files, train_tokenizer
+from multipod.errors import RecipeError
+
+
+class Pair(NamedTuple):
+    """A function without its docstring, and the first line of it."""
+
+    code: str
+    summary: str
+
+
+def pairs(text: str) -> Iterator[Pair]:
+    """The documented functions and methods of a Python file, in order; none if it does not parse."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    lines = text.splitlines()
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in sorted(found, key=lambda node: node.lineno):
+        summary = (ast.get_docstring(node) or "").partition("\n")[0].strip()
+        if not summary:
+            continue
+        doc = node.body[0]
+        above, below = lines[node.lineno - 1 : doc.lineno - 1], lines[(doc.end_lineno or doc.lineno) : node.end_lineno]
+        yield Pair(textwrap.dedent("\n".join([*above, *below])), summary)
+
+
+@dataclass(frozen=True)
+class Docstrings:
+    """Pairs of code and summary as packed rows for an encoder-decoder (`multipod.models.transformer`).
+
+    One byte-pair vocabulary for both sides is trained on the training files; a file is on the same side as in
+    `StdlibText`. Code is cut at `source_length` tokens, a summary, with its end token, at `target_length`. Rows
+    hold several pairs, which do not see each other (segments), and their loss counts no padding.
+
+    Attributes:
+      source_length, target_length: tokens in a row.
+      vocab: entries of the vocabulary, `SPECIAL` and all 256 bytes among them.
+      files: which files of the library, as a pattern of `pathlib.Path.glob`.
+      test_share: the share of files kept for testing, about.
+    """
+
+    source_length: int = 128
+    target_length: int = 32
+    vocab: int = 1024
+    files: str = "*.py"
+    test_share: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.vocab < len(SPECIAL) + 256:
+            raise RecipeError(f"docstrings: vocab={self.vocab} has no room for all bytes. Take 260 or more.")
+        if self.source_length < 1 or self.target_length < 2:
+            raise RecipeError(
+                f"docstrings: rows of {self.source_length} and {self.target_length} tokens. A source needs 1 or more, "
+                "a target 2: one and its end."
+            )
+
+    def train(self) -> ArraySource:
+        """The rows to learn from."""
+        return ArraySource(_rows(self)["train"])
+
+    def test(self) -> ArraySource:
+        """The rows to be judged by."""
+        return ArraySource(_rows(self)["test"])
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that the rows were made with."""
+        return _tokenizer(self)
+
+    def test_pairs(self) -> list[Pair]:
+        """The pairs that the test rows hold, to be translated one by one."""
+        return _pairs(self)["test"]
+
+
+@lru_cache(maxsize=4)
+def _pairs(spec: Docstrings) -> dict[str, list[Pair]]:
+    sides: dict[str, list[Pair]] = {"train": [], "test": []}
+    for name, text in read_files(spec.files).items():
+        sides["test" if in_test(name, spec.test_share) else "train"] += pairs(text)
+    for part, found in sides.items():
+        if not found:
+            raise RecipeError(f"docstrings: no documented function of {spec.files!r} is {part} text. Take more files.")
+    return sides
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(spec: Docstrings) -> Any:
+    return train_tokenizer([text for pair in _pairs(spec)["train"] for text in pair], spec.vocab)
+
+
+@lru_cache(maxsize=4)
+def _rows(spec: Docstrings) -> dict[str, HostBatch]:
+    return {part: _packed(spec, found) for part, found in _pairs(spec).items()}
+
+
+def _packed(spec: Docstrings, found: list[Pair]) -> HostBatch:
+    tokenizer = _tokenizer(spec)
+    source = [one[: spec.source_length] for one in encode(tokenizer, [pair.code for pair in found])]
+    summaries = encode(tokenizer, [pair.summary for pair in found])
+    label = [np.append(one[: spec.target_length - 1], np.int32(END)) for one in summaries]
+    rows = packed({"source": source, "label": label}, {"source": spec.source_length, "label": spec.target_length})
+    segment, position = rows.pop("label_segment"), rows.pop("label_position")
+    target = shifted_right(rows["label"], segment, position, START)
+    return rows | {
+        "target": target,
+        "target_segment": segment,
+        "target_position": position,
+        "weight": (segment != 0).astype(np.int32),
+    }
