@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from multipod import runtime
 from multipod.cli.options import Where, chosen_recipe, what_options, where_options
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, ch
     click.echo(to_text(chosen))
     console = Console()
     if compile_for:
+        runtime.absent_tpus()
         console.print(_compiled_for(chosen, compile_for, where))
         return
     program = _program(chosen)

@@ -1,5 +1,6 @@
 """Builds the programs of a run from its recipe and a mesh. `update` is the step of the whole project."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +13,7 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from multipod.errors import LayoutError
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
@@ -133,11 +135,33 @@ class Program:
     @cached_property
     def path(self) -> GradientPath:
         """How gradients travel."""
+        self._check_step()
         params = self._bare_shapes.params
         structure: Any = jax.tree.structure(params)
         base = structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
         order = self._order() if self.recipe.layout.bucket_bytes else ()
         return gradient_path(self.recipe.layout, self.mesh, params, base, order)
+
+    def _check_step(self) -> None:
+        """Refuses what a layout may say and this step has no way for.
+
+        Raises:
+          LayoutError: names the fields.
+        """
+        layout = self.recipe.layout
+        if layout.stage > 1:
+            raise LayoutError(f"layout.stage={layout.stage}: the update of a recipe has no stages. Set it to 1.")
+        if layout.shard_weights and getattr(self.recipe.optimizer, "clip_before_sum", False):
+            raise LayoutError(
+                "layout.shard_weights sums gradients where they are made, so clip_before_sum has none to clip. "
+                "Set one of them to false."
+            )
+        rows = self.rows // data_devices(self.mesh)
+        if rows % self.recipe.accumulate:
+            raise LayoutError(
+                f"accumulate={self.recipe.accumulate} does not divide the {rows} rows of a device. Take "
+                f"{math.gcd(rows, self.recipe.accumulate)}, or another batch."
+            )
 
     def _order(self) -> tuple[int, ...]:
         """The parameters' places in the order in which the backward pass makes their gradients."""
