@@ -70,8 +70,8 @@ def smooth(small, **fields):
 
 
 def test_torus_gives_the_same_parameters_as_xla_after_50_updates(small):
-    _, xla, _ = trained(small(updates=50), 50)
-    _, torus, _ = trained(small(updates=50, gradient_sum="torus"), 50)
+    _, xla, _ = trained(smooth(small), 50)
+    _, torus, _ = trained(smooth(small, gradient_sum="torus"), 50)
     assert largest_difference(xla.params, torus.params) < 1e-5
 
 
