@@ -84,7 +84,6 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
     from multipod.step.state import device_bytes
-    from multipod.train.loop import placed
 
     class Tokens:
         def train(self) -> ArraySource:
@@ -101,7 +100,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     program = Program(recipe, make_mesh(layout))
     update, state = program.compile_update(), program.init()
     mine = np.arange(ROWS * rank, ROWS * (rank + 1))
-    batch = placed(program, Tokens().train().read(mine), mine, ROWS * ranks)
+    batch = program.placed(Tokens().train().read(mine), mine, ROWS * ranks)
     flags = program.stop_flags(False)
     held = [state]
 

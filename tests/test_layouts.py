@@ -18,7 +18,7 @@ from multipod.nn.laid import laying
 from multipod.optim.optimizer import Optimizer
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
-from multipod.train.loop import evaluate, placed
+from multipod.train.evaluation import evaluate
 
 MADE = {"words": words, "pictures": pictures}
 
@@ -32,7 +32,7 @@ def trained(name, layout, updates=10, accumulate=1):
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(program.rows), program.padded)
     incoming, losses = batches.start(0), []
     for _ in range(updates):
-        batch = placed(program, next(incoming), np.arange(program.rows), program.rows)
+        batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
         state, sums = update(state, batch, program.stop_flags(False))
         jax.block_until_ready(state)
         losses.append(float(sums["loss"]))

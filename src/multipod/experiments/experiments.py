@@ -34,6 +34,11 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "layouts": Experiment(
+        "three models in every layout of eight devices: what they learn, hold, send and take",
+        "multipod.experiments.layouts:run",
+        minutes=8,
+    ),
     "planner": Experiment(
         "the planner against MLPerf v0.6, and its predictions of v0.7",
         "multipod.experiments.planner:run",

@@ -31,7 +31,6 @@ from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.inspect import totals
 from multipod.step.program import Program
-from multipod.train.loop import placed
 
 UPDATES = 12
 SAME = 1e-3
@@ -161,7 +160,7 @@ def _measured(recipe: Recipe) -> _Measured:
     incoming = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows, program.padded).start(0)
     losses, seconds = [], []
     for _ in range(recipe.updates):
-        batch = jax.block_until_ready(placed(program, next(incoming), rows, program.rows))
+        batch = jax.block_until_ready(program.placed(next(incoming), rows, program.rows))
         began = time.monotonic()
         state, sums = update(state, batch, program.stop_flags(False))
         jax.block_until_ready((state, sums))
@@ -198,8 +197,8 @@ def _update_shares() -> list[tuple[str, float, float]]:
     shares = []
     for name in ("adamw", "lamb", "lars"):
         named = replace(recipe, optimizer=replace(recipe.optimizer, name=name))
-        both = [_update_share(replace(named, layout=Layout((2, 4), shard_update=split))) for split in (False, True)]
-        shares.append((name, *both))
+        whole, split = (_update_share(replace(named, layout=Layout((2, 4), shard_update=on))) for on in (False, True))
+        shares.append((name, whole, split))
     return shares
 
 

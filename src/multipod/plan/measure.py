@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.feed import owned_rows
 from multipod.data.source import ArraySource, Source
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
@@ -111,10 +111,9 @@ CALIBRATION = (
 def step_s(recipe: Recipe, repeats: int = 9) -> float:
     """Seconds of the median step of `recipe` in its layout on the devices that are here; the first two do not count."""
     program = Program(recipe, make_mesh(recipe.layout))
-    sharding = batch_sharding(program.mesh)
-    rows = owned_rows(sharding, recipe.batch)
+    rows = owned_rows(batch_sharding(program.mesh), recipe.batch)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows)
-    batch = to_mesh(batches[0], rows, recipe.batch, sharding)
+    batch = program.placed(batches[0], rows, recipe.batch)
     update, state, go = program.compile_update(), program.init(), program.stop_flags(False)
     times = []
     for _ in range(repeats + 2):

@@ -13,6 +13,8 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from multipod.data.feed import to_mesh
+from multipod.data.source import HostBatch
 from multipod.errors import LayoutError
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
@@ -233,6 +235,11 @@ class Program:
         rows = data_axes(self.mesh)
         inner = {name: self.images.axes(name, np.ndim(array)) for name, array in batch.items()}
         return {name: NamedSharding(self.mesh, PartitionSpec(rows, *axes)) for name, axes in inner.items()}
+
+    def placed(self, host: HostBatch, rows: np.ndarray, total: int) -> Batch:
+        """A host batch on the mesh, of which this process gives `rows` of `total`; images padded to equal parts."""
+        host = self.images.padded(host)
+        return to_mesh(host, rows, total, self.batch_shardings(host))
 
     def compile_update(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
         """`update`, compiled."""
