@@ -30,7 +30,7 @@ enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t ten
 static enum mpm_status shape_of(struct mpm_prep *p, uint32_t table, int32_t index, struct mpm_tensor *t) {
     struct mpm_file *f = &p->m->file;
     const struct mpm_vector shape = mpm_vector(f, table, TENSOR_SHAPE, 4);
-    uint32_t i, size;
+    uint32_t i, size, span = 1;
     t->type = (uint8_t)mpm_field_u8(f, table, TENSOR_TYPE, 0);
     size = mpm_type_bytes(t->type);
     if (size == 0) return mpm_fail(p, MPM_UNSUPPORTED, index, MPM_TEXT("a tensor's type is not supported"));
@@ -44,8 +44,10 @@ static enum mpm_status shape_of(struct mpm_prep *p, uint32_t table, int32_t inde
         const int32_t dim = (int32_t)mpm_u32(f, shape.at + 4 * i);
         if (dim < 0) return mpm_fail(p, MPM_UNSUPPORTED, index, MPM_TEXT("dynamic shapes are not supported"));
         t->dims[i] = dim;
-        if (dim != 0 && t->count > 0x10000000u / (uint32_t)dim)
-            return mpm_fail(p, MPM_UNSUPPORTED, index, MPM_TEXT("a tensor has more than 2^28 elements"));
+        /* dims of 0 count as 1 here, so that products of any of the dims stay small as well */
+        if (dim != 0 && span > 0x10000000u / size / (uint32_t)dim)
+            return mpm_fail(p, MPM_UNSUPPORTED, index, MPM_TEXT("a tensor has more than 2^28 bytes"));
+        span *= dim == 0 ? 1 : (uint32_t)dim;
         t->count *= (uint32_t)dim;
     }
     t->bytes = t->type == MPM_INT4 ? (t->count + 1) / 2 : t->count * size;
