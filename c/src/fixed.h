@@ -43,8 +43,9 @@ static inline int32_t mpm_scaled(int32_t x, int32_t multiplier, int32_t shift) {
 /* The 48-bit accumulators of int16 operators: one rounding, with the multiplier cut to 16 bits. */
 static inline int32_t mpm_scaled64(int64_t x, int32_t multiplier, int32_t shift) {
     const int32_t reduced = multiplier < 0x7fff0000 ? (multiplier + (1 << 15)) >> 16 : 0x7fff;
-    const int total = 15 - shift;
-    return (int32_t)(((int64_t)((uint64_t)x * (uint64_t)(int64_t)reduced) + ((int64_t)1 << (total - 1))) >> total);
+    const int total = shift > 14 ? 1 : 15 - shift;
+    const uint64_t rounded = (uint64_t)x * (uint64_t)(int64_t)reduced + ((uint64_t)1 << (total - 1));
+    return (int32_t)((int64_t)rounded >> total);
 }
 
 static inline int32_t mpm_clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : x > high ? high : x; }

@@ -36,7 +36,7 @@ static int8_t step_of(const struct mpm_lstm *l, const int32_t gates[4], int16_t 
     if (l->clip > 0) state = mpm_clamp(state, -l->clip, l->clip);
     *cell = (int16_t)state;
     state = mpm_tanh16(state, l->tanh_multiplier, l->tanh_shift);
-    return (int8_t)mpm_clamp(mpm_scaled(state * open, l->hidden_multiplier, l->hidden_shift) + l->hidden_zero, -128, 127);
+    return (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(state * open, l->hidden_multiplier, l->hidden_shift), l->hidden_zero), -128, 127);
 }
 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {

@@ -66,7 +66,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
                     sum = mpm_wrapping_add(sum, remember_s8(s, (int8_t *)s->state + state, (const int8_t *)s->time + time,
                                                             feature(s, in, weights, -128, 127)));
             }
-            *out++ = (int8_t)mpm_clamp(mpm_scaled(sum, s->multiplier_2, s->shift_2) + s->out_zero, -128, 127);
+            *out++ = (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(sum, s->multiplier_2, s->shift_2), s->out_zero), -128, 127);
         }
     }
     return MPM_OK;

@@ -1,0 +1,344 @@
+"""Operator by operator: the C runtime against TensorFlow Lite Micro's reference kernels, bit for bit in integers."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multipod.micro import Interpreter
+from multipod.micro.schema import OPERATORS, OPTIONS
+
+pytest.importorskip("flatbuffers")
+runtime = pytest.importorskip("tflite_micro", reason="TensorFlow Lite Micro's wheel is not installed").runtime
+from tflite_models import Graph, Op, Tensor, build  # noqa: E402
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+LETTERS = {
+    "int8": "b",
+    "int32": "i",
+    "bool": "?",
+    "float32": "f",
+    "padding": "b",
+    "activation": "b",
+    "dtype": "b",
+    "graph": "i",
+}
+RANGES = {
+    "int8": (-128, 127),
+    "int16": (-32768, 32767),
+    "int32": (-1000, 1000),
+    "int64": (-1000, 1000),
+    "uint8": (0, 255),
+}
+
+
+def operator(
+    name: str, tensors: Sequence[Tensor], inputs: Sequence[int], outputs: int | Sequence[int] = 1, **options: Any
+) -> bytes:
+    """A model of one operator. Its tensors come first, then its outputs; `inputs` are those that are not constants."""
+    known = OPTIONS.get(name)
+    fields = (
+        [(known.fields[key][0], LETTERS[known.fields[key][1]], value) for key, value in options.items()]
+        if known
+        else []
+    )
+    made = [*range(len(tensors) - outputs, len(tensors))] if isinstance(outputs, int) else [*outputs]
+    given = [k for k in range(len(tensors)) if k not in made]
+    return build(Graph(tensors, [Op(OPERATORS[name], given, made, fields, known.number if known else 0)], inputs, made))
+
+
+def values(rng: np.random.Generator, tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == "float32":
+        return rng.uniform(-3, 3, tensor.shape).astype(np.float32)
+    if tensor.dtype == "bool":
+        return rng.integers(0, 2, tensor.shape).astype(bool)
+    low, high = RANGES[tensor.dtype]
+    return rng.integers(low, high + 1, tensor.shape).astype(tensor.dtype)
+
+
+def same_as_tflm(model: bytes, inputs: Sequence[Tensor], rounds: int = 2) -> None:
+    ours, theirs = Interpreter(model), runtime.Interpreter.from_bytes(model, arena_size=1 << 20)
+    rng = np.random.default_rng(3)
+    for _ in range(rounds):
+        arrays = [values(rng, tensor) for tensor in inputs]
+        for k, array in enumerate(arrays):
+            theirs.set_input(array, k)
+        theirs.invoke()
+        for k, output in enumerate(ours.run(*arrays)):
+            expected = np.array(theirs.get_output(k))
+            if output.dtype == np.float32:
+                np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(output, expected)
+
+
+def quantised(shape: Sequence[int], dtype: str = "int8", scale: float = 0.02, zero: int = 5) -> Tensor:
+    if dtype == "float32":
+        return Tensor(shape)
+    return Tensor(shape, dtype, [scale], zero if dtype == "int8" else 0)
+
+
+def weights(rng: np.random.Generator, shape: Sequence[int], dtype: str, channel: int | None, bits: int = 8) -> Tensor:
+    if dtype == "float32":
+        return Tensor(shape, data=rng.normal(size=shape).astype(np.float32))
+    scales = [0.01] if channel is None else list(rng.uniform(0.002, 0.03, shape[channel]))
+    top = 2 ** (bits - 1) - 1
+    array = rng.integers(-top, top + 1, shape).astype(np.int8)
+    if bits == 4:
+        flat = np.append(array.ravel(), np.int8(0)) if array.size % 2 else array.ravel()
+        packed = (flat[::2] & 15) | ((flat[1::2] & 15) << 4)
+        return Tensor(shape, "int4", scales, 0, packed.astype(np.uint8), channel or 0)
+    return Tensor(shape, "int8", scales, 0, array, channel or 0)
+
+
+def biases(rng: np.random.Generator, channels: int, dtype: str) -> Tensor:
+    if dtype == "float32":
+        return Tensor([channels], data=rng.normal(size=channels).astype(np.float32))
+    wide = "int64" if dtype == "int16" else "int32"
+    return Tensor([channels], wide, [0.0002], 0, rng.integers(-2000, 2000, channels).astype(wide))
+
+
+Case = tuple[str, Callable[[], tuple[bytes, list[Tensor]]]]
+
+
+def convolutions() -> Iterator[Case]:
+    """Shapes, strides, dilations, paddings, activations, scales for each channel or for all, int4."""
+    table = [  # name, input, filter height and width, channels out, stride, dilation, padding, activation, multiplier
+        ("plain", [2, 7, 6, 3], (3, 3), 4, 1, 1, 0, 0), ("strided", [1, 8, 9, 5], (3, 2), 3, 2, 1, 0, 1),
+        ("valid", [1, 9, 7, 2], (4, 3), 5, 2, 1, 1, 3), ("dilated", [1, 9, 9, 3], (3, 3), 2, 1, 2, 0, 0),
+        ("pointwise", [2, 3, 5, 9], (1, 1), 7, 1, 1, 0, 3), ("pointwise-odd", [1, 3, 3, 6], (1, 1), 1, 1, 1, 1, 2),
+        ("strided-pointwise", [1, 5, 5, 4], (1, 1), 6, 2, 1, 0, 0), ("tall", [1, 12, 1, 1], (10, 1), 8, 2, 1, 0, 1),
+    ]  # fmt: skip
+    for (label, shape, (h, w), channels, stride, dilation, padding, activation), dtype in itertools.product(
+        table, ("int8", "float32", "int16")
+    ):
+        for depthwise in (False, True):
+            yield f"{'depthwise' if depthwise else 'conv'}-{label}-{dtype}", lambda a=(
+                shape, h, w, channels, stride, dilation, padding, activation, dtype, depthwise, 8
+            ): convolution(*a)  # fmt: skip
+    for depthwise in (False, True):
+        yield f"int4-{depthwise}", lambda d=depthwise: convolution([1, 6, 5, 3], 3, 3, 4, 1, 1, 0, 0, "int8", d, 4)
+
+
+def convolution(
+    shape: list[int], h: int, w: int, channels: int, stride: int, dilation: int, padding: int, activation: int,
+    dtype: str, depthwise: bool, bits: int,
+) -> tuple[bytes, list[Tensor]]:  # fmt: skip
+    rng = np.random.default_rng(1)
+    if depthwise:
+        channels = shape[3] * (1 if shape[3] > 1 else channels)
+    sizes = [
+        -(-size // stride) if padding == 0 else (size - (taps - 1) * dilation - 1 + stride) // stride
+        for size, taps in zip(shape[1:3], (h, w), strict=True)
+    ]
+    filter_shape = [1, h, w, channels] if depthwise else [channels, h, w, shape[3]]
+    tensors = [
+        quantised(shape, dtype),
+        weights(rng, filter_shape, dtype, 3 if depthwise else 0, bits),
+        biases(rng, channels, dtype),
+        quantised([shape[0], *sizes, channels], dtype, 0.05, -9),
+    ]
+    options = {"padding": padding, "stride_w": stride, "stride_h": stride, "fused_activation_function": activation}
+    options |= {"dilation_w_factor": dilation, "dilation_h_factor": dilation}
+    if depthwise:
+        options["depth_multiplier"] = channels // shape[3]
+    return operator("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", tensors, [0], **options), tensors[:1]
+
+
+def dense() -> Iterator[Case]:
+    for dtype, batch, channels, per_channel, bits, activation in [
+        ("int8", 1, 9, False, 8, 0), ("int8", 3, 4, True, 8, 1), ("int8", 2, 5, False, 4, 3), ("int16", 2, 5, False, 8, 0),
+        ("int16", 1, 6, True, 8, 1), ("float32", 3, 7, False, 8, 3),
+    ]:  # fmt: skip
+
+        def made(a: tuple = (dtype, batch, channels, per_channel, bits, activation)) -> tuple[bytes, list[Tensor]]:
+            dtype, batch, channels, per_channel, bits, activation = a
+            rng = np.random.default_rng(2)
+            tensors = [
+                quantised([batch, 11], dtype, 0.03, -7),
+                weights(rng, [channels, 11], dtype, 0 if per_channel else None, bits),
+                biases(rng, channels, dtype),
+                quantised([batch, channels], dtype, 0.06, 3),
+            ]
+            return operator("FULLY_CONNECTED", tensors, [0], fused_activation_function=activation), tensors[:1]
+
+        yield f"dense-{dtype}-{per_channel}-{bits}", made
+
+
+def binaries() -> Iterator[Case]:
+    shapes = [([2, 3, 4], [2, 3, 4]), ([2, 3, 4], [1, 3, 1]), ([2, 1, 4], [3, 1]), ([5], [1])]
+    kinds = {
+        "ADD": ("int8", "int16", "float32", "int32"), "SUB": ("int8", "int16", "float32"),
+        "MUL": ("int8", "int16", "float32", "int32"), "DIV": ("float32",), "MAXIMUM": ("int8", "float32", "int32"),
+        "MINIMUM": ("int8", "float32"), "SQUARED_DIFFERENCE": ("int8", "float32"), "FLOOR_DIV": ("float32",),
+        "FLOOR_MOD": ("float32",), "EQUAL": ("int8", "float32", "int32"), "LESS": ("int8", "float32"),
+        "GREATER_EQUAL": ("int32",), "NOT_EQUAL": ("bool",), "LOGICAL_AND": ("bool",), "LOGICAL_OR": ("bool",),
+    }  # fmt: skip
+    for name, types in kinds.items():
+        for dtype, (k, (a, b)) in itertools.product(types, enumerate(shapes)):
+
+            def made(x: tuple = (name, dtype, a, b, k)) -> tuple[bytes, list[Tensor]]:
+                name, dtype, a, b, k = x
+                common = dtype in ("int32", "bool")
+                one = Tensor(a, dtype) if common else quantised(a, dtype, 0.03, 4)
+                two = Tensor(b, dtype) if common else quantised(b, dtype, 0.03 if name == "MAXIMUM" else 0.011, 4)
+                shape = np.broadcast_shapes(a, b)
+                compares = OPERATORS[name] in (58, 61, 62, 63, 71, 72, 84, 86)
+                out = (
+                    Tensor(shape, "bool")
+                    if compares
+                    else Tensor(shape, dtype)
+                    if common
+                    else quantised(shape, dtype, 0.05, -3)
+                )
+                if name == "MAXIMUM" or name == "MINIMUM":
+                    two = one if a == b else Tensor(b, one.dtype, one.scales, one.zero)
+                    out = Tensor(shape, one.dtype, one.scales, one.zero)
+                options = {"fused_activation_function": k % 2} if name in ("ADD", "SUB", "MUL", "DIV") else {}
+                if name in ("ADD", "SUB") and dtype == "int16":
+                    options["pot_scale_int16"] = 0
+                return operator(name, [one, two, out], [0, 1], **options), [one, two]
+
+            yield f"{name}-{dtype}-{k}", made
+
+
+def unaries() -> Iterator[Case]:
+    table = {
+        "RELU": ("int8", "int16", "float32"), "RELU6": ("int8", "float32"), "LEAKY_RELU": ("int8", "int16", "float32"),
+        "LOGISTIC": ("int8", "int16", "float32"), "TANH": ("int8", "int16", "float32"), "ABS": ("float32",),
+        "NEG": ("float32",), "SIN": ("float32",), "COS": ("float32",), "EXP": ("float32",), "SQUARE": ("float32",),
+        "CEIL": ("float32",), "FLOOR": ("float32",), "ROUND": ("float32",), "HARD_SWISH": ("float32",), "ELU": ("float32",),
+        "LOGICAL_NOT": ("bool",), "SOFTMAX": ("int8", "float32"), "L2_NORMALIZATION": ("float32",), "LOG_SOFTMAX": ("float32",),
+    }  # fmt: skip
+    for name, types in table.items():
+        for dtype in types:
+
+            def made(x: tuple = (name, dtype)) -> tuple[bytes, list[Tensor]]:
+                name, dtype = x
+                one, out = quantised([2, 3, 7], dtype, 0.04, 11), quantised([2, 3, 7], dtype, 0.03, -20)
+                if dtype == "bool":
+                    one = out = Tensor([2, 3, 7], "bool")
+                if name in ("LOGISTIC", "SOFTMAX") and dtype == "int8":
+                    out = quantised([2, 3, 7], dtype, 1 / 256, -128)
+                if name == "TANH" and dtype == "int8":
+                    out = quantised([2, 3, 7], dtype, 1 / 128, 0)
+                if name in ("LOGISTIC", "TANH") and dtype == "int16":
+                    one, out = quantised([2, 3, 7], dtype, 0.0003), quantised([2, 3, 7], dtype, 1 / 32768)
+                if name == "RELU6":
+                    out = Tensor(out.shape, dtype, one.scales, one.zero)
+                options = {"SOFTMAX": {"beta": 1.0}, "LEAKY_RELU": {"alpha": 0.15}}.get(name, {})
+                return operator(name, [one, out], [0], **options), [one]
+
+            yield f"{name}-{dtype}", made
+
+
+def whole(*numbers: int) -> Tensor:
+    return Tensor([len(numbers)], "int32", data=np.array(numbers, np.int32))
+
+
+def movers() -> Iterator[Case]:
+    """Operators that only move elements; the tensor's numbers are all different."""
+
+    def of(name: str, tensors: list[Tensor], inputs: list[int], outputs: int = 1, **options: Any) -> Case:
+        return name, lambda: (operator(name, tensors, inputs, outputs, **options), [tensors[k] for k in inputs])
+
+    q = quantised
+    yield of(
+        "PAD",
+        [q([2, 3, 4]), Tensor([3, 2], "int32", data=np.array([[1, 0], [2, 1], [0, 3]], np.int32)), q([3, 6, 7])],
+        [0],
+    )
+    yield of("PADV2", [Tensor([2, 3]), Tensor([2, 2], "int32", data=np.array([[1, 0], [2, 1]], np.int32)),
+                       Tensor([1], data=np.array([7.5], np.float32)), Tensor([3, 6])], [0])  # fmt: skip
+    yield of("TRANSPOSE", [q([2, 3, 4, 5]), whole(0, 3, 1, 2), q([2, 5, 3, 4])], [0])
+    yield of("CONCATENATION", [q([2, 3, 4]), q([2, 1, 4]), q([2, 4, 4])], [0, 1], axis=1)
+    yield of(
+        "STRIDED_SLICE", [Tensor([4, 5, 6]), whole(1, -1, 0), whole(4, 0, 6), whole(2, -1, 3), Tensor([2, 4, 2])], [0]
+    )
+    yield of("STRIDED_SLICE", [Tensor([4, 5]), whole(0, 2), whole(0, 3), whole(1, 1), Tensor([4])], [0],
+             begin_mask=1, end_mask=1, shrink_axis_mask=2)  # fmt: skip
+    yield of("SLICE", [Tensor([4, 5], "int32"), whole(1, 2), whole(2, -1), Tensor([2, 3], "int32")], [0])
+    yield of("SPLIT", [whole(1), Tensor([3, 4]), Tensor([3, 2]), Tensor([3, 2])], [1], 2, num_splits=2)
+    yield of("SPLIT_V", [Tensor([3, 5]), whole(1, 4), whole(1), Tensor([3, 1]), Tensor([3, 4])], [0], 2, num_splits=2)
+    yield of("PACK", [Tensor([3, 4]), Tensor([3, 4]), Tensor([3, 2, 4])], [0, 1], values_count=2, axis=1)
+    yield of("UNPACK", [Tensor([3, 2, 4]), Tensor([3, 4]), Tensor([3, 4])], [0], 2, num=2, axis=1)
+    yield of("REVERSE_V2", [Tensor([3, 4, 2], "int32"), whole(1), Tensor([3, 4, 2], "int32")], [0])
+    yield of("BROADCAST_TO", [Tensor([3, 1]), whole(2, 3, 4), Tensor([2, 3, 4])], [0])
+    yield of("SPACE_TO_DEPTH", [Tensor([2, 4, 6, 3]), Tensor([2, 2, 3, 12])], [0], block_size=2)
+    yield of("DEPTH_TO_SPACE", [Tensor([2, 2, 3, 12]), Tensor([2, 4, 6, 3])], [0], block_size=2)
+    yield of(
+        "MIRROR_PAD",
+        [Tensor([3, 4]), Tensor([2, 2], "int32", data=np.array([[1, 2], [2, 1]], np.int32)), Tensor([6, 7])],
+        [0],
+        mode=0,
+    )
+    yield of(
+        "MIRROR_PAD",
+        [Tensor([3, 4]), Tensor([2, 2], "int32", data=np.array([[3, 0], [1, 4]], np.int32)), Tensor([6, 9])],
+        [0],
+        mode=1,
+    )
+    yield of("EXPAND_DIMS", [Tensor([3, 4]), whole(1), Tensor([3, 1, 4])], [0])
+    yield of("SQUEEZE", [Tensor([3, 1, 4]), Tensor([3, 4])], [0])
+
+
+def reductions() -> Iterator[Case]:
+    for name, dtype in [("MEAN", "int8"), ("MEAN", "int16"), ("MEAN", "float32"), ("SUM", "int8"), ("SUM", "float32"),
+                        ("REDUCE_MAX", "int8"), ("REDUCE_MIN", "float32")]:  # fmt: skip
+        for k, (axes, shape) in enumerate([((1, 2), [2, 5]), ((-1,), [2, 3, 4]), ((0, 3), [3, 4])]):
+
+            def made(x: tuple = (name, dtype, axes, shape)) -> tuple[bytes, list[Tensor]]:
+                name, dtype, axes, shape = x
+                scale, zero = (0.02, 5) if name.startswith("REDUCE") else (0.03, -4)
+                tensors = [quantised([2, 3, 4, 5], dtype), whole(*axes), quantised(shape, dtype, scale, zero)]
+                return operator(name, tensors, [0], keep_dims=0), tensors[:1]
+
+            yield f"{name}-{dtype}-{k}", made
+    for name in ("ARG_MAX", "ARG_MIN"):
+        yield (
+            name,
+            lambda n=name: (
+                operator(n, [Tensor([3, 5]), whole(1), Tensor([3], "int32")], [0], output_type=2),
+                [Tensor([3, 5])],
+            ),
+        )
+
+
+def pools_and_types() -> Iterator[Case]:
+    for name, dtype in itertools.product(("AVERAGE_POOL_2D", "MAX_POOL_2D"), ("int8", "int16", "float32")):
+        for padding in (0, 1):
+
+            def made(x: tuple = (name, dtype, padding)) -> tuple[bytes, list[Tensor]]:
+                name, dtype, padding = x
+                shape = [2, 4, 3, 3] if padding == 0 else [2, 3, 2, 3]
+                tensors = [quantised([2, 7, 6, 3], dtype), quantised(shape, dtype)]
+                options = {"padding": padding, "stride_w": 2, "stride_h": 2, "filter_width": 3, "filter_height": 2}
+                return operator(name, tensors, [0], **options, fused_activation_function=1), tensors[:1]
+
+            yield f"{name}-{dtype}-{padding}", made
+    for a, b in [("int8", "int8"), ("int16", "int8"), ("int8", "int16"), ("float32", "int8"), ("float32", "int16")]:
+        one, out = quantised([3, 8], a, 0.03, 4), quantised([3, 8], b, 0.021, -6)
+        yield f"QUANTIZE-{a}-{b}", lambda x=(one, out): (operator("QUANTIZE", [*x], [0]), [x[0]])
+    for a in ("int8", "int16"):
+        yield f"DEQUANTIZE-{a}", lambda x=quantised([3, 8], a): (operator("DEQUANTIZE", [x, Tensor([3, 8])], [0]), [x])
+
+
+FAMILIES = {
+    "convolutions": convolutions, "dense": dense, "binaries": binaries, "unaries": unaries, "movers": movers,
+    "reductions": reductions, "pools": pools_and_types,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equal_to_tflm(family, capfd):
+    wrong = []
+    for name, made in FAMILIES[family]():
+        try:
+            model, inputs = made()
+            same_as_tflm(model, inputs)
+        except Exception as error:
+            wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:300]}")
+    assert not wrong, f"{len(wrong)} cases:\n" + "\n".join(wrong)
