@@ -7,13 +7,17 @@ ARGS ?=
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
 EXTRAS ?= bench mpi bleu coco text tpu micro data
 
-.PHONY: train test check format install extras clean
+.PHONY: train test check format install extras firmware-test clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
 
 test: install extras
 	$(BIN)/python -m pytest $(ARGS)
+
+# The embedded runtime on emulated chips; says which Debian packages it lacks, and installs none.
+firmware-test: install extras
+	$(BIN)/python c/firmware/measure.py $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

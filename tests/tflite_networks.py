@@ -1,7 +1,8 @@
 """Small int8 networks for tests and firmware, made by hand: the shapes of real ones, with weights by chance."""
 
-import numpy as np
+import itertools
 
+import numpy as np
 from tflite_models import Graph, Op, Tensor, build
 
 
@@ -56,7 +57,7 @@ def dense(sizes: tuple[int, ...] = (20, 16, 10)) -> bytes:
     """Fully connected layers, as an auto-encoder has them."""
     rng = np.random.default_rng(6)
     tensors, ops = [Tensor([1, sizes[0]], "int8", [0.05], -3)], []
-    for depth, channels in zip(sizes[:-1], sizes[1:], strict=True):
+    for depth, channels in itertools.pairwise(sizes):
         last = len(tensors) - 1
         tensors += [
             Tensor([channels, depth], "int8", [0.01], 0, rng.integers(-127, 128, (channels, depth)).astype(np.int8))

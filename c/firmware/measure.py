@@ -85,7 +85,7 @@ def compile_runtime(target: Target, folder: Path, extra: tuple[str, ...] = ()) -
     for source in sorted(RUNTIME.glob("src/**/*.c")):
         if source.stem == "all_kernels":
             continue
-        fast = source.parent.name == "kernels" or source.stem in ("fixed", "sigmoid")
+        fast = source.parent.name == "kernels" or source.stem in ("fixed", "sigmoid", "flat")
         out = folder / f"{'kernel' if source.parent.name == 'kernels' else 'core'}_{source.stem}.o"
         run(target.compiler, *common, "-O2" if fast else "-Os", "-c", source, "-o", out)
         made.append(out)
@@ -155,7 +155,8 @@ def build(target: Target, objects: list[Path], folder: Path, *defines: str) -> P
         run(target.compiler, *common, "-c", source, "-o", own[-1])
     specs = () if "riscv" in target.compiler else ("--specs=nosys.specs",)
     run(target.compiler, *target.flags, "-nostartfiles", *specs, f"-L{FIRMWARE}", "-T", FIRMWARE / target.script,
-        "-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments", f"-Wl,-Map={folder / 'map.txt'}", *own, *objects, "-lm", "-o", image)  # fmt: skip
+        "-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments", f"-Wl,-Map={folder / 'map.txt'}", *own, *objects, "-lm",
+        "-o", image)  # fmt: skip
     return image
 
 
@@ -237,7 +238,17 @@ def measure(
     result = emulate(target, build(target, objects, folder), folder, plugin)
     if "hash" not in result:
         raise SystemExit(f"{name}: the firmware did not come to an end: {result}")
-    return result | {"init_instructions": started.get("instructions"), "code": code_bytes(folder)}
+    return result | {
+        "init_instructions": started.get("instructions"),
+        "init_functions": started["functions"],
+        "code": code_bytes(folder),
+    }
+
+
+def summary(found: dict) -> str:
+    started, code = found["init_instructions"] or 0, sum(found["code"].values())
+    figures = f"run {found['instructions']:>11,}  init {started:>9,}  arena {found['needed']:>7,}  code {code:>6,}"
+    return f"{found['hash']:>8}  {figures}"
 
 
 def main() -> int:
@@ -273,13 +284,8 @@ def main() -> int:
                 found = measure(f"{name} {label}", target, objects, model, Path(scratch) / name / label, plugin)
                 same = found["hash"] == expected_hash(model)
                 wrong += not same
-                code = found["code"]
                 figures[f"{name} {label}"] = found
-                print(
-                    f"{name:11} {label:26} {'same' if same else 'DIFFERENT'} {found['hash']:>8}  run {found['instructions']:>11,}  "
-                    f"init {found['init_instructions'] or 0:>9,}  arena {found['needed']:>7,}  code {sum(code.values()):>6,}",  # type: ignore[attr-defined]
-                    flush=True,
-                )
+                print(f"{name:11} {label:26} {'same' if same else 'DIFFERENT'} {summary(found)}", flush=True)
     if chosen.out:
         chosen.out.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 1 if wrong else 0

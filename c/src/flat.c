@@ -6,7 +6,7 @@ void mpm_mark_bad(struct mpm_file *f, uint32_t at) {
     if (f->bad == 0) f->bad = at + 1 == 0 ? at : at + 1;
 }
 
-static int inside(struct mpm_file *f, uint32_t at, uint32_t bytes) {
+static inline int inside(struct mpm_file *f, uint32_t at, uint32_t bytes) {
     if (at <= f->size && bytes <= f->size - at) return 1;
     mpm_mark_bad(f, at);
     return 0;

@@ -77,6 +77,11 @@ static uint32_t builtin_of(struct mpm_file *f, uint32_t code) {
     return new > old ? new : old; /* as the schema asks: the wider field was added later */
 }
 
+static uint32_t type_of(struct mpm_prep *p, uint32_t input) {
+    struct mpm_file *f = &p->m->file;
+    return mpm_field_u8(f, mpm_element(f, p->graph, GRAPH_TENSORS, mpm_u32(f, p->inputs.at + 4 * input)), TENSOR_TYPE, 0);
+}
+
 static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
     struct mpm_interpreter *m = p->m;
     struct mpm_file *f = &m->file;
@@ -85,14 +90,11 @@ static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel *
     uint32_t i, known = 0;
     for (i = 0; i < m->kernel_count; i++) {
         const struct mpm_kernel *k = m->kernels[i];
-        struct mpm_tensor t;
         if ((uint32_t)k->builtin != builtin || (builtin == MPM_CUSTOM && !is_custom(p, code, k->custom))) continue;
         known = 1;
         *found = k;
         if (k->type == MPM_ANY_TYPE) return MPM_OK;
-        if (!mpm_has_input(p, k->type_input)) continue;
-        MPM_TRY(mpm_in(p, k->type_input, &t));
-        if (t.type == k->type) return MPM_OK;
+        if (mpm_has_input(p, k->type_input) && type_of(p, k->type_input) == k->type) return MPM_OK;
     }
     m->error.at = builtin;
     return mpm_fail(p, MPM_NO_KERNEL, -1, known ? MPM_TEXT("the table of kernels has this operator, but not for these types")

@@ -139,8 +139,8 @@ static uint32_t lowest_free(const struct mpm_prep *p, const struct mpm_buffer *b
         moved = 0;
         for (i = 0; i < p->buffer_count; i++) {
             const struct mpm_buffer *other = &p->buffers[i];
-            if (other->offset == MPM_NO_ROOM || !is_placed_here(p, i) || !alive_together(b, other)) continue;
-            if (at < other->offset + other->bytes && other->offset < at + b->bytes) {
+            if (other->offset == MPM_NO_ROOM || !alive_together(b, other)) continue;
+            if (at < other->offset + other->bytes && other->offset < at + b->bytes && is_placed_here(p, i)) {
                 at = other->offset + other->bytes;
                 moved = 1;
             }

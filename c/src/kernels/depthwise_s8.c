@@ -47,8 +47,13 @@ static void pixel(const struct mpm_conv *c, struct taps t, int whole, int8_t *ou
         const uint32_t n = fours && c->out_depth - channel >= 4 ? 4 : 1;
         int32_t s[4] = {0, 0, 0, 0};
         uint32_t i;
-        if (n == 4 && whole && c->multiple == 1) four(&t, 1, 0, s);
-        else if (n == 4) four(&t, c->multiple == 1, offset, s);
+        if (n == 4 && c->multiple == 1) {
+            if (whole) four(&t, 1, 0, s);
+            else four(&t, 1, offset, s);
+        } else if (n == 4) {
+            if (whole) four(&t, 0, 0, s);
+            else four(&t, 0, offset, s);
+        }
         else s[0] = one(&t, offset);
         for (i = 0; i < n; i++, table++) {
             struct mpm_channel entry = *table;

@@ -10,7 +10,7 @@ int32_t mpm_sum_s8(const int8_t *values, uint32_t count) {
 void mpm_dot4_s8(const int8_t *x, const int8_t *const w[4], uint32_t depth, int32_t offset, int32_t sums[4]) {
     const int8_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3], *const end = x + depth;
     int32_t s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
-    while (x != end) {
+    while (x != end) { /* loads that step on as they load: unrolled, this takes as many instructions */
         const int32_t value = *x++ + offset;
         s0 += value * *w0++;
         s1 += value * *w1++;
@@ -30,32 +30,29 @@ static int32_t dot(const int8_t *a, const int8_t *b, uint32_t depth) {
 }
 
 /* Two rows by two channels: four loads for four products. */
-static void block(const int8_t *a, const int8_t *b, uint32_t depth, int32_t sums[4]) {
-    const int8_t *const end = a + depth, *const a1 = a + depth, *const b1 = b + depth;
-    const ptrdiff_t next_a = a1 - a, next_b = b1 - b;
+static void block(const int8_t *a0, const int8_t *b0, uint32_t depth, int32_t sums[4]) {
+    const int8_t *a1 = a0 + depth, *b1 = b0 + depth, *const end = a1, *const fours = a0 + (depth & ~3u);
     int32_t s00 = 0, s01 = 0, s10 = 0, s11 = 0;
-    while (end - a >= 4) {
-        int i;
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC unroll 4
-#endif
-        for (i = 0; i < 4; i++) {
-            const int32_t x0 = a[i], x1 = a[i + next_a], y0 = b[i], y1 = b[i + next_b];
-            s00 += x0 * y0;
-            s01 += x0 * y1;
-            s10 += x1 * y0;
-            s11 += x1 * y1;
-        }
-        a += 4;
-        b += 4;
+#define STEP(I) \
+    do { \
+        const int32_t x0 = a0[I], y0 = b0[I], x1 = a1[I], y1 = b1[I]; \
+        s00 += x0 * y0; \
+        s01 += x0 * y1; \
+        s10 += x1 * y0; \
+        s11 += x1 * y1; \
+    } while (0)
+    while (a0 != fours) {
+        STEP(0);
+        STEP(1);
+        STEP(2);
+        STEP(3);
+        a0 += 4, a1 += 4, b0 += 4, b1 += 4;
     }
-    for (; a != end; a++, b++) {
-        const int32_t x0 = a[0], x1 = a[next_a], y0 = b[0], y1 = b[next_b];
-        s00 += x0 * y0;
-        s01 += x0 * y1;
-        s10 += x1 * y0;
-        s11 += x1 * y1;
+    while (a0 != end) {
+        STEP(0);
+        a0++, a1++, b0++, b1++;
     }
+#undef STEP
     sums[0] = s00;
     sums[1] = s01;
     sums[2] = s10;

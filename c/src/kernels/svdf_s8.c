@@ -1,6 +1,6 @@
 /* SVDF of int8 with a state of int8 or int16: each filter feeds one number a run into its memory, and a unit is the
  * weighted sum over the memories of its filters. No scratch memory: a filter is finished before the next begins. */
-#include "../fixed.h"
+#include "matmul.h"
 
 #include <string.h>
 
@@ -20,53 +20,72 @@ struct svdf {
     uint8_t state_16;
 };
 
-static int32_t feature(const struct svdf *s, const int8_t *in, const int8_t *weights, int32_t low, int32_t high) {
-    const int32_t offset = -s->in_zero;
-    int32_t sum = 0;
+/* What the next four filters (fewer at the end) feed into their memories. */
+static void features(const struct svdf *s, const int8_t *in, const int8_t *weights, uint32_t filters, int32_t made[4]) {
+    const int32_t low = s->state_16 ? -32768 : -128;
+    const int8_t *rows[4];
     uint32_t i;
-    for (i = 0; i < s->depth; i++) sum += weights[i] * (in[i] + offset);
-    return mpm_clamp(mpm_scaled(sum, s->multiplier_1, s->shift_1), low, high) + s->state_zero;
+    for (i = 0; i < 4; i++) {
+        rows[i] = weights + (i < filters ? i : 0) * (size_t)s->depth;
+        made[i] = 0;
+    }
+    mpm_dot4_s8(in, rows, s->depth, -s->in_zero, made);
+    for (i = 0; i < 4; i++)
+        made[i] = mpm_clamp(mpm_scaled(made[i], s->multiplier_1, s->shift_1), low, -low - 1) + s->state_zero;
 }
 
 /* Moves a memory one step on, and returns its product with the filter's weights in time. */
 #define REMEMBER(T, NAME) \
     static int32_t remember_##NAME(const struct svdf *s, T *memory, const T *weights, int32_t value) { \
-        const uint32_t last = s->memory - 1; \
         const int32_t zero = s->state_zero; \
-        uint32_t i; \
+        T *const last = memory + s->memory - 1; \
         int32_t sum = 0; \
-        for (i = 0; i < last; i++) { \
-            const T old = memory[i + 1]; \
-            memory[i] = old; \
-            sum = mpm_wrapping_add(sum, weights[i] * (old - zero)); \
+        if (zero == 0) { \
+            for (; last - memory >= 4; memory += 4, weights += 4) { \
+                const T x0 = memory[1], x1 = memory[2], x2 = memory[3], x3 = memory[4]; \
+                memory[0] = x0, memory[1] = x1, memory[2] = x2, memory[3] = x3; \
+                sum = mpm_wrapping_add(sum, weights[0] * x0); \
+                sum = mpm_wrapping_add(sum, weights[1] * x1); \
+                sum = mpm_wrapping_add(sum, weights[2] * x2); \
+                sum = mpm_wrapping_add(sum, weights[3] * x3); \
+            } \
         } \
-        memory[last] = (T)value; \
-        return mpm_wrapping_add(sum, weights[last] * ((T)value - zero)); \
+        for (; memory != last; memory++, weights++) { \
+            memory[0] = memory[1]; \
+            sum = mpm_wrapping_add(sum, *weights * (*memory - zero)); \
+        } \
+        *last = (T)value; \
+        return mpm_wrapping_add(sum, *weights * (*last - zero)); \
     }
 REMEMBER(int8_t, s8)
 REMEMBER(int16_t, s16)
 
+static int8_t finished(const struct svdf *s, int32_t sum) {
+    return (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(sum, s->multiplier_2, s->shift_2), s->out_zero), -128, 127);
+}
+
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     const struct svdf *s = params;
+    const uint32_t filters = s->units * s->rank;
     const int8_t *in = s->in;
     int8_t *out = s->out;
     size_t state = 0;
-    uint32_t b, u, r;
+    uint32_t b, f;
     (void)m;
     for (b = 0; b < s->batch; b++, in += s->depth) {
-        const int8_t *weights = s->feature;
+        const int32_t *bias = s->bias;
+        uint32_t left = 0;
+        int32_t fed[4], sum = 0;
         size_t time = 0;
-        for (u = 0; u < s->units; u++) {
-            int32_t sum = s->bias == NULL ? 0 : s->bias[u];
-            for (r = 0; r < s->rank; r++, weights += s->depth, time += s->memory, state += s->memory) {
-                if (s->state_16)
-                    sum = mpm_wrapping_add(sum, remember_s16(s, (int16_t *)s->state + state, (const int16_t *)s->time + time,
-                                                             feature(s, in, weights, -32768, 32767)));
-                else
-                    sum = mpm_wrapping_add(sum, remember_s8(s, (int8_t *)s->state + state, (const int8_t *)s->time + time,
-                                                            feature(s, in, weights, -128, 127)));
+        for (f = 0; f < filters; f++, time += s->memory, state += s->memory) {
+            if (f % 4 == 0) features(s, in, s->feature + (size_t)f * s->depth, filters - f, fed);
+            if (left == 0) {
+                left = s->rank;
+                sum = bias == NULL ? 0 : *bias++;
             }
-            *out++ = (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(sum, s->multiplier_2, s->shift_2), s->out_zero), -128, 127);
+            sum = mpm_wrapping_add(sum, s->state_16 ? remember_s16(s, (int16_t *)s->state + state, (const int16_t *)s->time + time, fed[f % 4])
+                                                    : remember_s8(s, (int8_t *)s->state + state, (const int8_t *)s->time + time, fed[f % 4]));
+            if (--left == 0) *out++ = finished(s, sum);
         }
     }
     return MPM_OK;
