@@ -55,11 +55,17 @@ static void pixel(const struct mpm_conv *c, struct taps t, int whole, int8_t *ou
             else four(&t, 0, offset, s);
         }
         else s[0] = one(&t, offset);
-        for (i = 0; i < n; i++, table++) {
-            struct mpm_channel entry = *table;
-            if (!whole) entry.start = bias == NULL ? 0 : bias[channel + i];
-            *out++ = mpm_requantise(s[i], &entry, &range);
+        if (!whole) /* at the border not all taps count: the table's share of the offset is taken out again */
+            for (i = 0; i < n; i++)
+                s[i] = (int32_t)((uint32_t)s[i] + (bias == NULL ? 0u : (uint32_t)bias[channel + i]) - (uint32_t)table[i].start);
+        out[0] = mpm_requantise(s[0], &table[0], &range);
+        if (n == 4) {
+            out[1] = mpm_requantise(s[1], &table[1], &range);
+            out[2] = mpm_requantise(s[2], &table[2], &range);
+            out[3] = mpm_requantise(s[3], &table[3], &range);
         }
+        table += n;
+        out += n;
         channel += n;
         t.w += n;
         in_multiple += n;
