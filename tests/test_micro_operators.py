@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multipod.errors import MicroError
 from multipod.micro import Interpreter
 from multipod.micro.schema import OPERATORS, OPTIONS
 
@@ -336,9 +337,41 @@ def pools_and_types() -> Iterator[Case]:
         )
 
 
+def choosers() -> Iterator[Case]:
+    """CAST, GATHER, SELECT_V2 and BATCH_MATMUL."""
+    for a, b in [("int8", "float32"), ("float32", "int32"), ("int32", "int8"), ("bool", "float32"), ("int16", "int32")]:
+        yield (
+            f"CAST-{a}-{b}",
+            lambda x=a, y=b: (operator("CAST", [Tensor([3, 4], x), Tensor([3, 4], y)], [0]), [Tensor([3, 4], x)]),
+        )
+    for axis, shape in [(0, [2, 4, 5]), (1, [3, 2, 5])]:
+
+        def gathered(x: tuple = (axis, shape)) -> tuple[bytes, list[Tensor]]:
+            one = Tensor([3, 4, 5])
+            return operator("GATHER", [one, whole(2, 0), Tensor(x[1])], [0], axis=x[0], batch_dims=0), [one]
+
+        yield f"GATHER-{axis}", gathered
+
+    def selected() -> tuple[bytes, list[Tensor]]:
+        given = [Tensor([2, 3], "bool"), Tensor([2, 3]), Tensor([1, 3])]
+        return operator("SELECT_V2", [*given, Tensor([2, 3])], [0, 1, 2]), given
+
+    yield "SELECT_V2", selected
+    for dtype, turn_a, turn_b in itertools.product(("int8", "float32"), (0, 1), (0, 1)):
+
+        def multiplied(x: tuple = (dtype, turn_a, turn_b)) -> tuple[bytes, list[Tensor]]:
+            dtype, turn_a, turn_b = x
+            one = quantised([2, 4, 3] if turn_a else [2, 3, 4], dtype, 0.03, 5)
+            two = quantised([2, 5, 4] if turn_b else [2, 4, 5], dtype, 0.02, -4)
+            out = quantised([2, 3, 5], dtype, 0.1, 2)
+            return operator("BATCH_MATMUL", [one, two, out], [0, 1], adj_x=turn_a, adj_y=turn_b), [one, two]
+
+        yield f"BATCH_MATMUL-{dtype}-{turn_a}-{turn_b}", multiplied
+
+
 FAMILIES = {
     "convolutions": convolutions, "dense": dense, "binaries": binaries, "unaries": unaries, "movers": movers,
-    "reductions": reductions, "pools": pools_and_types,
+    "reductions": reductions, "pools": pools_and_types, "choosers": choosers,
 }  # fmt: skip
 
 
@@ -352,3 +385,28 @@ def test_equal_to_tflm(family, capfd):
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:300]}")
     assert not wrong, f"{len(wrong)} cases:\n" + "\n".join(wrong)
+
+
+def test_branches_and_loops():
+    """IF adds or multiplies; WHILE doubles until a bound; both with subgraphs of their own, as TFLM runs them."""
+    pair = [Tensor([3]), Tensor([3]), Tensor([3])]
+    add = Graph(pair, [Op(OPERATORS["ADD"], [0, 1], [2], [(0, "b", 0)], 11)], [0, 1], [2])
+    times = Graph(pair, [Op(OPERATORS["MUL"], [0, 1], [2], [(0, "b", 0)], 21)], [0, 1], [2])
+    options = [(0, "i", 1), (1, "i", 2)]
+    main = Graph([Tensor([1], "bool"), *pair], [Op(OPERATORS["IF"], [0, 1, 2], [3], options, 92)], [0, 1, 2], [3])
+    same_as_tflm(build(main, add, times), [main.tensors[0], *pair[:2]], rounds=4)
+
+    bound = Tensor([1], data=np.array([100.0], np.float32))
+    test = Graph([Tensor([1]), bound, Tensor([1], "bool")], [Op(OPERATORS["LESS"], [0, 1], [2])], [0], [2])
+    body = Graph([Tensor([1]), Tensor([1])], [Op(OPERATORS["ADD"], [0, 0], [1], [(0, "b", 0)], 11)], [0], [1])
+    loop = Graph([Tensor([1]), Tensor([1])], [Op(OPERATORS["WHILE"], [0], [1], options, 93)], [0], [1])
+    interpreter = Interpreter(build(loop, test, body))
+    np.testing.assert_array_equal(interpreter.run(np.array([3.0], np.float32))[0], [192.0])
+    np.testing.assert_array_equal(interpreter.run(np.array([101.0], np.float32))[0], [101.0])
+
+
+def test_an_index_out_of_range_is_refused_while_running():
+    model = operator("GATHER", [Tensor([3]), Tensor([2], "int32"), Tensor([2])], [0, 1], axis=0, batch_dims=0)
+    x = np.arange(3, dtype=np.float32)
+    with pytest.raises(MicroError, match=r"^op 0 \(GATHER\): an index is out of range\. Look at the indices"):
+        Interpreter(model).run(x, np.array([0, 3], np.int32))

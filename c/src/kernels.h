@@ -12,7 +12,10 @@
     X(mpm_average_pool_2d_f32) \
     X(mpm_average_pool_2d_s16) \
     X(mpm_average_pool_2d_s8) \
+    X(mpm_batch_matmul) \
     X(mpm_broadcast_to) \
+    X(mpm_call_once) \
+    X(mpm_cast) \
     X(mpm_ceil) \
     X(mpm_concatenation) \
     X(mpm_conv_2d_f32) \
@@ -35,9 +38,11 @@
     X(mpm_fully_connected_f32) \
     X(mpm_fully_connected_s16) \
     X(mpm_fully_connected_s8) \
+    X(mpm_gather) \
     X(mpm_greater) \
     X(mpm_greater_equal) \
     X(mpm_hard_swish) \
+    X(mpm_if) \
     X(mpm_l2_normalization_f32) \
     X(mpm_l2_pool_2d_f32) \
     X(mpm_leaky_relu) \
@@ -72,6 +77,7 @@
     X(mpm_reverse_v2) \
     X(mpm_round) \
     X(mpm_rsqrt) \
+    X(mpm_select_v2) \
     X(mpm_sin) \
     X(mpm_slice) \
     X(mpm_softmax_f32) \
@@ -91,7 +97,8 @@
     X(mpm_transpose) \
     X(mpm_unidirectional_sequence_lstm_f32) \
     X(mpm_unidirectional_sequence_lstm_s8) \
-    X(mpm_unpack)
+    X(mpm_unpack) \
+    X(mpm_while)
 
 #define MPM_DECLARE(name) extern const struct mpm_kernel name;
 MPM_KERNEL_LIST(MPM_DECLARE)
