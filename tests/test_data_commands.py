@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from multipod.cli.data import data as command
+from multipod.cli.reading import as_options
 from multipod.data.convert import NOTE, WRITERS, convert
 from multipod.data.files.formats import FORMATS, open_records
 from multipod.data.images.files import ImageFiles
@@ -26,7 +27,7 @@ from multipod.models.pixels import Normalized
 from multipod.models.resnet import SmallResNet
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
-from multipod.recipe.text import to_text
+from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.step.program import Program
 from multipod.train.events import Ended, Skipped
@@ -93,6 +94,29 @@ def test_convert_on_the_command_line(tmp_path, folder):
     assert json.loads((tmp_path / "out" / NOTE).read_text())["kind"] == "tar"
     listed = CliRunner().invoke(command, ["formats"]).output
     assert [line.split()[0] for line in listed.splitlines()] == list(FORMATS)
+
+
+def test_stragglers_on_the_command_line():
+    answer = CliRunner().invoke(command, ["stragglers", "--hosts", "2,8", "--threads", "4", "--image-ms", "0.5"])
+    assert answer.exit_code == 0, answer.output
+    assert [line.split()[1] for line in answer.output.splitlines() if "%" in line] == ["2", "8"]
+    assert "16,64,512" in CliRunner().invoke(command, ["stragglers", "--hosts", "2;8"]).output
+
+
+def test_options_of_reading_come_back():
+    reading = Reading(3, 0, 2, 10**9, "a b")
+    assert as_options(reading) == (
+        " --read-threads 3 --read-ahead 2 --decoded-cache 1000000000 --decoded-cache-folder 'a b'"
+    )
+    assert as_options(Reading()) == ""
+
+
+def test_a_run_goes_on_where_its_data_were_moved(tmp_path):
+    recipe = small(tmp_path)
+    moved = replace(recipe, data=replace(recipe.data, train_files="elsewhere"))
+    assert differences(to_text(recipe), to_text(moved)) == []
+    other = replace(recipe, data=replace(recipe.data, pixels=32))
+    assert differences(to_text(recipe), to_text(other)) == ["data.pixels: 16, now 32"]
 
 
 def test_inspect_draws_a_batch_and_says_what_was_left_out(folder, tmp_path):

@@ -20,7 +20,7 @@ SHEET = 64
 
 @click.group()
 def data() -> None:
-    """Look at the data of a recipe, or convert data between formats."""
+    """Look at the data of a recipe, convert data between formats, predict what slow hosts cost."""
 
 
 @data.command()
@@ -126,6 +126,41 @@ def convert(source: str, target: Path, kind: str, known: str, per_file: int) -> 
         click.echo(f"left out {name}: {reason}", err=True)
     if len(done.damaged) > 10:
         click.echo(f"and {len(done.damaged) - 10} more, see {target / 'multipod-convert.json'}", err=True)
+
+
+@data.command()
+@click.option("--hosts", default="16,32,64,128,256,512", show_default=True, help="Numbers of hosts.")
+@click.option("--images", type=click.IntRange(1), default=128, show_default=True, help="Read by a host for an update.")
+@click.option("--step-ms", type=float, default=16.6, show_default=True, help="An update when its data are there.")
+@click.option("--threads", type=click.IntRange(1), default=48, show_default=True, help="Of a host.")
+@click.option("--ahead", type=click.IntRange(1), default=2, show_default=True, help="Batches made ahead.")
+@click.option("--image-ms", type=float, default=1.4, show_default=True, help="An ordinary image, on one thread.")
+@click.option("--large", type=float, default=0.005, show_default=True, help="Share of large pictures.")
+@click.option("--most", type=float, default=320.0, show_default=True, help="The largest, in ordinary images.")
+def stragglers(
+    hosts: str, images: int, step_ms: float, threads: int, ahead: int, image_ms: float, large: float, most: float
+) -> None:
+    """Predict how much of a step is lost to the slowest host's input, for clusters of several sizes.
+
+    The tail of large pictures is an assumption: --large and --most. Images from a decoded cache cost about
+    0.33 ms, and large ones 8 times that: --image-ms 0.33 --most 8.
+    """
+    from multipod.simulate.input import HeavyTail, predicted_loss
+
+    try:
+        counts = [int(part) for part in hosts.split(",")]
+    except ValueError as error:
+        raise click.UsageError(f"--hosts {hosts!r} is not of the form 16,64,512.") from error
+    if min(counts) < 1 or min(step_ms, image_ms) <= 0 or not 0 <= large <= 1 or most < 1:
+        raise click.UsageError("hosts are 1 or more, times above 0, --large a share from 0 to 1, --most 1 or more.")
+    cost = HeavyTail(image_ms / 1e3, tail=large, most=most)
+    table = Table("hosts", "ms/step", "lost")
+    for count in counts:
+        run = predicted_loss(
+            cost, count, images, device_s=step_ms / 1e3, threads=threads, ahead=ahead, part=8, updates=80, seed=count
+        )
+        table.add_row(f"{count:,}", f"{run.step_s * 1e3:.1f}", f"{run.lost_share:.1%}")
+    Console().print(table)
 
 
 @data.command()

@@ -19,6 +19,9 @@ WHERE = (
 """Fields that say where a run lies and who adds, not what it learns: a run may go on with others. Adasum depends on all
 of them; a run that combines by it may lose chips all the same, since its tree is one of chip numbers."""
 
+DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
+"""Fields that say where the data are. Whether they are the same data, `train.run_folder.check_data` asks the data."""
+
 
 def to_text(recipe: Recipe) -> str:
     """The whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
@@ -29,7 +32,8 @@ def differences(old: str, new: str) -> list[str]:
     """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`."""
     before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
-    free = ("layout.failed", "layout.report_orthogonality") if combines else WHERE
+    moved = ("layout.failed", "layout.report_orthogonality") if combines else WHERE
+    free = (*DATA_PLACES, *moved)
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])
