@@ -202,19 +202,20 @@ def test_a_cache_changes_no_pixel_and_keeps_to_its_budget(folder, tmp_path):
 def test_a_cache_on_disk_survives_a_crash_and_belongs_to_one_process(tmp_path):
     image = pictures.picture(0)
     cache = DiskCache(10**6, tmp_path, "x")
-    cache.offer(3, image)
+    cache.offer(3, image, 7)
     with pytest.raises(DataError, match="another process keeps its decoded images there"):
         DiskCache(10**6, tmp_path, "x")
     cache.close()
     with (tmp_path / "x.entries").open("ab") as entries:
         entries.write(b"cut sho")
     again = DiskCache(10**6, tmp_path, "x")
-    np.testing.assert_array_equal(again.get(3), image)
-    again.offer(4, image)
-    np.testing.assert_array_equal(again.get(4), image)
+    np.testing.assert_array_equal(again.get(3)[0], image)
+    assert again.get(3)[1] == 7
+    again.offer(4, image, 1)
+    np.testing.assert_array_equal(again.get(4)[0], image)
     again.close()
     memory = MemoryCache(0)
-    memory.offer(1, image)
+    memory.offer(1, image, 0)
     assert memory.get(1) is None
 
 

@@ -23,7 +23,8 @@ class Inspection:
       batch: the first of them.
       batches: how many were read.
       rate: examples a second, all threads together, after the first batch.
-      stages: seconds of one example in each stage, summed over threads: `read`, `decode`, `augment`.
+      stages: seconds of one example in each stage, summed over threads: `read`, `decode`, `augment`, and `crop` of
+        images that were in the cache.
       correlation: of the labels within a batch (`batch_correlation`); None without labels of one number an example.
       counts: how often each label was seen.
       skipped: examples that could not be read.
@@ -48,7 +49,7 @@ def inspect(batches: TrainBatches, count: int, reading: Reading) -> Inspection:
     taken = time.perf_counter() - start
     feed.close()
     ledger = ledger_of(batches.source)
-    made = max(ledger.counts.values(), default=1)
+    made = max(ledger.counts.get("read", 0) + ledger.counts.get("crop", 0), 1)
     labels = [batch["label"] for batch in seen if "label" in batch and batch["label"].ndim == 1]
     joined = np.concatenate(labels) if labels else np.zeros(0, int)
     values, counts = np.unique(joined, return_counts=True)

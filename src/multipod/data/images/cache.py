@@ -10,7 +10,10 @@ import numpy as np
 
 from multipod.errors import DataError
 
-_ENTRY = struct.Struct("<qqii")  # number, offset, height, width
+_ENTRY = struct.Struct("<qqiii")  # number, offset, height, width, label
+
+Kept = tuple[np.ndarray, int]
+"""An image, uint8 [height, width, 3], not to be written to; and its label."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +35,24 @@ class MemoryCache:
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
-        self._images: dict[int, np.ndarray] = {}
+        self._images: dict[int, Kept] = {}
         self._held = self._hits = self._misses = 0
         self._lock = threading.Lock()
 
-    def get(self, number: int) -> np.ndarray | None:
-        """The image, uint8 [height, width, 3], not to be written to; None if it is not here."""
-        image = self._images.get(number)
-        if image is None:
+    def get(self, number: int) -> Kept | None:
+        """The image and its label; None if it is not here."""
+        kept = self._images.get(number)
+        if kept is None:
             self._misses += 1
         else:
             self._hits += 1
-        return image
+        return kept
 
-    def offer(self, number: int, image: np.ndarray) -> None:
+    def offer(self, number: int, image: np.ndarray, label: int) -> None:
         """Keeps the image if there is room."""
         with self._lock:
             if number not in self._images and self._held + image.nbytes <= self._budget:
-                self._images[number] = image
+                self._images[number] = (image, label)
                 self._held += image.nbytes
 
     def held(self) -> Held:
@@ -69,7 +72,7 @@ class DiskCache:
 
     def __init__(self, budget_bytes: int, folder: Path, data: str) -> None:
         self._budget = budget_bytes
-        self._places: dict[int, tuple[int, int, int]] = {}
+        self._places: dict[int, tuple[int, int, int, int]] = {}
         self._hits = self._misses = 0
         self._lock = threading.Lock()
         try:
@@ -82,17 +85,18 @@ class DiskCache:
         self._alone(folder)
         self._end = self._read_entries()
 
-    def get(self, number: int) -> np.ndarray | None:
-        """The image, uint8 [height, width, 3]; None if it is not here."""
+    def get(self, number: int) -> Kept | None:
+        """The image and its label; None if it is not here."""
         place = self._places.get(number)
         if place is None:
             self._misses += 1
             return None
         self._hits += 1
-        offset, height, width = place
-        return np.frombuffer(os.pread(self._pixels, height * width * 3, offset), np.uint8).reshape(height, width, 3)
+        offset, height, width, label = place
+        pixels = np.frombuffer(os.pread(self._pixels, height * width * 3, offset), np.uint8)
+        return pixels.reshape(height, width, 3), label
 
-    def offer(self, number: int, image: np.ndarray) -> None:
+    def offer(self, number: int, image: np.ndarray, label: int) -> None:
         """Keeps the image if there is room, in the budget and on the disk."""
         height, width = image.shape[:2]
         with self._lock:
@@ -102,11 +106,11 @@ class DiskCache:
                 written = os.pwrite(self._pixels, image.tobytes(), self._end)
                 if written < image.nbytes:
                     raise OSError
-                os.write(self._entries, _ENTRY.pack(number, self._end, height, width))
+                os.write(self._entries, _ENTRY.pack(number, self._end, height, width, label))
             except OSError:
                 self._budget = self._end  # the disk is full: what is here stays
                 return
-            self._places[number] = (self._end, height, width)
+            self._places[number] = (self._end, height, width, label)
             self._end += image.nbytes
 
     def held(self) -> Held:
@@ -133,9 +137,9 @@ class DiskCache:
         stored = os.pread(self._entries, os.fstat(self._entries).st_size, 0)
         whole = len(stored) // _ENTRY.size * _ENTRY.size
         os.ftruncate(self._entries, whole)  # the last one may be cut
-        for number, offset, height, width in _ENTRY.iter_unpack(stored[:whole]):
+        for number, offset, height, width, label in _ENTRY.iter_unpack(stored[:whole]):
             if offset + height * width * 3 <= size:
-                self._places[number] = (offset, height, width)
+                self._places[number] = (offset, height, width, label)
                 end = max(end, offset + height * width * 3)
         return end
 

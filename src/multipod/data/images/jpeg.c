@@ -20,7 +20,7 @@
 
 enum { MP_OK = 0, MP_DAMAGED = 1, MP_OTHER_COLOURS = 2, MP_NO_MEMORY = 3 };
 
-typedef float lane __attribute__((vector_size(16))); /* red, green, blue, unused */
+typedef float lane __attribute__((vector_size(16), aligned(4))); /* red, green, blue, and what comes after */
 typedef int32_t whole __attribute__((vector_size(16)));
 typedef uint8_t bytes __attribute__((vector_size(4)));
 
@@ -181,38 +181,40 @@ static void add_rows(const uint8_t *in, size_t stride, const float *weight, int 
 }
 
 /* out[j] = sum over k of weight[k] * line[first + k], for `width` pixels. */
-static void add_columns(const lane *line, const struct window *x, int taps, int width, uint8_t *out)
+static void add_columns(const float *line, const struct window *x, int taps, int width, uint8_t *out)
 {
-    const lane half = {0.5f, 0.5f, 0.5f, 0};
+    const lane half = {0.5f, 0.5f, 0.5f, 0.5f};
     for (int j = 0; j < width; j++, out += 3) {
-        const lane *from = line + x[j].first;
+        const float *from = line + 3 * x[j].first;
         const float *weight = x[j].weight;
-        lane sum = half + weight[0] * from[0];
+        lane sum = half + weight[0] * *(const lane *)from;
         for (int k = 1; k < taps; k++)
-            sum += weight[k] * from[k];
+            sum += weight[k] * *(const lane *)(from + 3 * k);
         bytes pixel = __builtin_convertvector(__builtin_convertvector(sum, whole), bytes); /* at most 255.5 */
         memcpy(out, &pixel, j + 1 < width ? 4 : 3); /* four are one store; the next pixel covers the fourth */
     }
 }
 
-/* Resizes box (x, y, width, height) of `in`, [rows][columns] pixels of four bytes, to out[height][width][3], mirrored
- * if `flip`. Rows first, then columns. */
-static int resize(const uint8_t *in, int rows, int columns, const double box[4], int height, int width, int flip,
-                  uint8_t *out)
+/* Resizes box (x, y, width, height) of `in`, [rows][columns] pixels of three bytes with `stride` bytes a row, to
+ * out[height][width][3], mirrored if `flip`. Rows first, then columns. */
+static int resize(const uint8_t *in, int rows, int columns, size_t stride, const double box[4], int height, int width,
+                  int flip, uint8_t *out)
 {
+    size_t line_bytes = ((size_t)columns * 12 + 4 + 63) / 64 * 64; /* one number more: the last pixel is read as four */
     struct window *y = malloc(sizeof(struct window) * (size_t)(height + width)), *x = y + height;
-    float *yw = NULL, *xw = NULL, *line = aligned_alloc(64, ((size_t)columns * 16 + 63) / 64 * 64);
+    float *yw = NULL, *xw = NULL, *line = aligned_alloc(64, line_bytes);
     int ytaps = y ? windows(box[1], box[3], rows, height, y, &yw) : 0;
     int xtaps = y ? windows(box[0], box[2], columns, width, x, &xw) : 0;
     int ok = y && line && ytaps && xtaps;
+    if (ok)
+        memset(line, 0, line_bytes);
     for (int i = 0, j = width - 1; ok && flip && i < j; i++, j--) {
         struct window left = x[i];
         x[i] = x[j], x[j] = left;
     }
     for (int i = 0; ok && i < height; i++) {
-        const uint8_t *first = in + (size_t)y[i].first * (size_t)columns * 4;
-        add_rows(first, (size_t)columns * 4, y[i].weight, ytaps, (size_t)columns * 4, line);
-        add_columns((const lane *)line, x, xtaps, width, out + (size_t)i * (size_t)width * 3);
+        add_rows(in + (size_t)y[i].first * stride, stride, y[i].weight, ytaps, (size_t)columns * 3, line);
+        add_columns(line, x, xtaps, width, out + (size_t)i * (size_t)width * 3);
     }
     free(y), free(yw), free(xw), free(line);
     return ok ? MP_OK : MP_NO_MEMORY;
@@ -251,7 +253,7 @@ int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int heig
         jpeg_destroy_decompress(&cinfo);
         return MP_OTHER_COLOURS;
     }
-    cinfo.out_color_space = JCS_EXT_RGBX;
+    cinfo.out_color_space = JCS_RGB;
     cinfo.dct_method = JDCT_ISLOW;
     cinfo.scale_num = exact ? 8 : (unsigned)eighths(box, height, width);
     cinfo.scale_denom = 8;
@@ -271,7 +273,7 @@ int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int heig
     JDIMENSION first = (JDIMENSION)left, columns = (JDIMENSION)(right - left);
     if (columns < cinfo.output_width)
         jpeg_crop_scanline(&cinfo, &first, &columns);
-    pixels = malloc((size_t)columns * (size_t)(bottom - top) * 4);
+    pixels = malloc((size_t)columns * (size_t)(bottom - top) * 3);
     if (!pixels) {
         jpeg_destroy_decompress(&cinfo);
         return MP_NO_MEMORY;
@@ -279,13 +281,13 @@ int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int heig
     if (top > 0)
         jpeg_skip_scanlines(&cinfo, (JDIMENSION)top);
     while (cinfo.output_scanline < (JDIMENSION)bottom) {
-        JSAMPROW row = pixels + (size_t)(cinfo.output_scanline - (JDIMENSION)top) * columns * 4;
+        JSAMPROW row = pixels + (size_t)(cinfo.output_scanline - (JDIMENSION)top) * columns * 3;
         jpeg_read_scanlines(&cinfo, &row, 1);
     }
     jpeg_destroy_decompress(&cinfo); /* not jpeg_finish_decompress, which would read the rest */
     in[0] -= first;
     in[1] -= top;
-    code = resize(pixels, bottom - top, (int)columns, in, height, width, flip, out);
+    code = resize(pixels, bottom - top, (int)columns, (size_t)columns * 3, in, height, width, flip, out);
     free(pixels);
     return code;
 }
@@ -325,18 +327,8 @@ int mp_pixels_crop(const uint8_t *image, int rows, int columns, const double box
     int top = (int)floor(box[1] - reach_y) - 1, bottom = (int)ceil(box[1] + box[3] + reach_y) + 1;
     left = left < 0 ? 0 : left, top = top < 0 ? 0 : top;
     right = right > columns ? columns : right, bottom = bottom > rows ? rows : bottom;
-    size_t wide = (size_t)(right - left);
-    uint8_t *pixels = malloc(wide * (size_t)(bottom - top) * 4 + 1);
-    if (!pixels)
-        return MP_NO_MEMORY;
-    for (int i = top; i < bottom; i++) {
-        const uint8_t *from = image + ((size_t)i * (size_t)columns + (size_t)left) * 3;
-        uint8_t *to = pixels + (size_t)(i - top) * wide * 4;
-        for (size_t j = 0; j < wide; j++, from += 3, to += 4)
-            to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = 0;
-    }
     double in[4] = {box[0] - left, box[1] - top, box[2], box[3]};
-    int code = resize(pixels, bottom - top, (int)wide, in, height, width, flip, out);
-    free(pixels);
-    return code;
+    size_t stride = (size_t)columns * 3;
+    return resize(image + (size_t)top * stride + (size_t)left * 3, bottom - top, right - left, stride, in, height, width,
+                  flip, out);
 }

@@ -148,11 +148,7 @@ class Images:
         for tried in range(min(IN_A_ROW, len(self))):
             at = (number + tried) % len(self)
             try:
-                with self.ledger.stage("read"):
-                    record = self.records.record(at)
-                    data, label = self._parts(record)
-                with self.ledger.stage("decode"):
-                    self._show(at, data, view, out)
+                label = self._show(at, view, out)
                 if self.policy is not None and further.size:
                     with self.ledger.stage("augment"):
                         out[...] = self.policy.apply(out, further)
@@ -176,17 +172,34 @@ class Images:
             raise Damaged(f"its field {fields.image!r} is no bytes")
         return data, label - fields.first_label
 
-    def _show(self, number: int, data: bytes, view: View, out: np.ndarray) -> None:
-        if not self.whole and is_jpeg(data):
-            head = jpeg.header(data)
-            if head.plain and head.orientation == 1:
-                box, flip = view(head.width, head.height)
-                jpeg.crop(data, box, out, flip)
-                return
-        image = self.cache.get(number) if self.cache else None
-        if image is None:
-            image = decode(data, self._shorter)
-            if self.cache:
-                self.cache.offer(number, image)
+    def _show(self, number: int, view: View, out: np.ndarray) -> int:
+        """Writes what `view` shows of the example into `out`, and returns its label."""
+        kept = self.cache.get(number) if self.cache else None
+        if kept is not None:
+            with self.ledger.stage("crop"):
+                self._cut(kept[0], view, out)
+            return kept[1]
+        with self.ledger.stage("read"):
+            data, label = self._parts(self.records.record(number))
+        with self.ledger.stage("decode"):
+            if self.whole or not self._crop_alone(data, view, out):
+                image = decode(data, self._shorter if self.whole else 0)
+                if self.cache:
+                    self.cache.offer(number, image, label)
+                self._cut(image, view, out)
+        return label
+
+    def _crop_alone(self, data: bytes, view: View, out: np.ndarray) -> bool:
+        """Decodes no more than the crop, if the image is of a kind with which that can be done."""
+        if not is_jpeg(data):
+            return False
+        head = jpeg.header(data)
+        if not head.plain or head.orientation != 1:
+            return False
+        box, flip = view(head.width, head.height)
+        jpeg.crop(data, box, out, flip)
+        return True
+
+    def _cut(self, image: np.ndarray, view: View, out: np.ndarray) -> None:
         box, flip = view(image.shape[1], image.shape[0])
         jpeg.crop_pixels(image, box, out, flip)
