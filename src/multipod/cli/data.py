@@ -143,7 +143,7 @@ def stragglers(
     """Predict how much of a step is lost to the slowest host's input, for clusters of several sizes.
 
     The tail of large pictures is an assumption: --large and --most. Images from a decoded cache cost about
-    0.33 ms, and large ones 8 times that: --image-ms 0.33 --most 8.
+    0.15 ms, and large ones 8 times that: --image-ms 0.15 --most 8.
     """
     from multipod.simulate.input import HeavyTail, predicted_loss
 

@@ -14,7 +14,7 @@ from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.simulate.input import HeavyTail, InputRun, predicted_loss, simulate_input
 
 DECODING = HeavyTail()
-DECODED = HeavyTail(median_s=0.33e-3, sigma=0.1, tail=0.005, most=8.0)
+DECODED = HeavyTail(median_s=0.15e-3, sigma=0.1, tail=0.005, most=8.0)
 """Crops from decoded images; large pictures are kept at 1/2 to 1/8 of their size, so 8 times the pixels is the most."""
 
 HOSTS = (16, 32, 64, 128, 256, 512)
