@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches
 from multipod.data.order import ByLength
-from multipod.data.sequences import Sequences, SpanCorruption, TokenFile, token_file
+from multipod.data.sequences import Sequences, SpanCorruption, SpanRows, TokenFile, token_file
 from multipod.data.stdlib_text import Masking
+from multipod.data.text_files import TextFiles
 from multipod.errors import DataError
 
 
@@ -83,3 +84,46 @@ def test_spans_are_as_long_and_as_many_as_published():
         corruption.sizes(1)
     with pytest.raises(DataError, match="spans have a token or more"):
         SpanCorruption(5, 1.5)
+
+
+def test_rows_of_spans_are_hidden_anew_in_training_and_belong_to_their_rows():
+    source = SpanRows(corpus(longest=40), SpanCorruption(9999), 30)
+    first = source.read(np.arange(20))
+    for name, array in source.read(np.arange(20)).items():
+        np.testing.assert_array_equal(array, first[name])
+    assert (first["source"].shape[1], first["label"].shape[1]) == SpanCorruption(9999).sizes(30)
+    np.testing.assert_array_equal(first["target"][first["weight"].any(1), 0], 2)
+    follows = first["weight"][:, 1:] == 1
+    np.testing.assert_array_equal(first["target"][:, 1:][follows], first["label"][:, :-1][follows])
+    whole = TrainBatches(source, 12, 0, np.arange(12))[2]
+    for rows in np.array_split(np.arange(12), 5):
+        part = TrainBatches(source, 12, 0, rows)[2]
+        for name in whole:
+            np.testing.assert_array_equal(part[name], whole[name][rows])
+    for row in range(20):  # what is given and what is told are the sequence
+        own = source.file[row][:30]
+        if len(own) < 2:
+            assert not first["weight"][row].any()
+            continue
+        told = first["label"][row][first["weight"][row] == 1]
+        seen = np.concatenate([first["source"][row], told])
+        assert set(own) <= set(seen)
+
+
+def test_text_files_for_both_tasks(tmp_path):
+    pytest.importorskip("tokenizers")
+    lines = [f"the number {k} is {'even' if k % 2 == 0 else 'odd'} and follows {k - 1}" for k in range(300)]
+    (tmp_path / "train.txt").write_text("\n".join(lines[:250]))
+    (tmp_path / "test.txt").write_bytes("\n".join(lines[250:]).encode() + b"\n\xff\xfe not text\n\n")
+    masked = TextFiles(str(tmp_path / "train.txt"), str(tmp_path / "test.txt"), length=32, vocab=300)
+    rows = masked.train().read(np.arange(4))
+    assert rows["token"].shape == (4, 32)
+    assert rows["weight"].any(1).all()
+    spans = TextFiles(str(tmp_path / "train.txt"), str(tmp_path / "test.txt"), length=24, vocab=320, spans=True)
+    batch = spans.train().read(np.arange(8))
+    assert batch["source"].max() == 319
+    assert len(spans.test()) == 50
+    with pytest.raises(DataError, match="vocab=200 has no room"):
+        TextFiles(vocab=200)
+    with pytest.raises(DataError, match=r"Give --set data.train_files=FILES, one document a line"):
+        TextFiles().train()

@@ -175,6 +175,68 @@ class SpanCorruption:
         return hidden, spans
 
 
+@dataclass(frozen=True, eq=False)
+class SpanRows:
+    """Sequences with spans hidden, for an encoder and a decoder (`multipod.models.transformer`).
+
+    `source`, int32 [n, given], is what is left; `label`, int32 [n, told], what was hidden, `weight` 1 where it counts,
+    and `target` the same one place to the right, behind `start`: what the decoder reads. `given` and `told` are what a
+    sequence of `length` tokens needs; shorter ones are padded, and one of fewer than two tokens is all padding.
+    Training hides other spans each time; read as they are, they are hidden by `seed`.
+
+    Attributes:
+      file: the sequences; longer ones are cut at `length`.
+      corruption: what is hidden.
+      length: tokens of a whole sequence.
+      seed: of what evaluation hides; not the seed of a run.
+      pad: the token that fills up.
+      start: the first that the decoder reads.
+    """
+
+    file: TokenFile
+    corruption: SpanCorruption
+    length: int
+    seed: int = 0
+    pad: int = 0
+    start: int = 2
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def read(self, numbers: np.ndarray) -> HostBatch:
+        """The sequences with these numbers, corrupted the same way each time."""
+        return self._rows(numbers, [np.random.Philox(key=[self.seed, number]) for number in numbers.tolist()])
+
+    def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """The batch itself: `read_augmented` hides other spans."""
+        return batch
+
+    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """The sequences with other spans hidden."""
+        keys = rng.integers(2**63, size=int(rows.max()) + 1)[rows]
+        return self._rows(numbers, [np.random.Philox(key=int(key)) for key in keys])
+
+    def identity(self) -> str:
+        """That of the sequences."""
+        return Sequences(self.file).identity()
+
+    def _rows(self, numbers: np.ndarray, bits: Sequence[np.random.Philox]) -> HostBatch:
+        given, told = self.corruption.sizes(self.length)
+        source = np.full((len(numbers), given), self.pad, np.int32)
+        label = np.full((len(numbers), told), self.pad, np.int32)
+        weight = np.zeros_like(label)
+        for row, (number, own) in enumerate(zip(numbers.tolist(), bits, strict=True)):
+            tokens = self.file[number][: self.length]
+            if len(tokens) < 2:
+                continue
+            shown, hidden = self.corruption.apply(tokens, np.random.Generator(own))
+            source[row, : len(shown)] = shown
+            label[row, : len(hidden)] = hidden
+            weight[row, : len(hidden)] = 1
+        target = np.where(weight == 0, self.pad, np.pad(label, ((0, 0), (1, 0)), constant_values=self.start)[:, :-1])
+        return {"source": source, "target": target.astype(np.int32), "label": label, "weight": weight}
+
+
 def _parts(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     """`total` as a sum of so many whole numbers of at least 1, all such sums alike."""
     cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
