@@ -24,7 +24,7 @@ def list_recipes() -> None:
 
     for name in sorted(RECIPES):
         first = (inspect.getdoc(find(name)) or "").splitlines()[0]
-        click.echo(f"{name:12} {first}")
+        click.echo(f"{name:{max(map(len, RECIPES))}}  {first}")
 
 
 @click.command()
