@@ -369,9 +369,27 @@ def choosers() -> Iterator[Case]:
         yield f"BATCH_MATMUL-{dtype}-{turn_a}-{turn_b}", multiplied
 
 
+def transposed() -> Iterator[Case]:
+    """TRANSPOSE_CONV; the output's shape is its first input."""
+    for dtype, padding in itertools.product(("int8", "float32"), (0, 1)):
+
+        def made(x: tuple = (dtype, padding)) -> tuple[bytes, list[Tensor]]:
+            dtype, padding = x
+            rng = np.random.default_rng(4)
+            size = 8 if padding == 0 else 9
+            tensors = [
+                whole(2, size, size, 3), weights(rng, [3, 3, 3, 5], dtype, 0), quantised([2, 4, 4, 5], dtype),
+                biases(rng, 3, dtype), quantised([2, size, size, 3], dtype, 0.05, -9),
+            ]  # fmt: skip
+            options = {"padding": padding, "stride_w": 2, "stride_h": 2}
+            return operator("TRANSPOSE_CONV", tensors, [2], **options), [tensors[2]]
+
+        yield f"TRANSPOSE_CONV-{dtype}-{padding}", made
+
+
 FAMILIES = {
     "convolutions": convolutions, "dense": dense, "binaries": binaries, "unaries": unaries, "movers": movers,
-    "reductions": reductions, "pools": pools_and_types, "choosers": choosers,
+    "reductions": reductions, "pools": pools_and_types, "choosers": choosers, "transposed": transposed,
 }  # fmt: skip
 
 

@@ -95,6 +95,8 @@
     X(mpm_svdf_s8) \
     X(mpm_tanh_op) \
     X(mpm_transpose) \
+    X(mpm_transpose_conv_f32) \
+    X(mpm_transpose_conv_s8) \
     X(mpm_unidirectional_sequence_lstm_f32) \
     X(mpm_unidirectional_sequence_lstm_s8) \
     X(mpm_unpack) \
