@@ -6,10 +6,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, MetricError, RecipeError
+from multipod.experiments.tt_rec import hashed_to
+from multipod.experiments.tt_rec_checks import compression
 from multipod.layout.tables import WAYS, place_tables, sent_bytes
 from multipod.metrics.binary import BinaryClassification
 from multipod.metrics.objective import finished, masked_sums
@@ -24,8 +28,10 @@ from multipod.models.dlrm import (
     mlperf,
     terabyte,
 )
+from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
 from multipod.nn.sharded_tables import lookup, lookup_small, part
 from multipod.nn.tensor_train import materialized, tensor_train
+from multipod.optim.optimizer import Optimizer
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = Dlrm(rows=(50, 3, 400, 7), features=8, dense=5, bottom=(16,), top=(16, 8))
@@ -278,3 +284,41 @@ def test_the_objective():
     assert not BinaryClassification().reached({"auc": 0.99})
     with pytest.raises(MetricError):
         finished(objective, {"count": 0, "loss": 0.0})
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad"])  # which has Adagrad for all but the table
+def test_updates_of_touched_rows_are_those_of_whole_gradients(rule):
+    model = Dlrm(**{**SMALL.__dict__, "tt_rows": 300, "tt_rank": 3, "hots": (2, 1, 1, 1)})
+    params, batch = randomised(model), examples(model) | {"label": jnp.arange(16) % 2}
+    whole = Optimizer(rule, rate=0.1, momentum=0.0, warmup=0.0, decay="constant").build(2)
+    if rule == "rowwise_adagrad":  # which it is for tables alone here
+        adagrad = Optimizer("adagrad", rate=0.1, warmup=0.0, decay="constant").build(2)
+        kinds = {name: "rows" if name == TABLE else "rest" for name in params}
+        whole = optax.multi_transform({"rows": whole, "rest": adagrad}, kinds)
+
+    @jit
+    def both(params):
+        dense, state, own = params, whole.init(params), sparse_state(params, rule)
+        for _ in range(2):
+
+            def loss(params):
+                logits, _ = model.apply(params, {}, batch, train=True, key=None)
+                return optax.sigmoid_binary_cross_entropy(logits, batch["label"]).mean()
+
+            updates, state = whole.update(jax.grad(loss)(dense), state, dense)
+            dense = optax.apply_updates(dense, updates)
+            own, _ = sparse_update(model, own, batch, rule, 0.1)
+        return dense, own.params
+
+    dense, own = both(params)
+    for name in params:
+        np.testing.assert_allclose(own[name], dense[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_experiment_counts_as_published_and_hashes_to_equal_size():
+    claims, section = compression()
+    assert all(claim.holds for claim in claims)
+    assert len(section.rows) == 4
+    data = Synthetic(rows=(3000, 50, 7))
+    hashed = hashed_to(data, 16 * 157)
+    assert hashed.table_parameters == 16 * (100 + 50 + 7)

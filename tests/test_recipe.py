@@ -148,7 +148,16 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero(updates, warmup, decay):
 def test_every_optimizer_lowers_a_quadratic(name):
     import jax
 
-    rates = {"sgd": 0.05, "lars": 5.0, "lars_scaled": 3.0, "lion": 0.06, "rmsprop": 0.05, "sm3": 0.3}
+    rates = {
+        "sgd": 0.05,
+        "lars": 5.0,
+        "lars_scaled": 3.0,
+        "lion": 0.06,
+        "rmsprop": 0.05,
+        "sm3": 0.3,
+        "adagrad": 0.4,
+        "rowwise_adagrad": 0.4,
+    }
     optimizer = Optimizer(name, rate=rates.get(name, 0.1), warmup=0.1, weight_decay=1e-4).build(60)
 
     def loss(params):

@@ -25,6 +25,7 @@ COMMANDS = {
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
     "reproduce": "multipod.cli.reproduce:reproduce",
+    "clicks": "multipod.cli.clicks:clicks",
     "doctor": "multipod.cli.doctor:doctor",
 }
 """Every command: its name, and the click command behind it. Modules are imported only when called."""

@@ -72,6 +72,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         6,
         cpu_devices=1,
     ),
+    "tt-rec": Experiment(
+        "tensor-train tables for DLRM: compression, quality, cache, time, and MLPerf's sizes",
+        "multipod.experiments.tt_rec:run",
+        minutes=6,
+        cpu_devices=1,
+    ),
 }
 
 

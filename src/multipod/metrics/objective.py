@@ -22,7 +22,9 @@ Values = dict[str, jax.Array]
 class Objective(Protocol):
     """What training minimises and evaluation reports, example by example.
 
-    It may have a method `finish(sums)` as well: from sums that include `count` to what is reported.
+    It may have other methods as well: `finish(sums)`, from sums that include `count` to what is reported;
+    `scored(outputs, batch)`, each example's score and label, of which an evaluation makes the exact `auc`, one more of
+    the sums; `reached(values)`, whether an evaluation with these values ends the run.
     """
 
     def __call__(self, outputs: Any, batch: dict[str, jax.Array]) -> Values:

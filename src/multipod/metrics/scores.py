@@ -4,6 +4,7 @@ One transfer at the end takes the place of one a step.
 Source: the submission of arXiv:2011.03641, which keeps predictions and labels of all steps so.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -75,6 +76,30 @@ def buffered_auc(buffer: ScoreBuffer, hosts: Hosts = ALONE) -> float:
       MetricError: see `collected` and `auc`.
     """
     return area(merged(gathered(lambda: collected(buffer), hosts)))
+
+
+def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], hosts: Hosts = ALONE) -> float:
+    """The area under the ROC curve over batches of scores, labels and this host's masks; the first two may be split.
+
+    The arrays stay on the devices until here, so that evaluating them waits for nothing.
+
+    Raises:
+      MetricError: see `multipod.metrics.ranking.auc`.
+    """
+
+    def own() -> Packed:
+        fetched = [(_rows(scores), _rows(labels), mask) for scores, labels, mask in batches]
+        scores, labels, masks = (np.concatenate(arrays) for arrays in zip(*fetched, strict=True))
+        return packed(labels, scores, masks)
+
+    return area(merged(gathered(own, hosts)))
+
+
+def _rows(array: jax.Array) -> np.ndarray:
+    """What this process holds of an array split by rows, in their order."""
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    shards.sort(key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
 def _local(array: jax.Array) -> np.ndarray:

@@ -14,7 +14,7 @@ Source: Naumov et al., 2019, arXiv:1906.00091, and the authors' code; the masked
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from multipod.errors import RecipeError
 from multipod.nn.model import Batch, Params, Statistics
-from multipod.nn.tensor_train import TensorTrain, tensor_train
+from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
 from multipod.nn.tensor_train_bag import Way, bag
 from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
 
@@ -144,6 +144,13 @@ class Dlrm:
         """Numbers of dense tables over those of these; the MLPs not counted."""
         return self.features * sum(self.rows) / self.table_parameters
 
+    def notes(self) -> dict[str, str]:
+        """What a run says of the tables at its end."""
+        mib = 4 * self.table_parameters / 2**20
+        small = f", {self.compression:.1f} times smaller than dense" if self.compression > 1 else ""
+        kinds = f"{len(self.trains)} of {len(self.rows)} as tensor trains" if self.trains else f"{len(self.rows)}"
+        return {"tables": f"{kinds}, {mib:.3g} MiB{small}"}
+
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
         """Normal layers of deviation sqrt(2 / (in + out)), biases sqrt(1 / out); tables uniform in +-1 / sqrt(rows)."""
         layers_key, tables_key, cores_key = jax.random.split(key, 3)
@@ -174,17 +181,41 @@ class Dlrm:
 
     def embedded(self, params: Params, ids: jax.Array) -> jax.Array:
         """The vectors of the ids [examples, sum of hots], those of one field added up: [examples, fields, features]."""
-        hots = self.hots or (1,) * len(self.rows)
-        if ids.shape[-1] != sum(hots):
+        if ids.shape[-1] != sum(self._hots):
             raise RecipeError(
-                f"Dlrm: ids of shape {ids.shape}, and {len(self.rows)} fields take {sum(hots)} a row. Give rows and "
-                "hots as the data have them."
+                f"Dlrm: ids of shape {ids.shape}, and {len(self.rows)} fields take {sum(self._hots)} a row. Give rows "
+                "and hots as the data have them."
             )
-        ends = np.cumsum([0, *hots])
-        columns = {number: np.arange(ends[number], ends[number + 1]) for number in range(len(self.rows))}
-        fields = self._dense(params, ids, {number: columns[number] for number in self.dense_rows})
-        fields |= {number: self._train(params, number, ids[:, columns[number]]) for number in self.trains}
-        return jnp.stack([fields[number] for number in range(len(self.rows))], 1)
+        place = self.dense_places(ids)
+        return self.vectors(params, _gathered(params["tables/dense"], place) if self.dense_rows else place, ids)
+
+    def dense_places(self, ids: jax.Array) -> jax.Array:
+        """Where the ids of the fields with dense tables lie in `tables/dense`, [examples, number]; -1: nowhere."""
+        columns, sizes, begins = _dense_columns(self)
+        own = ids[:, columns]
+        limits = np.array(self.rows, np.int32)[np.repeat(np.arange(len(self.rows)), self._hots)][columns]
+        return jnp.where((own >= 0) & (own < limits), (own % sizes if self.hash_rows else own) + begins, -1)
+
+    def vectors(
+        self, params: Params, gathered: jax.Array, ids: jax.Array, lookup: Callable[..., jax.Array] | None = None
+    ) -> jax.Array:
+        """`embedded`, from the rows [examples, places, features] that were gathered at `dense_places`.
+
+        So that the rows can be differentiated in place of the whole table. `lookup(number, tt, cores, ids)` gives the
+        vectors of a tensor train in another way than this, with a cache for example.
+        """
+        ends, done = np.cumsum([0, *self._hots]), 0
+        fields = []
+        for number in range(len(self.rows)):
+            hot = self._hots[number]
+            if number in self.trains:
+                cores = tuple(params[f"tables/{number}/core{k}"] for k in range(self.tt_cores))
+                own = ids[:, ends[number] : ends[number + 1]]
+                fields.append((lookup or self._train)(number, self.trains[number], cores, own))
+            else:
+                fields.append(gathered[:, done] if hot == 1 else gathered[:, done : done + hot].sum(1))
+                done += hot
+        return jnp.stack(fields, 1)
 
     def scored(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
         """Logits from dense features [examples, dense] and vectors [examples, fields, features]."""
@@ -192,27 +223,12 @@ class Dlrm:
         z = interacted(jnp.concatenate([x[:, None], vectors], 1), self.interaction)
         return _mlp(params, "top", jnp.concatenate([x, z], 1), len(self.top) + 1, last=False)[:, 0]
 
-    def _dense(self, params: Params, ids: jax.Array, columns: dict[int, np.ndarray]) -> dict[int, jax.Array]:
-        """The vectors of the fields with dense tables, by one gather from all of them."""
-        if not columns:
-            return {}
-        numbers = np.repeat(list(columns), [len(own) for own in columns.values()])
-        begins = dict(zip(columns, np.cumsum([0, *self.dense_rows.values()]).tolist(), strict=False))
-        ids = ids[:, np.concatenate(list(columns.values()))]
-        known = (ids >= 0) & (ids < np.array(self.rows, np.int32)[numbers])
-        sizes = np.array([self.dense_rows[number] for number in numbers], np.int32)
-        place = jnp.where(known, ids % sizes if self.hash_rows else ids, 0)
-        place += np.array([begins[number] for number in numbers], np.int32)
-        rows = jnp.where(known[..., None], params["tables/dense"][place], jnp.nan)
-        if len(numbers) == len(columns):
-            return {number: rows[:, k] for k, number in enumerate(columns)}
-        ends = np.cumsum([len(own) for own in columns.values()])[:-1]
-        return {number: own.sum(1) for number, own in zip(columns, jnp.split(rows, ends, 1), strict=True)}
+    @property
+    def _hots(self) -> tuple[int, ...]:
+        return self.hots or (1,) * len(self.rows)
 
-    def _train(self, params: Params, number: int, ids: jax.Array) -> jax.Array:
+    def _train(self, number: int, tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
         """The vectors of a field whose table is a tensor train."""
-        tt = self.trains[number]
-        cores = tuple(params[f"tables/{number}/core{k}"] for k in range(len(tt.shapes)))
         offsets = jnp.arange(0, ids.size + 1, ids.shape[1], dtype=jnp.int32)
         return bag(tt, cores, ids.reshape(-1), offsets, way=self.lookup, table=f"table {number}")
 
@@ -264,6 +280,23 @@ def _trains(model: Dlrm) -> dict[int, TensorTrain]:
         return {}
     large = {number: n for number, n in enumerate(model.rows) if n >= model.tt_rows}
     return {number: tensor_train(n, model.features, model.tt_rank, cores=model.tt_cores) for number, n in large.items()}
+
+
+def _gathered(table: jax.Array, place: jax.Array) -> jax.Array:
+    """The rows at these places; NaN at -1."""
+    return jnp.where((place >= 0)[..., None], table[jnp.maximum(place, 0)], jnp.nan)
+
+
+@functools.lru_cache(maxsize=32)
+def _dense_columns(model: Dlrm) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the fields with dense tables: their columns of the ids, for each the rows of its table and its first row."""
+    ends = np.cumsum([0, *model._hots])
+    columns = [np.arange(ends[number], ends[number + 1]) for number in model.dense_rows]
+    counts = [len(own) for own in columns]
+    begins = np.cumsum([0, *model.dense_rows.values()])[:-1]
+    sizes = np.array(list(model.dense_rows.values()), np.int64)
+    flat = np.concatenate(columns) if columns else np.zeros(0, np.int64)
+    return flat, np.repeat(sizes, counts).astype(np.int32), np.repeat(begins, counts).astype(np.int32)
 
 
 def _mlp(params: Params, part: str, x: jax.Array, layers: int, last: bool) -> jax.Array:

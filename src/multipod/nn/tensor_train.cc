@@ -65,11 +65,13 @@ inline void block(int k, Left x, const float* z, int z_row, float* c, int c_row,
     for (int j = 0; j < N; ++j) store<V>(c + i * c_row + j * W, sum[i][j]);
 }
 
+// All rows of C, as many at a time as M, then half as many, and so on.
 template <class V, int M, int N>
 inline void rows(int m, int k, Left x, const float* z, int z_row, float* c, int c_row, bool add) {
   int i = 0;
   for (; i + M <= m; i += M) block<V, M, N>(k, {x.data + i * x.along_m, x.along_k, x.along_m}, z, z_row, c + i * c_row, c_row, add);
-  for (; i < m; ++i) block<V, 1, N>(k, {x.data + i * x.along_m, x.along_k, x.along_m}, z, z_row, c + i * c_row, c_row, add);
+  if constexpr (M > 1)
+    if (i < m) rows<V, M / 2, N>(m - i, k, {x.data + i * x.along_m, x.along_k, x.along_m}, z, z_row, c + i * c_row, c_row, add);
 }
 
 // C[m][n] (+)= sum over k of X(k, m) Z[k][n].

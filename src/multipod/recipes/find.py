@@ -12,6 +12,7 @@ from multipod.recipe.recipe import Recipe
 
 RECIPES = {
     "digits": "multipod.recipes.digits:digits",
+    "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
     "resnet50": "multipod.recipes.imagenet:resnet50",
     "stdlib-docs": "multipod.recipes.stdlib_docs:stdlib_docs",

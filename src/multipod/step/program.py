@@ -265,18 +265,29 @@ class Program:
     @partial(jax.jit, static_argnums=0)
     def evaluate(self, state: State, batch: Batch) -> Sums:
         """The sums of the values of those examples of `batch` where batch["mask"] is true."""
+        return self._evaluated(state, batch)[0]
 
-        def local(params: Any, statistics: Any, batch: Batch) -> Sums:
+    @partial(jax.jit, static_argnums=0)
+    def evaluate_and_score(self, state: State, batch: Batch) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
+        """The same, and the scores and labels of all examples, split as the batch is: of objectives that have them."""
+        return self._evaluated(state, batch)
+
+    def _evaluated(self, state: State, batch: Batch) -> tuple[Sums, Any]:
+        scored = getattr(self.recipe.objective, "scored", lambda outputs, batch: ())
+
+        def local(params: Any, statistics: Any, batch: Batch) -> tuple[Sums, Any]:
             batch = dict(batch)
             mask, key = batch.pop("mask"), jax.random.key(0)
             with laying(self.mesh, self.splits):
                 batch = self.images.cut(batch, self._test_examples)
                 outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, batch), mask)
-            return all_reduce_tree(sums, ordered(data_axes(self.mesh)), data_devices(self.mesh))
+                scores = scored(outputs, batch)
+            return all_reduce_tree(sums, ordered(data_axes(self.mesh)), data_devices(self.mesh)), scores
 
         specs = data_specs(self.mesh, self.path.base), PartitionSpec(), batch_spec(self.mesh)
-        return over_data(local, self.mesh, specs, PartitionSpec())(state.params, state.statistics, batch)
+        function = over_data(local, self.mesh, specs, (PartitionSpec(), batch_spec(self.mesh)))
+        return function(state.params, state.statistics, batch)
 
     def sum_alone(self) -> Callable[[Any], Any]:
         """The gradient sum (and the gathering of the weights) as a program of its own, to be timed.

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from multipod.data.batches import evaluation_batches
 from multipod.data.feed import owned_rows
@@ -14,8 +15,10 @@ from multipod.data.reading import Reading
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding, data_devices
+from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import finished
+from multipod.metrics.scores import batched_auc
 from multipod.step.program import Program, Sums
 from multipod.step.state import State
 from multipod.train.clock import Clock
@@ -26,12 +29,20 @@ def evaluate(program: Program, state: State, test: Source, reading: Reading | No
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
-    same counts.
+    same counts. An objective that has a method `scored` also gets `auc`, exact, over all examples.
 
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
     return _added(list(_dispatched(program, state, test, reading)))
+
+
+class Evaluating(NamedTuple):
+    """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
+
+    sums: Sums
+    scores: tuple[jax.Array, jax.Array] | None
+    mask: np.ndarray
 
 
 def check_not_empty(test: Source) -> None:
@@ -65,8 +76,8 @@ class Beside:
     clock: Clock
     began: float = 0.0
     update: int = 0
-    _sums: list[Sums] = field(default_factory=list)
-    _todo: Iterator[Sums] | None = None
+    _sums: list[Evaluating] = field(default_factory=list)
+    _todo: Iterator[Evaluating] | None = None
     _values: Future[tuple[dict[str, float], dict[str, float], float]] | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +101,10 @@ class Beside:
                 self._sums.append(sums)
                 return None
             self._todo = None
+            if jax.process_count() > 1 and self._sums[0].scores is not None:
+                self._values = Future()  # scores are exchanged: here, where all processes come at the same update
+                self._values.set_result(self._finish())
+                return self._event()
             thread = ThreadPoolExecutor(1, "multipod-evaluation")
             self._values = thread.submit(self._finish)
             thread.shutdown(wait=False)
@@ -118,7 +133,7 @@ class Beside:
         return Evaluated(self.update, values, sums, count, seconds)
 
 
-def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Sums]:
+def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
     devices = data_devices(program.mesh)
@@ -128,11 +143,19 @@ def _dispatched(program: Program, state: State, test: Source, reading: Reading |
     state = state._replace(optimizer=None)
     for host in evaluation_batches(test, batch, rows, reading):
         check_classes(program.recipe.model, host)
-        yield program.evaluate(state, program.placed(host, rows, batch))
+        placed = program.placed(host, rows, batch)
+        if hasattr(program.recipe.objective, "scored"):
+            sums, scores = program.evaluate_and_score(state, placed)
+            yield Evaluating(sums, scores, host["mask"])
+        else:
+            yield Evaluating(program.evaluate(state, placed), None, host["mask"])
 
 
-def _added(sums: list[Sums]) -> dict[str, float]:
-    return jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
+def _added(batches: list[Evaluating]) -> dict[str, float]:
+    sums = [batch.sums for batch in batches]
+    added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
+    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores is not None]
+    return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 
 def check_classes(model: Any, host: HostBatch) -> None:

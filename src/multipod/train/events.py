@@ -107,6 +107,8 @@ class Ended:
       resume: the command that goes on from here; empty if the run is complete.
       unit: as in `Started`.
       skipped: examples left out since the process began, as far as process 0 read them.
+      values: of the last evaluation.
+      notes: what the model says of itself in a method `notes`, by name.
     """
 
     update: int
@@ -124,6 +126,8 @@ class Ended:
     resume: str = ""
     unit: str = "examples"
     skipped: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | Ended

@@ -90,7 +90,7 @@ class _Run:
         self.update = int(self.state.update)
         self.times = Times()
         self.compile_s = self.first_step_s = 0.0
-        self.stopped = False
+        self.stopped = self.reached = False
         self.skipped = 0
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
@@ -119,7 +119,7 @@ class _Run:
         batch, _ = self.next_batch(incoming)
         news = None
         ended = clock()
-        while self.update < self.recipe.updates and not self.stopped:
+        while self.update < self.recipe.updates and not self.stopped and not self.reached:
             self.around.pulse("updating", self.update)
             dispatched = clock()
             self.state, sums = compiled(self.state, batch, stop if self.wants_stop() else go)
@@ -210,6 +210,7 @@ class _Run:
         self.tell_skipped(self.test)
         self.around.tell(event)
         self.evaluated = event
+        self.reached = getattr(self.recipe.objective, "reached", lambda values: False)(event.values)
 
     def tell_skipped(self, source: Source) -> None:
         for one in ledger_of(source).news():
@@ -232,7 +233,7 @@ class _Run:
         self.around.pulse("ending", self.update)
         alone_s = sum_alone_s(self.program, self.state, self.around.clock)
         median = self.times.median_step_s
-        interrupted = self.update < self.recipe.updates
+        interrupted = self.update < self.recipe.updates and not self.reached
         event = Ended(
             update=self.update,
             interrupted=interrupted,
@@ -249,6 +250,8 @@ class _Run:
             resume=self.around.resume if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,
+            values=evaluated.values if evaluated else {},
+            notes=getattr(self.recipe.model, "notes", dict)(),
         )
         self.around.tell(event)
         return event

@@ -15,7 +15,9 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
     compiling = f" (compiling {duration(ended.compile_s)})" if math.isfinite(ended.compile_s) else ""
     left_out = [("left out", f"{ended.skipped:,} {ended.unit} that cannot be read")] if ended.skipped else []
     return [
+        *([("test AUC", f"{ended.values['auc']:.5f}")] if "auc" in ended.values else []),
         ("test accuracy", UNKNOWN if ended.accuracy is None else percent(ended.accuracy, 2)),
+        *ended.notes.items(),
         ("updates", f"{ended.update:,}" + (" (interrupted)" if ended.interrupted else "")),
         (f"{ended.unit}/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
         ("median step time", milliseconds(ended.median_step_s) if ended.median_step_s > 0 else UNKNOWN),

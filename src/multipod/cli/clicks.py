@@ -1,0 +1,117 @@
+"""`multipod clicks`: Criteo's text to click records, and generated text to try it on."""
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@click.group()
+def clicks() -> None:
+    """Prepare click logs in Criteo's format (Kaggle, Terabyte), or generate some."""
+
+
+@clicks.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder of the records.")
+@click.option(
+    "--rows",
+    default="1000000",
+    show_default=True,
+    help="Rows of every table, or 26 numbers between commas; or kaggle, terabyte, mlperf.",
+)
+@click.option("--ids", type=click.Choice(["hash", "modulo", "frequent"]), default="hash", show_default=True)
+@click.option("--threshold", default=8, show_default=True, help="Of --ids frequent: values seen so often get a row.")
+@click.option("--days", default=7, show_default=True, help="Parts that a single file is cut into; the last is to test.")
+@click.option("--bad-share", default=0.001, show_default=True, help="The largest share of malformed lines.")
+@click.option("--part-lines", default=1_000_000, show_default=True, help="Lines in a part.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def prepare(
+    files: tuple[str, ...],
+    out: Path,
+    rows: str,
+    ids: str,
+    threshold: int,
+    days: int,
+    bad_share: float,
+    part_lines: int,
+    quiet: bool,
+) -> None:
+    """Turn FILES (text, or .gz) into records that training maps into memory.
+
+    Several files are days; of the last, half is to test and half to validate. Stopped at any time, by Ctrl-C, a crash
+    or a full disk, the same command goes on where it was.
+    """
+    from multipod.data.clicks.prepare import Settings
+    from multipod.data.clicks.prepare import prepare as run
+    from multipod.errors import DataError
+
+    try:
+        sizes = _sizes(rows)
+    except ValueError as error:
+        raise DataError(f"--rows {rows!r}: {error}. Give one number, 26 between commas, or a set's name.") from error
+    settings = Settings(files, sizes, ids, threshold, days, bad_share, part_lines)  # type: ignore[arg-type]
+    try:
+        with _bar(quiet) as report:
+            found = run(settings, out, report)
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from the last part in {out}", err=True)
+        raise
+    if not quiet:
+        click.echo(
+            f"{out}: {found['examples']:,} examples of {found['lines']:,} lines, {found['malformed']:,} malformed"
+        )
+
+
+@clicks.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The file; - is standard output.")
+@click.option("--examples", default=100_000, show_default=True, type=click.IntRange(1))
+@click.option("--truth", type=click.Choice(["unstructured", "structured"]), default="unstructured", show_default=True)
+@click.option("--zipf", default=1.05, show_default=True, help="Exponent of the ids' frequencies.")
+@click.option("--seed", default=0, show_default=True)
+def generate(out: Path, examples: int, truth: str, zipf: float, seed: int) -> None:
+    """Write click logs of a known truth in Criteo's text format."""
+    from multipod.data.clicks.synthetic import Synthetic, criteo_lines
+
+    spec = Synthetic(truth=truth, zipf=zipf, seed=seed)  # type: ignore[arg-type]
+    if str(out) == "-":
+        for block in criteo_lines(spec, examples):
+            sys.stdout.buffer.write(block)
+        return
+    with out.open("wb") as file:
+        for block in criteo_lines(spec, examples):
+            file.write(block)
+    click.echo(f"{out}: {examples:,} lines")
+
+
+def _sizes(rows: str) -> tuple[int, ...]:
+    from multipod.data.clicks.prepare import default_rows
+
+    if rows in ("kaggle", "terabyte", "mlperf"):
+        from multipod.models import dlrm
+
+        return {"kaggle": dlrm.KAGGLE_ROWS, "terabyte": dlrm.TERABYTE_10M_ROWS, "mlperf": dlrm.MLPERF_ROWS}[rows]
+    return default_rows([int(part) for part in rows.split(",")])
+
+
+@contextmanager
+def _bar(quiet: bool) -> "Iterator[Callable[[str, int, int], None]]":
+    """A bar on terminals, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield report
