@@ -96,6 +96,12 @@ class Data(Protocol):
         ...
 
 
+def example_of(data: Data, part: str = "train") -> HostBatch:
+    """One example of `train` or `test`: for shapes and types alone. Data that have a method `example` are not read."""
+    example = getattr(data, "example", None)
+    return example() if example is not None else getattr(data, part)().read(np.arange(1))
+
+
 def training_batch(source: Source, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
     """The examples with these numbers as training sees them; `rows` are their places in the whole batch."""
     if isinstance(source, Fused):

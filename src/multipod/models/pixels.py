@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from multipod.errors import RecipeError
 from multipod.nn.conv_norm import Dtype
+from multipod.nn.dims import Dims, dims_of, input_dims
 from multipod.nn.model import Batch, Model, Params, Statistics
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -46,6 +47,15 @@ class Normalized:
     def classes(self) -> int:
         """Those of the model; 0 if it does not say."""
         return getattr(self.model, "classes", 0)
+
+    @property
+    def input_dims(self) -> dict[str, Dims]:
+        """Those of the model."""
+        return input_dims(self.model)
+
+    def dims(self) -> dict[str, Dims]:
+        """The names of the dims of the model's parameters."""
+        return dims_of(self.model)
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
         """Fresh parameters and statistics of the model."""

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.data.feed import to_mesh
-from multipod.data.source import HostBatch
+from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
@@ -214,11 +214,11 @@ class Program:
 
     @cached_property
     def _examples(self) -> dict[str, np.ndarray]:
-        return self.recipe.data.train().read(np.arange(1))
+        return example_of(self.recipe.data, "train")
 
     @cached_property
     def _test_examples(self) -> dict[str, np.ndarray]:
-        return self.recipe.data.test().read(np.arange(1))
+        return example_of(self.recipe.data, "test")
 
     def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run as shapes with shardings."""

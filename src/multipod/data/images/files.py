@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+
 from multipod.data.files.formats import open_records
 from multipod.data.files.records import Records
 from multipod.data.images.augment import Name, policy
 from multipod.data.images.crop import RandomCrop
 from multipod.data.images.source import Fields, Images
 from multipod.data.order import FilesThenBuffer, Order, OwnShares
+from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
 IMAGE_FIELDS = ("image", "image/encoded", "jpg", "jpeg", "png", "webp", "img")
@@ -86,6 +89,11 @@ class ImageFiles:
     def test(self) -> Images:
         """The middles, in order."""
         return self._images("test_files")
+
+    def example(self) -> HostBatch:
+        """One example, of zeros: its shapes and types, without any file."""
+        image = np.zeros((1, self.pixels, self.pixels, 3), np.uint8)
+        return {"image": image, "label": np.zeros(1, np.int32)}
 
     def _images(self, part: str, **how: object) -> Images:
         where = getattr(self, part)
