@@ -94,7 +94,7 @@ def what_options(command: F) -> F:
         "--layout",
         metavar="LAYOUT",
         help="How the run lies on the mesh: data=2x2,model=4,update (also spatial, expert, stage, tile, sum, weights, "
-        "gather, wire, buckets), or a file that `multipod plan --save` wrote.",
+        "gather, wire, buckets). Of train: or PLAN.json, as `multipod plan --save` wrote it.",
     )
     @functools.wraps(command)
     def with_changes(
@@ -106,11 +106,16 @@ def what_options(command: F) -> F:
         **kwargs: Any,
     ) -> Any:
         short = {"seed": seed, "layout.gradient_sum": gradient_sum}
-        laid = layout_changes(layout) if layout else []
+        laid = layout_changes(layout) if layout and plan_file(layout) is None else []
         changes = [*laid, *sets, *(f"{name}={value}" for name, value in short.items() if value is not None)]
         return command(*args, changes=changes, **kwargs)
 
     return with_changes  # type: ignore[return-value]
+
+
+def plan_file(layout: str | None) -> Path | None:
+    """The plan that --layout names; None where it spells a layout."""
+    return Path(layout) if layout and layout.endswith(".json") else None
 
 
 def settle(

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from multipod.cli.main import BEGAN
-from multipod.cli.options import Where, chosen_recipe, what_options, where_options
+from multipod.cli.options import Where, chosen_recipe, plan_file, what_options, where_options
 from multipod.cli.reading import as_options, reading_options
 from multipod.errors import PeerLostError, PlanError, RecipeError
 
@@ -60,12 +60,6 @@ class Request:
     help="Stop and save, as by Ctrl-C, after this update.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option(
-    "--layout",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="PLAN.json",
-    help="Lie as `multipod plan --save` wrote it; the report then shows predicted beside measured.",
-)
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @reading_options
 @what_options
@@ -77,7 +71,6 @@ def train(
     at: int | None,
     stop_after: int | None,
     quiet: bool,
-    layout: Path | None,
     evaluate_beside: bool,
     changes: list[str],
     where: Where,
@@ -91,14 +84,15 @@ def train(
         raise click.UsageError("--at names a checkpoint of a run: give the run by --resume.")
     if resume is not None and out is not None:
         raise click.UsageError("--resume goes on in the run's own folder: leave out --out.")
-    if resume is not None and layout is not None:
-        raise click.UsageError("--resume goes on in the layout that the run began with: leave out --layout.")
     if resume is None and recipe is None:
         raise click.UsageError("say which recipe to train. `multipod list` shows them; try `multipod train digits`.")
     if recipe is not None and ".py:" in recipe:
         path, _, function = recipe.rpartition(":")
         recipe = f"{Path(path).absolute()}:{function}"
-    plan = None if layout is None else planned(layout, recipe or "", where)
+    file = plan_file(click.get_current_context().params["layout"])
+    if resume is not None and file is not None:
+        raise click.UsageError("--resume goes on with a run, which is planned no more: leave out the plan.")
+    plan = None if file is None else planned(file, recipe or "", where)
     changes = [*(plan.changes() if plan else ()), *changes]
     request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside)
     with peers_may_be_lost(where):

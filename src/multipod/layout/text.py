@@ -1,9 +1,7 @@
-"""A layout as one line of text, `data=2x2,model=4,update`, or from a file that a plan was saved in."""
+"""A layout as one line of text: `data=2x2,model=4,update`."""
 
-import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from multipod.errors import LayoutError, nearest
 from multipod.layout.layout import Layout
@@ -44,13 +42,11 @@ WORDS: dict[str, Callable[[str], str]] = {
 
 
 def layout_changes(text: str) -> list[str]:
-    """The changes to a recipe, `layout.model=4` and so on, that `text` or the file of that name asks for.
+    """The changes to a recipe, `layout.model=4` and so on, that `text` asks for.
 
     Raises:
-      LayoutError: a word that means nothing here, or a file that holds no layout.
+      LayoutError: a word that means nothing here.
     """
-    if text.endswith(".json") or Path(text).is_file():
-        return sorted(_from_file(Path(text)), key=_order)
     changes = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         word, _, value = part.partition("=")
@@ -78,19 +74,3 @@ def spelled(layout: Layout) -> str:
     }
     flags = [word for word, on in (("update", layout.shard_update), ("weights", layout.shard_weights)) if on]
     return ",".join([*(f"{word}={value}" for word, value in words.items() if value), *flags])
-
-
-def _from_file(file: Path) -> Iterator[str]:
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))["layout"]
-        fields = table.items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LayoutError(
-            f"--layout: {file} holds no layout ({type(error).__name__}: {error}). Give a file that "
-            "multipod plan --save wrote, or words as data=2x2,model=4,update."
-        ) from error
-    known = Layout.__dataclass_fields__
-    for name, value in fields:
-        if name not in known:
-            raise LayoutError(f"--layout: {file}: a layout has no field {name!r}. {nearest(name, known)}")
-        yield f"layout.{name}=" + (value if isinstance(value, str) else json.dumps(value))
