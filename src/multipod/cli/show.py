@@ -78,14 +78,16 @@ def _parts(program: "Program") -> Table:
 
     table = Table(title="parameters")
     named = any(dim != "-" for part in parts(program) for dim in part.dims)
-    for name in ("tensor", "shape", *["dims"] * named, "kept split over", "updated split over"):
+    moved = any(part.split != part.update for part in parts(program))
+    for name in ("tensor", "shape", *["dims"] * named, "split", *["in the update"] * moved):
         table.add_column(name, overflow="fold")
     table.add_column("bytes on a device", justify="right")
     for part in parts(program):
         name = f"{part.name} ({part.count})" if part.count > 1 else part.name
         dims = [", ".join(part.dims)] * named
-        split, update = (_split(part.shape, axes) for axes in (part.split, part.update))
-        table.add_row(name, "x".join(map(str, part.shape)), *dims, split, update, f"{part.device_bytes:,}")
+        update = [_split(part.shape, part.update)] * moved
+        split = _split(part.shape, part.split)
+        table.add_row(name, "x".join(map(str, part.shape)), *dims, split, *update, f"{part.device_bytes:,}")
     return table
 
 
