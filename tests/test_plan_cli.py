@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from multipod.cli.main import cli
 from multipod.cli.train import planned
 from multipod.errors import MultipodError, PlanError
+from multipod.layout import compiled
 from multipod.plan.machine import find
 from multipod.plan.models import MODELS
 from multipod.plan.predict import Choice, predict_step
@@ -111,6 +112,21 @@ def test_a_search_puts_the_quickest_first():
     assert found.tried == len(found.predictions) + len(found.refused)
     assert of_size("tpu-v3-pod", 32).topology.shape == (8, 4)
     assert of_size("tpu-v4-cube", 64).topology.shape == (4, 4, 4)
+
+
+@pytest.mark.skipif(not compiled.has_libtpu(), reason="needs the extra tpu")
+def test_xla_beside_the_prediction(run):
+    """The real step of a recipe, compiled for a TPU that is not here; and what cannot be compiled."""
+    recipe = f"{Path(__file__).parent / 'tiny_recipe.py'}:tiny"
+    text = run(recipe, "--on", "tpu-v3-pod:2x2", "--compile", "--top", "1")
+    assert "XLA, on a device:" in text
+    assert "all-reduce over y, x" in text
+    with pytest.raises(PlanError, match="bert is a table of layers, and XLA compiles programs"):
+        run("bert", "--on", "tpu-v3-pod:2x2", "--batch", "16", "--compile")
+    with pytest.raises(PlanError, match="only TPUs can be compiled for"):
+        run(recipe, "--on", "dgx-h100", "--compile")
+    with pytest.raises(PlanError, match="XLA compiles for whole machines only"):
+        run(recipe, "--on", "tpu-v3-pod:4x4", "--fail", "1,1", "--batch", "120", "--compile")
 
 
 def test_training_by_a_plan_shows_predicted_beside_measured(multipod, tmp_path):

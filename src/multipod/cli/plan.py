@@ -32,6 +32,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--price", type=float, default=0.0, help="Of a chip for an hour, in any currency.")
 @click.option("--calibration", type=FILE, metavar="FILE", help="Constants of the machine, as `plan calibrate` writes.")
 @click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, for `train --layout`.")
+@click.option("--compile", "compiled", is_flag=True, help="Also ask XLA: compile a recipe's step for this TPU.")
 @click.option("--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]")
 def plan(names: tuple[str, ...], **asked: Any) -> None:
     """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
@@ -89,6 +90,8 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     _table(console, found, machine, asked["top"], updates)
     if asked["fail"] or asked["fail_link"]:
         _hole(console, workload, found, asked, batch)
+    if asked["compiled"]:
+        _compile(console, name, batch, machine, found, asked["cache"])
     if asked["explain"]:
         _explain(console, found, asked["explain"])
     if asked["save"] is not None:
@@ -277,6 +280,43 @@ def _explain(console: "Console", found: "Found", number: int) -> None:
     kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
     console.print("memory: " + ", ".join(f"{name} {n / 2**30:.2f} GiB" for name, n in kept.items() if n > 2**20))
     console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
+
+
+def _compile(console: "Console", name: str, batch: int, machine: "Machine", found: "Found", cache: str | None) -> None:
+    """What XLA says of the step of a recipe, beside the prediction."""
+    from dataclasses import replace
+
+    from multipod import runtime
+    from multipod.errors import PlanError
+    from multipod.plan.models import MODELS
+
+    if name in MODELS:
+        raise PlanError(
+            f"{name} is a table of layers, and XLA compiles programs. Give a recipe, or leave --compile out."
+        )
+    runtime.absent_tpus()
+    from multipod.plan.program import compiled_step
+    from multipod.plan.search import mesh_of
+    from multipod.recipes.find import load
+
+    folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache().parent / "plan"
+    with console.status("compiling"):
+        facts = compiled_step(replace(load(name), batch=batch), machine, folder)
+    best = found.best
+    flops, peak = f"{facts.flops / 1e9:,.2f} GFLOP", facts.memory.peak / 2**20
+    console.print(
+        f"XLA, on a device: {flops} (predicted {best.flops / best.devices / 1e9:,.2f}), {peak:,.1f} MiB of memory"
+    )
+    if facts.seconds:
+        compute = f"predicted {1e3 * best.compute_s:.2f} ms"
+        console.print(f"XLA's own estimate, which knows no network: {1e3 * facts.seconds:.2f} ms ({compute})")
+    sizes = dict(zip(("y", "x"), mesh_of(machine), strict=True))
+    moved: dict[str, list[int]] = {}
+    for one in facts.collectives:
+        row = moved.setdefault(f"{one.kind} over {', '.join(one.axes(sizes) or ('?',))}", [0, 0])
+        row[0], row[1] = row[0] + one.times, row[1] + one.times * one.nbytes
+    for what, (times, nbytes) in moved.items():
+        console.print(f"  {times} x {what}: {nbytes:,} bytes together", highlight=False)
 
 
 def _hole(console: "Console", workload: "Workload", found: "Found", asked: dict[str, Any], batch: int) -> None:

@@ -42,7 +42,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "planner": Experiment(
         "the planner against MLPerf v0.6, and its predictions of v0.7",
         "multipod.experiments.planner:run",
-        minutes=2,
+        minutes=4,
     ),
     "shuffle-buffer": Experiment(
         "what a small shuffle buffer does to batches and to the spread of runs",

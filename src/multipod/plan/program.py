@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from multipod.errors import PlanError
+from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.plan import jaxpr
+from multipod.plan.machine import Machine
+from multipod.plan.search import mesh_of
 from multipod.plan.work import Work
 from multipod.plan.workload import Build, Evaluation, Split, Workload
 from multipod.recipe.recipe import Recipe
@@ -86,3 +90,37 @@ def _arguments(program: Program) -> tuple[Any, Any]:
     rows = program.recipe.batch
     batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
     return batch, jax.ShapeDtypeStruct((1,), jnp.int32)
+
+
+LIBTPU = {"tpu-v2": "v2", "tpu-v3": "v3", "tpu-v4": "v4", "tpu-v5e": "v5e", "tpu-v5p": "v5p", "tpu-v6e": "v6e"}
+"""How libtpu calls the chips of the catalogue."""
+
+
+def libtpu_name(machine: Machine) -> str:
+    """The topology of `machine` as libtpu knows it: `v3:128x32` is the multipod, whose columns come first there.
+
+    Raises:
+      PlanError: the machine is no TPU, or is broken: compilers know whole ones only.
+    """
+    chip = machine.topology.chip
+    if chip is None or chip.name not in LIBTPU:
+        raise PlanError(f"{machine}: only TPUs can be compiled for where they are not. Leave --compile out.")
+    if machine.topology.failed_chips or machine.topology.failed_links:
+        raise PlanError(f"{machine}: XLA compiles for whole machines only. Leave --compile or --fail out.")
+    return f"{LIBTPU[chip.name]}:{'x'.join(map(str, reversed(machine.topology.shape)))}"
+
+
+def compiled_step(recipe: Recipe, machine: Machine, cache: Path | None = None) -> CompiledFacts:
+    """What XLA knows of the real step of `recipe` on all devices of a TPU that is not here.
+
+    The recipe's batch must divide over them. Up to a minute; from `cache` at once. `runtime.absent_tpus` comes first.
+
+    Raises:
+      PlanError: no TPU, or a broken one.
+      LayoutError: no `libtpu`, a batch that does not divide, or a program that does not fit the devices.
+    """
+    rows, columns = mesh_of(machine)
+    name = libtpu_name(machine)
+    mesh = absent_mesh(name, dict(zip(DATA_AXES, (rows, columns), strict=True)))
+    layout = replace(recipe.layout, mesh=(rows, columns), failed=())
+    return facts_of_lowered(Program(replace(recipe, layout=layout), mesh).lowered, name, cache)

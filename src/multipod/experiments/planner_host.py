@@ -1,0 +1,79 @@
+"""The planner on this host: constants from ten small steps, predictions of six others, and what XLA says of memory."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from multipod.experiments.outcome import Claim, Section
+from multipod.layout.layout import Layout
+from multipod.plan.calibrate import Fit
+from multipod.plan.machine import Machine, here
+from multipod.plan.measure import CALIBRATION, calibrate, choice_of, images, memory_bytes, priced, step_s, words
+from multipod.plan.predict import predict_step
+from multipod.plan.program import workload_of
+from multipod.recipe.recipe import Recipe
+from multipod.recipes.digits import digits
+
+HELD_OUT = (
+    replace(digits(), layout=Layout((2, 4))),
+    images(24, 24, 32),
+    images(16, 24, 64, layout=Layout((2, 4), shard_update=True)),
+    images(16, 32, 32, layout=Layout((1, 2))),
+    words(192, 48, 16),
+    words(128, 32, 64, layout=Layout((1, 8))),
+)
+"""Six recipes and layouts that the constants are not fitted to."""
+
+
+def run(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
+    """Claims and a section of the page of `planner`."""
+    fit, measured = calibrate(here(8, os.cpu_count() or 1), told=report)
+    rows, errors, memory = [], [], []
+    for recipe in HELD_OUT:
+        report(f"predicting {recipe.name}")
+        workload = workload_of(recipe)
+        found, seconds = priced(recipe, workload, fit.machine), step_s(recipe)
+        laid_out, estimated = memory_bytes(recipe), _memory(recipe, fit.machine)
+        errors.append(found / seconds - 1)
+        memory.append(estimated / laid_out - 1)
+        cells = (recipe.name, _layout(recipe), f"{1e3 * seconds:.2f}", f"{1e3 * found:.2f}", f"{errors[-1]:+.0%}")
+        rows.append((*cells, f"{laid_out / 1e6:.1f}", f"{estimated / 1e6:.1f}"))
+    median, worst = (100 * float(f(np.abs(errors))) for f in (np.median, np.max))
+    source = "this repository's own goal"
+    claims = [
+        Claim("Six steps on this host: median error, %", source, median, 15, median < 15),
+        Claim("Six steps on this host: largest error, %", source, worst, 30, worst < 30),
+        Claim(
+            "Memory without the compiler: largest error against XLA's own, %",
+            source,
+            100 * float(np.max(np.abs(memory))),
+            5,
+            float(np.max(np.abs(memory))) < 0.05,
+        ),
+    ]
+    head = ("recipe", "layout", "measured, ms", "predicted, ms", "error", "XLA's memory, MB", "estimated, MB")
+    return claims, Section("This host", _text(fit, measured), head, rows)
+
+
+def _memory(recipe: Recipe, machine: Machine) -> float:
+    devices = int(np.prod(recipe.layout.mesh))
+    return predict_step(workload_of(recipe), choice_of(recipe), replace(machine, devices_per_chip=devices)).memory.total
+
+
+def _layout(recipe: Recipe) -> str:
+    rows, columns = recipe.layout.mesh
+    return f"{rows}x{columns}" + (", sharded update" if recipe.layout.shard_update else "")
+
+
+def _text(fit: Fit, measured: dict[str, float]) -> str:
+    constants = ", ".join(f"{name} {value:.3g} (±{spread:.0%})" for name, (value, spread) in fit.constants.items())
+    load = os.getloadavg()[0]
+    return (
+        f"Constants fitted to {len(CALIBRATION)} other steps of {1e3 * min(measured.values()):.1f} to "
+        f"{1e3 * max(measured.values()):.0f} ms (median error {fit.median_error:.0%}): {constants}. Load average "
+        f"{load:.1f}. "
+        "Memory is the estimate that needs no compiler: where it matters, `layout.compiled.facts_of` asks XLA before "
+        "the run, without running anything."
+    )
