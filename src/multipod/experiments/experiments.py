@@ -42,7 +42,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "planner": Experiment(
         "the planner against MLPerf v0.6, and its predictions of v0.7",
         "multipod.experiments.planner:run",
-        minutes=4,
+        minutes=1,
+    ),
+    "planner-host": Experiment(
+        "the planner on this host: constants from ten small steps, predictions of six others",
+        "multipod.experiments.planner_host:run",
+        minutes=3,
     ),
     "shuffle-buffer": Experiment(
         "what a small shuffle buffer does to batches and to the spread of runs",

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from multipod.experiments import planner_host
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.plan import v3
 from multipod.plan.calibrate import Fit
@@ -28,10 +27,9 @@ def run(report: Callable[[str], None]) -> Outcome:
     spreads = _spreads()
     report("effects of single techniques")
     rows, effects = _effects(machine)
-    host_claims, host = planner_host.run(report)
     return Outcome(
         "The planner: fitted to MLPerf v0.6, predicting v0.7",
-        (*_fit_claims(found, machine), *effects, *host_claims),
+        (*_fit_claims(found, machine), *effects),
         (
             _constants(found, machine),
             _steps(machine),
@@ -39,7 +37,6 @@ def run(report: Callable[[str], None]) -> Outcome:
             _predictions(runs, spreads),
             Section("Effects", EFFECTS, ("effect", "published", "predicted"), rows),
             _mask(machine, beside),
-            host,
         ),
         figures={"scaling": _scaling(machine)},
         data={

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from multipod.experiments.outcome import Claim, Section
+from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.plan.calibrate import Fit
 from multipod.plan.machine import Machine, here
@@ -27,8 +27,8 @@ HELD_OUT = (
 """Six recipes and layouts that the constants are not fitted to."""
 
 
-def run(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
-    """Claims and a section of the page of `planner`."""
+def run(report: Callable[[str], None]) -> Outcome:
+    """Measures, fits, and holds the predictions against six other measured steps. Other work on the host spoils it."""
     fit, measured = calibrate(here(8, os.cpu_count() or 1), told=report)
     rows, errors, memory = [], [], []
     for recipe in HELD_OUT:
@@ -54,7 +54,8 @@ def run(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
         ),
     ]
     head = ("recipe", "layout", "measured, ms", "predicted, ms", "error", "XLA's memory, MB", "estimated, MB")
-    return claims, Section("This host", _text(fit, measured), head, rows)
+    section = Section("Six steps", _text(fit, measured), head, rows)
+    return Outcome("The planner on this host", tuple(claims), (section,))
 
 
 def _memory(recipe: Recipe, machine: Machine) -> float:
