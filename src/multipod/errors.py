@@ -54,6 +54,10 @@ class MicroError(MultipodError, ValueError):
     """A `.tflite` file that the embedded runtime refuses, or values that do not fit it."""
 
 
+class ExportError(MultipodError, ValueError):
+    """A function, a calibration set or options of which no `.tflite` file can be made."""
+
+
 class PoisonedError(MultipodError, ArithmeticError):
     """Tensors that are not finite on some rank, where a combination would have spread them to all."""
 

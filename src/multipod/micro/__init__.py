@@ -1,5 +1,23 @@
-"""Models on microcontrollers: `.tflite` files, and the runtime in C that interprets them."""
+"""From a JAX function to a microcontroller: export to `.tflite`, and an embedded runtime that interprets it.
 
-from multipod.micro.interpreter import Interpreter
+    from multipod.micro import Interpreter, export
 
-__all__ = ["Interpreter"]
+Nothing is imported before it is asked for: the exporter needs JAX, the interpreter a C compiler.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multipod.micro.exporter import convert, export
+    from multipod.micro.interpreter import Interpreter
+
+__all__ = ["Interpreter", "convert", "export"]
+_HOMES = {"Interpreter": "interpreter", "convert": "exporter", "export": "exporter"}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(f"multipod.micro.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'multipod.micro' has no attribute {name!r}")

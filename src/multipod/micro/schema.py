@@ -131,7 +131,7 @@ VERSIONS: dict[str, dict[str, int]] = {
     "CONV_2D": {"int8": 3, "int16": 4, "int4": 7},
     "DEPTHWISE_CONV_2D": {"int8": 3, "int16": 5, "int4": 7},
     "TRANSPOSE_CONV": {"float32": 3, "int8": 3, "int16": 3},
-    "FULLY_CONNECTED": {"float32": 5, "int8": 12, "int16": 12, "int4": 12},
+    "FULLY_CONNECTED": {"float32": 5, "int8": 5, "int16": 7, "int4": 10, "per channel": 12},
     "ADD": {"int8": 2, "int16": 3}, "SUB": {"int8": 2, "int16": 5}, "MUL": {"int8": 2, "int16": 4},
     "AVERAGE_POOL_2D": {"int8": 2, "int16": 3}, "MAX_POOL_2D": {"int8": 2, "int16": 3},
     "CONCATENATION": {"int8": 2, "int16": 3}, "SOFTMAX": {"int8": 2, "int16": 3},
@@ -152,7 +152,8 @@ VERSIONS: dict[str, dict[str, int]] = {
 RUNTIMES: dict[tuple[str, int], str] = {
     ("CONV_2D", 3): "1.14.0", ("CONV_2D", 4): "2.3.0", ("CONV_2D", 7): "2.11.0", ("DEPTHWISE_CONV_2D", 2): "1.12.0",
     ("DEPTHWISE_CONV_2D", 3): "1.14.0", ("DEPTHWISE_CONV_2D", 5): "2.3.0", ("DEPTHWISE_CONV_2D", 7): "2.11.0",
-    ("TRANSPOSE_CONV", 3): "2.3.0", ("FULLY_CONNECTED", 5): "2.0.0", ("FULLY_CONNECTED", 12): "2.17.0",
+    ("TRANSPOSE_CONV", 3): "2.3.0", ("FULLY_CONNECTED", 5): "2.0.0", ("FULLY_CONNECTED", 7): "2.3.0",
+    ("FULLY_CONNECTED", 10): "2.11.0", ("FULLY_CONNECTED", 12): "2.17.0",
     ("ADD", 2): "1.14.0", ("ADD", 3): "2.4.0", ("SUB", 2): "1.14.0", ("SUB", 5): "2.4.0", ("MUL", 2): "1.14.0",
     ("MUL", 4): "2.3.0", ("AVERAGE_POOL_2D", 2): "1.14.0", ("AVERAGE_POOL_2D", 3): "2.3.0",
     ("MAX_POOL_2D", 2): "1.14.0", ("MAX_POOL_2D", 3): "2.3.0", ("CONCATENATION", 2): "1.14.0",

@@ -1,0 +1,124 @@
+"""Export: from a JAX function to the bytes of a `.tflite` file, float32 or quantised."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from multipod.errors import ExportError
+from multipod.micro.composites import expanded
+from multipod.micro.graph import Graph, substituted, with_unique_names
+from multipod.micro.lowering.lower import Unroll, lower
+from multipod.micro.offline import offline_offsets
+from multipod.micro.quantising.options import Quantisation
+from multipod.micro.quantising.quantise import Layer, Quantised, quantise
+from multipod.micro.quantising.ranges import checked
+from multipod.micro.rules import simplified
+from multipod.micro.write import offline_plan, write
+
+DESCRIPTION = "Exported by multipod."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file, and what one may want to know about it.
+
+    `graph` is what was written. Of a quantised model `layers` tells the error of each operator on the calibration set,
+    and `quantised` is what fine-tuning starts from.
+    """
+
+    model: bytes
+    graph: Graph
+    layers: tuple[Layer, ...] = ()
+    quantised: Quantised | None = None
+
+
+def export(
+    function: Callable[..., Any],
+    *examples: Any,
+    calibration: Sequence[Any] | None = None,
+    quantisation: Quantisation | None = None,
+    unroll: int = 64,
+) -> bytes:
+    """The `.tflite` file of a JAX function for inputs like `examples`; see `convert`."""
+    return convert(
+        function, *examples, calibration=calibration, quantisation=quantisation, unroll=unroll, report=False
+    ).model
+
+
+def convert(
+    function: Callable[..., Any],
+    *examples: Any,
+    calibration: Sequence[Any] | None = None,
+    quantisation: Quantisation | None = None,
+    unroll: int = 64,
+    report: bool = True,
+) -> Exported:
+    """The `.tflite` file of a JAX function, with a report.
+
+    Args:
+      function: any function of arrays that JAX can trace; a Flax NNX module in evaluation mode is one. What it closes
+        over (parameters, statistics) becomes constants. Inputs and outputs may be pytrees.
+      examples: one array for each input, of the shapes the model will run with, the batch size included (usually 1).
+      calibration: examples as the model will see them, each an array or a tuple of arrays; the model is then
+        quantised. Some hundred are enough.
+      quantisation: how; full int8 if it is left out.
+      unroll: loops of at most that many steps are copied out, longer ones become WHILE (which integers cannot).
+      report: measure each operator's error (one more pass over the calibration set).
+
+    Raises:
+      ExportError: lists everything that cannot be lowered or quantised, with the user's lines; or calibration data
+        that do not fit or are not finite.
+    """
+    graph = traced(function, *examples, unroll=unroll)
+    if calibration is None:
+        if quantisation is not None:
+            raise ExportError("export: quantisation without calibration. Give examples that it can learn ranges from.")
+        return finished(expanded(graph))
+    arrays = checked(graph, calibration)
+    quantised, floating = quantise(graph, arrays, quantisation or Quantisation())
+    layers = tuple(quantised.layers(arrays, floating)) if report else ()
+    return replace(from_quantised(quantised), layers=layers)
+
+
+def from_quantised(quantised: Quantised) -> Exported:
+    """The file of a quantised model."""
+    return replace(finished(expanded(quantised.integer_graph())), quantised=quantised)
+
+
+def traced(function: Callable[..., Any], *examples: Any, unroll: int = 64) -> Graph:
+    """The float32 graph of a function, simplified. Composites are still whole: `evaluate.run` computes it."""
+    graph = lower(function, examples, Unroll(unroll))
+    names = [tensor.name for tensor in graph.outputs]
+    return _named(simplified(graph), names)
+
+
+def finished(graph: Graph) -> Exported:
+    """The file of a graph of TFLite operators, with a plan of its arena."""
+    graph = with_unique_names(graph)
+    offsets = offline_offsets(graph)
+    metadata = {} if offsets is None else {"OfflineMemoryAllocation": offline_plan(offsets)}
+    return Exported(write(graph, description=DESCRIPTION, metadata=metadata), graph)
+
+
+def _named(graph: Graph, names: Sequence[str]) -> Graph:
+    new = {tensor: replace(tensor, name=name) for tensor, name in zip(graph.outputs, names, strict=True)}
+    return with_unique_names(substituted(graph, new))
+
+
+def to_stored(value: Any, tensor: Any) -> np.ndarray:
+    """Real numbers as a tensor of the file stores them."""
+    if tensor.quant is None:
+        return np.asarray(value, tensor.dtype)
+    limits = np.iinfo(tensor.dtype)
+    stored = np.round(np.asarray(value, np.float32) / np.float32(tensor.quant.scale[0])) + tensor.quant.zero_point
+    return np.clip(stored, limits.min, limits.max).astype(tensor.dtype)
+
+
+def to_real(stored: Any, tensor: Any) -> np.ndarray:
+    """Stored numbers of a tensor of the file as real numbers."""
+    if tensor.quant is None:
+        return np.asarray(stored)
+    wide = np.asarray(stored, np.float32) - tensor.quant.zero_point
+    return (wide * np.float32(tensor.quant.scale[0])).astype(np.float32)

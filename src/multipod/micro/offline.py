@@ -1,0 +1,98 @@
+"""Plans the arena on the host: where each activation lies, so that a microcontroller need not think about it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from multipod.micro.graph import Graph, Tensor, inner_graphs
+
+ALIGNMENT = 16
+"""Bytes to which TFLM rounds every buffer."""
+TRIES = 2000
+
+
+@dataclass(frozen=True)
+class Life:
+    """A buffer of `size` bytes that is in use from operator `first` to operator `last`, both included."""
+
+    size: int
+    first: int
+    last: int
+
+    def meets(self, other: "Life") -> bool:
+        """Whether both are in use at the same time."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def lives(graph: Graph) -> dict[Tensor, Life]:
+    """The lives of the tensors that are not constant: inputs from the first operator on, outputs to the last."""
+    first = dict.fromkeys(graph.inputs, 0)
+    last = dict.fromkeys(graph.inputs, 0)
+    for number, op in enumerate(graph.ops):
+        for tensor in op.outputs:
+            first[tensor] = last[tensor] = number
+        for tensor in op.tensors_in:
+            last[tensor] = number
+    last.update(dict.fromkeys(graph.outputs, max(len(graph.ops) - 1, 0)))
+    return {t: Life(-(-t.size_bytes // ALIGNMENT) * ALIGNMENT, first[t], last[t]) for t in first if not t.constant}
+
+
+def lower_bound(all_lives: Sequence[Life]) -> int:
+    """The bytes in use at the fullest moment: no plan needs less, unless operators work in place."""
+    moments = {life.first for life in all_lives}
+    return max((sum(x.size for x in all_lives if x.first <= now <= x.last) for now in moments), default=0)
+
+
+def placed(order: Sequence[int], all_lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Offsets when each life in this order takes the lowest place that is free for all of it, and the bytes in all."""
+    offsets = [0] * len(all_lives)
+    done: list[int] = []
+    for number in order:
+        life = all_lives[number]
+        taken = sorted((offsets[i], offsets[i] + all_lives[i].size) for i in done if all_lives[i].meets(life))
+        place = 0
+        for start, end in taken:
+            if start - place >= life.size:
+                break
+            place = max(place, end)
+        offsets[number] = place
+        done.append(number)
+    return offsets, max((o + x.size for o, x in zip(offsets, all_lives, strict=True)), default=0)
+
+
+def plan(all_lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Offsets of buffers in one arena, and its bytes.
+
+    First fit by size (as TFLM does), by length of life and by area; where none reaches the lower bound, what tops the
+    arena is moved to the front of the order, as long as that helps, `TRIES` times at most. Small problems end optimal;
+    in general this is NP-hard (dynamic storage allocation; Garey and Johnson, 1979, SR2).
+    """
+    numbers = range(len(all_lives))
+    keys = (
+        lambda i: (-all_lives[i].size, all_lives[i].first),
+        lambda i: (all_lives[i].first - all_lives[i].last, -all_lives[i].size),
+        lambda i: -all_lives[i].size * (all_lives[i].last - all_lives[i].first + 1),
+    )
+    orders = [sorted(numbers, key=key) for key in keys]
+    bound = lower_bound(all_lives)
+    best = min((placed(order, all_lives) for order in orders), key=lambda found: found[1])
+    for start in orders:
+        order, seen = start, set[tuple[int, ...]]()
+        for _ in range(TRIES // len(orders)):
+            offsets, total = placed(order, all_lives)
+            best = min(best, (offsets, total), key=lambda found: found[1])
+            if best[1] <= bound or tuple(order) in seen:
+                break
+            seen.add(tuple(order))
+            top = max(numbers, key=lambda i: offsets[i] + all_lives[i].size)
+            order = [top, *(i for i in order if i != top)]
+    return best
+
+
+def offline_offsets(graph: Graph) -> list[int] | None:
+    """An offset for each tensor of the file, -1 for constants; None for graphs with graphs inside, which TFLM plans."""
+    if any(inner_graphs(op) for op in graph.ops):
+        return None
+    found: Mapping[Tensor, Life] = lives(graph)
+    offsets, _ = plan(list(found.values()))
+    places = dict(zip(found, offsets, strict=True))
+    return [places.get(tensor, -1) for tensor in graph.tensors]
