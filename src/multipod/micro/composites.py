@@ -20,11 +20,11 @@ class _Writer:
 
     def __init__(self, op: Op) -> None:
         self.op, self.ops = op, list[Op]()
-        self.shape = op.output.shape
 
     def put(self, kind: str, *inputs: Tensor | float, dtype: str = "float32", **options: object) -> Tensor:
-        output = Tensor(f"{self.op.output.name}_{len(self.ops)}", self.shape, dtype)
         tensors = tuple(i if isinstance(i, Tensor) else constant(np.float32(i)) for i in inputs)
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+        output = Tensor(f"{self.op.output.name}_{len(self.ops)}", shape, dtype)
         self.ops.append(Op(kind, tensors, (output,), options, self.op.source))
         return output
 
@@ -92,12 +92,35 @@ def expanded(graph: Graph) -> Graph:
     for op in graph.ops:
         if op.kind in FORMULAS:
             ops += _taken_apart(op)
+        elif op.kind == "SELECT_V2" and op.output.dtype in CHOICES:
+            ops += _chosen(op)
         elif inner_graphs(op):
             deep = {k: expanded(v) if isinstance(v, Graph) else v for k, v in op.options.items()}
             ops.append(replace(op, options=deep))
         else:
             ops.append(op)
     return replace(graph, ops=tuple(ops))
+
+
+CHOICES = {"int32": ("MUL", "ADD"), "bool": ("LOGICAL_AND", "LOGICAL_OR")}
+"""TFLM chooses among floats only. c ? x : y is c x + (not c) y for integers, and the like for bools."""
+
+
+def _chosen(op: Op) -> list[Op]:
+    writer, dtype = _Writer(op), op.output.dtype
+    times, plus = CHOICES[dtype]
+    cases = []
+    for which, case in zip(
+        (op.input(0), writer.put("LOGICAL_NOT", op.input(0), dtype="bool")), op.inputs[1:], strict=True
+    ):
+        gate = which
+        if dtype != "bool":
+            gate = writer.put("CAST", which, dtype=dtype, in_data_type="bool", out_data_type=dtype)
+        assert case is not None
+        cases.append(writer.put(times, gate, case, dtype=dtype))
+    writer.put(plus, *cases, dtype=dtype)
+    *before, last = writer.ops
+    return [*before, replace(last, outputs=op.outputs)]
 
 
 def _taken_apart(op: Op) -> list[Op]:

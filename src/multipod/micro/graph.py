@@ -155,7 +155,9 @@ def substituted(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
         )
         for op in graph.ops
     )
-    return replace(graph, inputs=tuple(map(swap, graph.inputs)), outputs=tuple(map(swap, graph.outputs)), ops=tuple(ops))
+    return replace(
+        graph, inputs=tuple(map(swap, graph.inputs)), outputs=tuple(map(swap, graph.outputs)), ops=tuple(ops)
+    )
 
 
 def merged(graph: Graph) -> Graph:

@@ -1,11 +1,11 @@
-"""Rewrite rules for operators that only move elements: reshapes and transposes travel down until they meet and cancel."""
+"""Rewrite rules for operators that only move elements: reshapes and transposes travel down and cancel."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.lowering.elementwise import compressed
+from multipod.micro.lowering.elementwise import small
 from multipod.micro.match import Const, Found, Rule, new, node
 
 UNARY = (
@@ -40,7 +40,7 @@ def _sink_reshape(found: Found) -> list[Op]:
 
 def _sink_reshape_beside(found: Found) -> list[Op] | None:
     """reshape(x) + c = reshape(x + c), where c is one number, or one for each of the last dim, which stays."""
-    op, c = found.op, np.asarray(compressed(found["c"].values))
+    op, c = found.op, small(found["c"].values)
     x, shape = found["x"], found.op.output.shape
     if not x.shape or not shape or found.ops["reshape"].output.shape != shape:
         return None
@@ -121,7 +121,7 @@ def _sink_transpose_beside(found: Found) -> list[Op] | None:
     c = found["c"].values
     wide = c.reshape((1,) * (len(order) - c.ndim) + c.shape).transpose(np.argsort(order))
     inner = _like(op, "_t", found["x"].shape)
-    inputs = tuple(found["x"] if tensor is turned else constant(compressed(wide)) for tensor in op.inputs)
+    inputs = tuple(found["x"] if tensor is turned else constant(small(wide)) for tensor in op.inputs)
     return [replace(op, inputs=inputs, outputs=(inner,)), _back(inner, order, op)]
 
 

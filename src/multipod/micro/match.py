@@ -9,7 +9,7 @@ import numpy as np
 from multipod.micro.graph import Graph, Op, Tensor, inner_graphs, sorted_ops, substituted, without_dead
 
 Pattern = Union["Node", "Const", str]
-"""A tensor: made by an operator (`Node`), a constant (`Const`), or any, under a name; the same name is the same tensor."""
+"""A tensor: made by an operator (`Node`), a constant (`Const`), or any; the same name is the same tensor."""
 
 SYMMETRIC = {"ADD", "MUL", "MAXIMUM", "MINIMUM"}
 

@@ -1,7 +1,8 @@
 """The rewrite rules, as tables: what JAX writes on the left, what TFLite has a kernel for on the right.
 
 Three tables, applied one after the other, each until nothing changes: `TIDY` brings equal things into one form,
-`RECOGNISE` finds functions in it (softmax, gelu, means), `FOLD` moves constants and activations into the operator before.
+`RECOGNISE` finds functions in it (softmax, gelu, means), `FOLD` moves constants and activations into the operator
+before.
 """
 
 import math
@@ -11,9 +12,9 @@ import numpy as np
 
 from multipod.micro.graph import Graph, Op, Tensor, constant, merged
 from multipod.micro.layout_rules import LAYOUT
-from multipod.micro.lowering.elementwise import compressed
+from multipod.micro.lowering.elementwise import small
 from multipod.micro.lowering.linear import same_padding
-from multipod.micro.match import Const, Found, Rule, close, new, node, rewritten
+from multipod.micro.match import Builder, Const, Found, Rule, close, new, node, rewritten
 
 COMPOSITES = ("ERF", "ERFC", "GELU", "LOG1P", "EXPM1", "SIGN", "SOFTPLUS", "RECIPROCAL")
 """Functions that TFLM has no operator for: taken apart in float32 (`composites.py`), 256-byte tables in int8."""
@@ -47,7 +48,7 @@ def _again(op: Op, inputs: list[Tensor | None], output: Tensor, **options: objec
     return replace(op, inputs=tuple(inputs), outputs=(output,), options={**op.options, **options})
 
 
-def _to(kind: str, *names: str, **options: object) -> object:
+def _to(kind: str, *names: str, **options: object) -> Builder:
     """A builder of one operator of the named tensors."""
     return lambda found: [new(kind, [found[name] for name in names], found.op.output, found.op.source, **options)]
 
@@ -65,11 +66,11 @@ def _difference(found: Found) -> list[Op] | None:
     return [new("ADD", [found["x"], constant(-found["c"].values)], found.op.output, found.op.source)]
 
 
-def _two_constants(kind: str) -> object:
+def _two_constants(kind: str) -> Builder:
     combine = np.multiply if kind == "MUL" else np.add
 
     def build(found: Found) -> list[Op] | None:
-        c = np.asarray(compressed(combine(found["c"].values, found["d"].values)))
+        c = small(combine(found["c"].values, found["d"].values))
         if np.broadcast_shapes(found["x"].shape, c.shape) != found.op.output.shape:
             return None
         return [new(kind, [found["x"], constant(c)], found.op.output, found.op.source)]
@@ -77,7 +78,7 @@ def _two_constants(kind: str) -> object:
     return build
 
 
-def _identity(number: float) -> object:
+def _identity(number: float) -> Builder:
     """The other operand, if the constant is all `number` and does not widen it."""
 
     def build(found: Found) -> Tensor | None:
@@ -112,14 +113,16 @@ def _leaky(found: Found) -> list[Op] | None:
     return [new("LEAKY_RELU", [found["x"]], found.op.output, found.op.source, alpha=float(slope.ravel()[0]))]
 
 
-def _softmax(kind: str) -> object:
+def _softmax(kind: str) -> Builder:
     """A softmax over the last dim; over another one between two transposes."""
     options = {"beta": 1.0} if kind == "SOFTMAX" else {}
 
     def build(found: Found) -> list[Op] | None:
         x, op = found["x"], found.op
         axes = [int(axis) % len(x.shape) for axis in np.ravel(found["axes"].values)]
-        if len(axes) != 1 or ("axes2" in found.tensors and not np.array_equal(found["axes2"].values, found["axes"].values)):
+        if len(axes) != 1 or (
+            "axes2" in found.tensors and not np.array_equal(found["axes2"].values, found["axes"].values)
+        ):
             return None
         last = len(x.shape) - 1
         if axes == [last]:
@@ -190,7 +193,7 @@ def _inside(size: int, window: int, stride: int) -> np.ndarray:
 def _per_channel(c: Tensor, op: Op) -> np.ndarray | None:
     """A constant as one number for each output channel, if it is that."""
     out = op.output.shape[-1]
-    value = np.asarray(compressed(c.values))
+    value = small(c.values)
     if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != out):
         return None
     return np.broadcast_to(value, (out,)).astype(np.float32)
@@ -244,7 +247,7 @@ def _distribute(found: Found) -> list[Op] | None:
     scaled = Tensor(found.op.output.name + "_scaled", found.op.output.shape)
     return [
         new("MUL", [found["x"], found["m"]], scaled, found.op.source),
-        new("ADD", [scaled, constant(compressed(a * m))], found.op.output, found.op.source),
+        new("ADD", [scaled, constant(small(a * m))], found.op.output, found.op.source),
     ]
 
 
@@ -274,11 +277,6 @@ def _index(found: Found) -> list[Op] | None:
     if not np.all(found["zero"].values == 0):
         return None
     return [_again(found.op, [found["table"], found["i"]], found.op.output)]
-
-
-def _wrapped_index(through: bool) -> object:
-    i = node("SELECT_V2", node("LESS", "i", Const("zero")), node("ADD", "i", Const()), "i")
-    return node("GATHER", "table", node("RESHAPE", i) if through else i)
 
 
 def _index_reshaped(found: Found) -> list[Op] | None:

@@ -132,7 +132,8 @@ class _File:
 
     def metadatum(self, name: str, data: bytes) -> int:
         return self.table(
-            _Field(0, "UOffsetTRelative", self.builder.CreateString(name)), _Field(1, "Uint32", self.buffer_number(data))
+            _Field(0, "UOffsetTRelative", self.builder.CreateString(name)),
+            _Field(1, "Uint32", self.buffer_number(data)),
         )
 
     def operator_code(self, kind: str, version: int) -> int:

@@ -22,8 +22,11 @@ INFINITE = 3.0e38
 
 def compressed(value: Value) -> Value:
     """A constant without the dims along which it does not change: operators broadcast it back."""
-    if isinstance(value, Tensor):
-        return value
+    return value if isinstance(value, Tensor) else small(value)
+
+
+def small(value: np.ndarray) -> np.ndarray:
+    """See `compressed`."""
     for dim in range(value.ndim):
         first = np.take(value, [0], dim) if value.shape[dim] else value
         if value.shape[dim] > 1 and np.array_equal(np.broadcast_to(first, value.shape), value, equal_nan=True):
@@ -145,11 +148,9 @@ def rem(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     shape, dtype = _shape(eqn), eqn.outvars[0].aval.dtype
     zero = np.zeros((), dtype)
     mod = low.emit("FLOOR_MOD", [x, compressed(d)], shape)
-    off = low.emit("LOGICAL_AND", [
-        low.emit("NOT_EQUAL", [mod, zero], shape, "bool"),
-        low.emit("NOT_EQUAL", [low.emit("LESS", [x, zero], shape, "bool"), low.emit("LESS", [mod, zero], shape, "bool")],
-                 shape, "bool"),
-    ], shape, "bool")  # fmt: skip
+    below = [low.emit("LESS", [value, zero], shape, "bool") for value in (x, mod)]
+    signs = low.emit("NOT_EQUAL", below, shape, "bool")
+    off = low.emit("LOGICAL_AND", [low.emit("NOT_EQUAL", [mod, zero], shape, "bool"), signs], shape, "bool")
     step = low.emit("MUL", [low.emit("CAST", [off], shape, dtype.name, in_data_type="bool", out_data_type=dtype.name),
                             compressed(d)], shape)  # fmt: skip
     return low.emit("SUB", [mod, step], shape)

@@ -36,7 +36,7 @@ def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
         y = _transpose_conv(low, x, kernel, wide, into)
     else:
         y = _conv(low, x, kernel, wide, strides, dilation, params["feature_group_count"])
-    n, h, w, c = y.shape
+    n, _, w, c = y.shape
     y = y if spatial == 2 else reshaped(low, y, (n, w, c))
     return transposed(low, y, tuple(np.argsort(_order(numbers.out_spec))))
 
@@ -136,7 +136,9 @@ def dot_general(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     rows, columns = (int(np.prod([x.shape[d] for d in dims])) for x, dims in ((left, free_left), (right, free_right)))
     turn = _in_order((*batch_right, *free_right, *over_right), right.shape)
     a = transposed(low, left, (*batch_left, *free_left, *over_left))
-    b = transposed(low, right, (*batch_right, *(free_right if turn else over_right), *(over_right if turn else free_right)))
+    b = transposed(
+        low, right, (*batch_right, *(free_right if turn else over_right), *(over_right if turn else free_right))
+    )
     a = reshaped(low, a, (batch, rows, count))
     b = reshaped(low, b, (batch, columns, count) if turn else (batch, count, columns))
     product = low.emit("BATCH_MATMUL", [a, b], (batch, rows, columns), adj_x=False, adj_y=turn)
@@ -162,7 +164,7 @@ def _fully_connected(low: Lowering, x: Value, weights: np.ndarray, dims: Any, sh
     x = reshaped(low, x, (*rows, count))
     out = matrix.shape[0]
     bias = np.zeros(out, np.float32)
-    options = {"fused_activation_function": "NONE", "weights_format": 0, "keep_num_dims": len(rows) > 1}
+    options: dict[str, Any] = {"fused_activation_function": "NONE", "weights_format": 0, "keep_num_dims": len(rows) > 1}
     y = low.emit("FULLY_CONNECTED", [x, np.ascontiguousarray(matrix), bias], (*rows, out), **options)
     return reshaped(low, y, shape)
 

@@ -51,7 +51,11 @@ def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Valu
     stacks = [np.zeros((length, *aval.shape), aval.dtype) for aval in body.out_avals[carry:]]
 
     def unrolled(*values: Any) -> Any:
-        consts, first, xs = (values[: len(fixed)], values[len(fixed) : len(fixed) + carry], values[len(fixed) + carry :])
+        consts, first, xs = (
+            values[: len(fixed)],
+            values[len(fixed) : len(fixed) + carry],
+            values[len(fixed) + carry :],
+        )
 
         def step(loop: Any) -> Any:
             count, here, filled = loop

@@ -48,8 +48,10 @@ class Lowering:
     source: str = ""
     names: int = 0
 
-    def emit(self, kind: str, inputs: Sequence[Value | None], shape: Sequence[int], dtype: str = "", **options: Any) -> Tensor:
-        """Adds an operator with one output of this shape, and returns the output. dtype: by default the first input's."""
+    def emit(
+        self, kind: str, inputs: Sequence[Value | None], shape: Sequence[int], dtype: str = "", **options: Any
+    ) -> Tensor:
+        """Adds an operator with one output, and returns the output. dtype: by default that of the first input."""
         tensors = tuple(None if value is None else self.tensor(value) for value in inputs)
         lead = tensors[0]
         dtype = dtype or ("float32" if lead is None else lead.dtype)
@@ -109,12 +111,14 @@ class Lowering:
             shapes = ", ".join(_aval_text(atom.aval) for atom in eqn.invars)
             place = (self.source, f"{name}({shapes}): {problem}")
             self.problems[place] = self.problems.get(place, 0) + 1
-            return [self.fresh("missing", tuple(v.aval.shape), _edge_dtype(v.aval.dtype)) for v in eqn.outvars]
+            avals: list[Any] = [var.aval for var in eqn.outvars]
+            return [self.fresh("missing", tuple(aval.shape), _edge_dtype(aval.dtype)) for aval in avals]
 
     def graph(self, jaxpr: ClosedJaxpr, name: str) -> Graph:
         """A graph inside this one, such as the body of a loop; its problems are added to ours."""
         inner = Lowering(self.unroll, problems=self.problems, source=self.source, names=self.names)
-        inputs = [inner.fresh("arg", tuple(a.shape), _edge_dtype(a.dtype)) for a in jaxpr.in_avals]
+        avals: list[Any] = list(jaxpr.in_avals)
+        inputs = [inner.fresh("arg", tuple(a.shape), _edge_dtype(a.dtype)) for a in avals]
         outputs = [inner.output(value) for value in inner.closed(jaxpr, inputs)]
         self.names = inner.names
         return without_dead(Graph(tuple(inputs), tuple(outputs), tuple(inner.ops), name))
@@ -134,7 +138,7 @@ Rule = Callable[[Lowering, JaxprEqn, list[Value]], Value | list[Value]]
 """What a primitive becomes: gets its equation and the values of its inputs, returns those of its outputs."""
 
 
-def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll = Unroll()) -> Graph:  # noqa: B008
+def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll = Unroll()) -> Graph:
     """The graph of `function` for inputs of the shapes and types of `examples` (arrays, or `jax.ShapeDtypeStruct`).
 
     Constants that the function closes over become constants of the graph. Inputs and outputs may be pytrees:
@@ -146,10 +150,8 @@ def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll 
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
     names = [_path(path, "input") for path, _ in jax.tree.leaves_with_path(tuple(examples))]
     lowering = Lowering(unroll)
-    inputs = [
-        Tensor(name, tuple(aval.shape), _edge_dtype(aval.dtype))
-        for name, aval in zip(names, closed.in_avals, strict=True)
-    ]
+    avals: list[Any] = list(closed.in_avals)
+    inputs = [Tensor(name, tuple(aval.shape), _edge_dtype(aval.dtype)) for name, aval in zip(names, avals, strict=True)]
     outputs = lowering.closed(closed, inputs)
     if lowering.problems:
         raise ExportError(_report(lowering.problems))

@@ -108,7 +108,13 @@ def sliced(low: Lowering, x: Value, start: Any, limit: Any, strides: Any, shape:
     _check_rank(len(x.shape))
     if strides is None or all(stride == 1 for stride in strides):
         return low.emit("SLICE", [x, ints(start), ints(shape)], shape)
-    masks = {"begin_mask": 0, "end_mask": 0, "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0}
+    masks: dict[str, Any] = {
+        "begin_mask": 0,
+        "end_mask": 0,
+        "ellipsis_mask": 0,
+        "new_axis_mask": 0,
+        "shrink_axis_mask": 0,
+    }
     return low.emit("STRIDED_SLICE", [x, ints(start), ints(limit), ints(strides)], shape, **masks)
 
 
@@ -221,7 +227,9 @@ def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     table, index = inputs
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     dims = numbers.start_index_map
-    whole = all(size == full for dim, (size, full) in enumerate(zip(sizes, table.shape, strict=True)) if dim not in dims)
+    whole = all(
+        size == full for dim, (size, full) in enumerate(zip(sizes, table.shape, strict=True)) if dim not in dims
+    )
     if len(dims) != 1 or numbers.operand_batching_dims or not whole or sizes[dims[0]] != 1:
         raise CannotLowerError("is not a choice of whole slices along one dim (jnp.take along an axis is)")
     axis, shape = dims[0], _shape(eqn)

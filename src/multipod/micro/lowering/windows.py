@@ -73,7 +73,7 @@ def _pool(kind: str) -> Rule:
         over = [dim for dim in range(rank) if params["window_dimensions"][dim] > 1 or params["window_strides"][dim] > 1]
         if rank not in (3, 4) or not set(over) <= set(range(1, rank - 1)):
             raise CannotLowerError("pools over other dims than the middle ones of [n, (h,) w, c]")
-        x = low.tensor(inputs[0])
+        x: Value = low.tensor(inputs[0])
         window, strides = ((1,) * (4 - rank) + params[key][1:-1] for key in ("window_dimensions", "window_strides"))
         around = ((0, 0),) * (4 - rank) + params["padding"][1:-1]
         x = reshaped(low, x, (x.shape[0], *(1,) * (4 - rank), *x.shape[1:]))

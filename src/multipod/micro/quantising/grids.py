@@ -22,7 +22,9 @@ def refuse_unknown(graph: Graph, options: Quantisation) -> None:
     wrong = []
     for op in graph.ops:
         if inner_graphs(op) and op.kind != "TABLE":
-            wrong.append(f"{op.source}: {op.kind}, a loop or branch; unroll it (export(..., unroll=1000)) or keep it in float32")
+            wrong.append(
+                f"{op.source}: {op.kind}, a loop or branch; unroll it (export(..., unroll=1000)) or keep it in float32"
+            )
         elif op.kind not in able and any(t.dtype == "float32" for t in (*op.tensors_in, *op.outputs)):
             wrong.append(f"{op.source}: {op.kind}({shape_text(op.inputs)})")
         elif op.kind in kernels.WEIGHTED and op.kind == "TRANSPOSE_CONV" and options.weights == "int4":
@@ -98,7 +100,7 @@ def grids(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> d
             continue
         data = _data(op)
         for tensor in data:
-            if tensor.constant and not (op.kind in kernels.CLIPPED):
+            if tensor.constant and op.kind not in kernels.CLIPPED:
                 spans[tensor] = float(tensor.values.min()), float(tensor.values.max())
         if op.kind in kernels.SAME:
             for tensor in data:

@@ -51,7 +51,9 @@ class Quantisation:
         if not 50 < self.percentile <= 100:
             wrong.append(f"percentile={self.percentile} (over 50, at most 100)")
         if self.weights == "int4" and self.activations == "int16":
-            wrong.append("weights='int4' with activations='int16' (TFLM has no such kernels; take int8 for one of them)")
+            wrong.append(
+                "weights='int4' with activations='int16' (TFLM has no such kernels; take int8 for one of them)"
+            )
         if wrong:
             raise ExportError(f"quantisation: {', '.join(wrong)}. Change it.")
 

@@ -1,7 +1,8 @@
 """Quantises a graph: the top of this folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,7 +12,15 @@ import numpy as np
 from multipod.micro.evaluate import Hook, evaluate
 from multipod.micro.graph import Graph, Op, Quant, Tensor, sorted_ops
 from multipod.micro.quantising import kernels
-from multipod.micro.quantising.grids import grids, in_float, is_float, per_channel, refuse_unknown, weight_grid, with_requantised
+from multipod.micro.quantising.grids import (
+    grids,
+    in_float,
+    is_float,
+    per_channel,
+    refuse_unknown,
+    weight_grid,
+    with_requantised,
+)
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.ranges import Seen, calibrate, chunks, float_tensors, traced_values
 from multipod.micro.quantising.tables import prepared, table_ops
@@ -67,16 +76,21 @@ class Quantised:
                 return value
             quant = self.grids[tensor]
             stored = jnp.clip(jnp.round(value / quant.scale[0]) + quant.zero_point, low, high)
-            inside = jnp.clip(value, quant.scale[0] * (low - quant.zero_point), quant.scale[0] * (high - quant.zero_point))
+            inside = jnp.clip(
+                value, quant.scale[0] * (low - quant.zero_point), quant.scale[0] * (high - quant.zero_point)
+            )
             return _passing(inside, quant.scale[0] * (stored - quant.zero_point))
 
         return hook
 
     def simulated(self, *inputs: Any) -> list[np.ndarray]:
         """The outputs as the integer graph gives them, as real numbers, to about one step of the last grid."""
+        return [np.asarray(value) for value in self._simulated(*inputs)]
+
+    @cached_property
+    def _simulated(self) -> Callable[..., list[jax.Array]]:
         hook = self.rounding()
-        values = jax.jit(lambda *xs: [evaluate(self.graph, xs, hook)[t] for t in self.graph.outputs])(*inputs)
-        return [np.asarray(value) for value in values]
+        return jax.jit(lambda *xs: [evaluate(self.graph, xs, hook)[t] for t in self.graph.outputs])
 
     def layers(self, arrays: Sequence[np.ndarray], reference: Graph | None = None) -> list[Layer]:
         """The error of each operator, against `reference` (the graph before quantising, whose tensors are ours)."""
@@ -223,11 +237,15 @@ class _Integers:
     def exit(self, tensor: Tensor) -> Tensor:
         outside = replace(tensor)
         inside = replace(self.stored(tensor), name=tensor.name + "_stored")
+        swap = {self.made[tensor]: inside}
         self.ops = [
-            replace(op, **{side: tuple(inside if t is self.made[tensor] else t for t in getattr(op, side))
-                           for side in ("inputs", "outputs")})
+            replace(
+                op,
+                inputs=tuple(None if t is None else swap.get(t, t) for t in op.inputs),
+                outputs=tuple(swap.get(t, t) for t in op.outputs),
+            )
             for op in self.ops
-        ]  # fmt: skip
+        ]
         self.made[tensor] = inside
         self.ops.append(Op("DEQUANTIZE", (inside,), (outside,)))
         return outside
@@ -275,5 +293,3 @@ class _Integers:
         bias_quant = Quant(tuple(float(np.float32(s)) for s in scale), 0, axis)
         inputs[place_b] = replace(bias, dtype=wide, data=whole, quant=bias_quant)
         return replace(op, inputs=tuple(inputs), outputs=(self.stored(op.output),))
-
-

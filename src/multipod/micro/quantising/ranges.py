@@ -41,7 +41,9 @@ def checked(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
     """
     examples = [tuple(one) if isinstance(one, tuple | list) else (one,) for one in calibration]
     if not examples:
-        raise ExportError("calibration: there are no examples. Give some hundred that are like what the model will see.")
+        raise ExportError(
+            "calibration: there are no examples. Give some hundred that are like what the model will see."
+        )
     wrong = []
     for number, example in enumerate(examples):
         if len(example) != len(graph.inputs):
@@ -56,7 +58,9 @@ def checked(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
                 wrong.append(f"example {number}: {tensor.name} has {bad} values that are not finite")
     if wrong:
         more = f"\n  and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise ExportError("calibration:\n  " + "\n  ".join(wrong[:8]) + more + "\nMend these examples or leave them out.")
+        raise ExportError(
+            "calibration:\n  " + "\n  ".join(wrong[:8]) + more + "\nMend these examples or leave them out."
+        )
     return [
         np.stack([np.asarray(example[place], tensor.dtype) for example in examples])
         for place, tensor in enumerate(graph.inputs)
@@ -127,7 +131,7 @@ def span(seen: Seen, options: Quantisation) -> tuple[float, float]:
     if options.ranges == "percentile":
         share = np.cumsum(seen.histogram) / seen.histogram.sum()
         tail = (1 - options.percentile / 100) / 2
-        first, last = np.searchsorted(share, tail), np.searchsorted(share, 1 - tail)
+        first, last = (int(np.searchsorted(share, at)) for at in (tail, 1 - tail))
         return float(edges[first]), float(edges[min(last + 1, BINS)])
     centres = (edges[:-1] + edges[1:]) / 2
     shrunk = [(seen.low * factor, seen.high * factor) for factor in SHRINKS]

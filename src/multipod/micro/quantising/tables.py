@@ -25,7 +25,9 @@ def prepared(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph
     ]
     if activations == "int16":  # TFLM's RELU has no int16 kernel, its MAXIMUM has
         zero = constant(np.zeros((), np.float32))
-        rules.append(Rule("relu", node("RELU", "x"), lambda f: [new("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)]))
+        rules.append(
+            Rule("relu", node("RELU", "x"), lambda f: [new("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)])
+        )
         rules.append(Rule("relu6", node("RELU6", "x"), lambda f: _relu6(f.op, f["x"])))
     graph = rewritten(graph, [rule for rule in rules if rule.pattern.kind not in keep_float])
     if activations == "int16":
