@@ -102,6 +102,16 @@ enum mpm_status mpm_plan_lifetimes(struct mpm_prep *p, uint32_t *variables) {
     return MPM_OK;
 }
 
+static uint32_t offline_plan(struct mpm_prep *p, uint32_t *count);
+
+/* Whether the offline plan has both tensors at one place, or leaves both to us. */
+static int plan_agrees(struct mpm_prep *p, const struct mpm_buffer *a, const struct mpm_buffer *b) {
+    uint32_t count = 0;
+    const uint32_t plan = offline_plan(p, &count);
+    if (plan == 0 || a->tensor >= count || b->tensor >= count) return 1;
+    return mpm_u32(&p->m->file, plan + 4 * (uint32_t)a->tensor) == mpm_u32(&p->m->file, plan + 4 * (uint32_t)b->tensor);
+}
+
 void mpm_may_overlay(struct mpm_prep *p, uint32_t i) {
     struct mpm_buffer *in, *out, *root;
     uint32_t tensor;
@@ -112,7 +122,7 @@ void mpm_may_overlay(struct mpm_prep *p, uint32_t i) {
     if (in == NULL || out == NULL || in->root == MPM_VARIABLE || out->root == MPM_VARIABLE) return;
     if (in->last != p->op || out->root != (uint16_t)(out - p->buffers)) return; /* needed later, or shared already */
     root = &p->buffers[in->root];
-    if (root->bytes < out->bytes) return;
+    if (root->bytes < out->bytes || !plan_agrees(p, root, out)) return;
     out->root = in->root;
     if (root->last < out->last) root->last = out->last;
 }

@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": "multipod.cli.simulate:simulate",
     "plan": "multipod.cli.plan:plan",
     "pipeline": "multipod.cli.pipeline:pipeline",
+    "export": "multipod.cli.export:export",
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
     "reproduce": "multipod.cli.reproduce:reproduce",

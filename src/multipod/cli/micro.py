@@ -123,6 +123,27 @@ def plan(model: Path, out: Path | None) -> None:
         out.write_text(draw(interpreter.plan, names, [tensor.name for tensor in graph.tensors]), encoding="utf-8")
 
 
+@micro.command()
+@MODEL
+@click.option("--target", default="cortex-m4", show_default=True, metavar="CHIP",
+              help="cortex-m0, cortex-m3, cortex-m4, cortex-m55 or rv32imac.")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR")
+@click.option("--input", "inputs", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="FILE.npy",
+              help="Built in, one for each input, in order.  [default: random numbers]")  # fmt: skip
+def bundle(model: Path, target: str, out: Path, inputs: tuple[Path, ...]) -> None:
+    """Write a firmware project that runs MODEL: sources, kernel table, linker script, Makefile, main."""
+    import numpy as np
+
+    from multipod.micro.bundle import TARGETS, kernels_of
+    from multipod.micro.bundle import bundle as write
+
+    data = model.read_bytes()
+    _open(model)
+    write(data, target, out, [np.load(path) for path in inputs] if inputs else None, model.stem)
+    click.echo(f"{out}: {len(kernels_of(data))} kernels for {target}. Build it with: make -C {out}")
+    click.echo(f"It needs {TARGETS[target].prefix}gcc; Debian: {TARGETS[target].packages}")
+
+
 def random_inputs(interpreter: "Interpreter", seed: int) -> list["np.ndarray"]:
     """Uniform over an integer's range, and over -1 to 1 for floats."""
     import numpy as np

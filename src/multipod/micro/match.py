@@ -43,6 +43,7 @@ class Found:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ops: dict[str, Op] = field(default_factory=dict)
     uses: Mapping[Tensor, int] = field(default_factory=dict)
+    makers: Mapping[Tensor, Op] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -131,7 +132,7 @@ def _matches(
     op: Op, rules: Sequence[Rule], makers: Mapping[Tensor, Op], uses: Mapping[Tensor, int]
 ) -> Iterator[tuple[Found, Rule]]:
     for rule in rules:
-        for found in _op(rule.pattern, op, Found(op, uses=uses), makers):
+        for found in _op(rule.pattern, op, Found(op, uses=uses, makers=makers), makers):
             yield found, rule
 
 
@@ -140,7 +141,9 @@ def _op(pattern: Node, op: Op, found: Found, makers: Mapping[Tensor, Op]) -> Ite
         return
     if op.kind in pattern.kind.split("|") and op.options.get("fused_activation_function", "NONE") != "NONE":
         return  # what is fused already ends a pattern
-    here = Found(found.op, dict(found.tensors), {**found.ops, pattern.name or f"#{len(found.ops)}": op}, found.uses)
+    here = Found(
+        found.op, dict(found.tensors), {**found.ops, pattern.name or f"#{len(found.ops)}": op}, found.uses, found.makers
+    )
     orders = [op.inputs]
     if op.kind in SYMMETRIC and len(pattern.inputs) == 2:
         orders.append(op.inputs[::-1])
@@ -164,11 +167,11 @@ def _inputs(
 def _tensor(pattern: Pattern, tensor: Tensor, found: Found, makers: Mapping[Tensor, Op]) -> Iterator[Found]:
     if isinstance(pattern, str):
         if found.tensors.get(pattern, tensor) is tensor:
-            yield Found(found.op, {**found.tensors, pattern: tensor}, found.ops, found.uses)
+            yield Found(found.op, {**found.tensors, pattern: tensor}, found.ops, found.uses, found.makers)
     elif isinstance(pattern, Const):
         if tensor.constant and (pattern.number is None or close(tensor, pattern.number)):
             named = {pattern.name: tensor} if pattern.name else {}
-            yield Found(found.op, {**found.tensors, **named}, found.ops, found.uses)
+            yield Found(found.op, {**found.tensors, **named}, found.ops, found.uses, found.makers)
     elif tensor in makers and not (pattern.once and found.uses[tensor] > 1):
         yield from _op(pattern, makers[tensor], found, makers)
 

@@ -1,6 +1,6 @@
 """Plans the arena on the host: where each activation lies, so that a microcontroller need not think about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from multipod.micro.graph import Graph, Tensor, inner_graphs
@@ -34,6 +34,39 @@ def lives(graph: Graph) -> dict[Tensor, Life]:
             last[tensor] = number
     last.update(dict.fromkeys(graph.outputs, max(len(graph.ops) - 1, 0)))
     return {t: Life(-(-t.size_bytes // ALIGNMENT) * ALIGNMENT, first[t], last[t]) for t in first if not t.constant}
+
+
+IN_PLACE = frozenset(("RESHAPE", "LOGISTIC", "TANH", "RELU", "RELU6", "LEAKY_RELU", "HARD_SWISH", "ADD", "SUB", "MUL"))
+"""Operators that read each element before they write what lies there, in every runtime: one by one, in order."""
+
+
+def in_place(graph: Graph) -> dict[Tensor, Tensor]:
+    """For outputs that may lie over an input of the same shape, which nothing needs later: that input."""
+    last = {tensor: number for number, op in enumerate(graph.ops) for tensor in op.tensors_in}
+    over: dict[Tensor, Tensor] = {}
+    for number, op in enumerate(graph.ops):
+        for tensor in op.tensors_in if op.kind in IN_PLACE else ():
+            alike = tensor.dtype == op.output.dtype and (tensor.shape == op.output.shape or op.kind == "RESHAPE")
+            free = last[tensor] == number and not tensor.constant and tensor not in graph.outputs
+            if alike and free:
+                over.setdefault(op.output, tensor)
+    return over
+
+
+def shared_lives(graph: Graph) -> tuple[list[Life], dict[Tensor, int]]:
+    """The lives of pieces of memory, and which piece each tensor lies in: more than one where it is worked in place."""
+    alone, over = lives(graph), in_place(graph)
+    pieces: list[Life] = []
+    number: dict[Tensor, int] = {}
+    for tensor, life in alone.items():
+        below = over.get(tensor)
+        if below is None:
+            number[tensor] = len(pieces)
+            pieces.append(life)
+        else:
+            number[tensor] = place = number[below]
+            pieces[place] = Life(pieces[place].size, pieces[place].first, max(pieces[place].last, life.last))
+    return pieces, number
 
 
 def lower_bound(all_lives: Sequence[Life]) -> int:
@@ -92,7 +125,6 @@ def offline_offsets(graph: Graph) -> list[int] | None:
     """An offset for each tensor of the file, -1 for constants; None for graphs with graphs inside, which TFLM plans."""
     if any(inner_graphs(op) for op in graph.ops):
         return None
-    found: Mapping[Tensor, Life] = lives(graph)
-    offsets, _ = plan(list(found.values()))
-    places = dict(zip(found, offsets, strict=True))
-    return [places.get(tensor, -1) for tensor in graph.tensors]
+    pieces, number = shared_lives(graph)
+    offsets, _ = plan(pieces)
+    return [offsets[number[tensor]] if tensor in number else -1 for tensor in graph.tensors]

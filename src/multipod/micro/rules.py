@@ -272,6 +272,45 @@ def _fold_padding(found: Found) -> list[Op] | None:
     return [_again(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
 
 
+def _convolution_of_patches(found: Found) -> list[Op] | None:
+    """A dense layer on shifted copies of an image, side by side, is a convolution; so some write it in JAX."""
+    op, parts = found.op, _flat_parts(found, found.ops["cat"])
+    slices = [found.makers.get(part) for part in parts]
+    if len(op.output.shape) != 4 or any(one is None or one.kind not in ("SLICE", "STRIDED_SLICE") for one in slices):
+        return None
+    cuts = [one for one in slices if one is not None]
+    image, begins = cuts[0].input(0), [[int(v) for v in one.input(1).values] for one in cuts]
+    strides = [[int(v) for v in one.input(3).values] if one.kind == "STRIDED_SLICE" else [1] * 4 for one in cuts]
+    height, width = (max(begin[dim] for begin in begins) + 1 for dim in (1, 2))
+    raster = [[0, dy, dx, 0] for dy in range(height) for dx in range(width)]
+    if begins != raster or any(one.input(0) is not image for one in cuts) or any(s != strides[0] for s in strides):
+        return None
+    n, rows, columns, channels = image.shape
+    step = strides[0]
+    size = (n, -(-(rows - height + 1) // step[1]), -(-(columns - width + 1) // step[2]))
+    weights = op.input(1)
+    if step[0] != 1 or step[3] != 1 or op.output.shape[:3] != size or not weights.constant:
+        return None
+    kernel = weights.values.reshape(weights.shape[0], height, width, channels)
+    options = {
+        "padding": "VALID", "stride_w": step[2], "stride_h": step[1], "dilation_w_factor": 1, "dilation_h_factor": 1,
+        "fused_activation_function": op.options["fused_activation_function"],
+    }  # fmt: skip
+    return [Op("CONV_2D", (image, constant(kernel), op.inputs[2]), op.outputs, options, op.source)]
+
+
+def _flat_parts(found: Found, op: Op) -> list[Tensor]:
+    """The parts of a concatenation along the last dim, those of concatenations inside it among them."""
+    if op.options["axis"] != len(op.output.shape) - 1:
+        return [op.output]
+    parts: list[Tensor] = []
+    for tensor in op.tensors_in:
+        maker = found.makers.get(tensor)
+        inner = maker is not None and maker.kind == "CONCATENATION"
+        parts += _flat_parts(found, maker) if inner and maker is not None else [tensor]
+    return parts
+
+
 def _index(found: Found) -> list[Op] | None:
     """NumPy's negative indices count from the end; an index that a model computes does not."""
     if not np.all(found["zero"].values == 0):
@@ -372,6 +411,8 @@ FOLD: list[Rule] = [
          node("CONV_2D|DEPTHWISE_CONV_2D|FULLY_CONNECTED", node("MUL", "x", Const("c"), once=True)), _fold_input_scale),
     Rule("normalisation as product and sum", node("MUL", node("ADD", "x", Const("a"), once=True), Const("m")),
          _distribute),
+    Rule("patches into convolution", node("FULLY_CONNECTED", node("CONCATENATION", name="cat")),
+         _convolution_of_patches),
     Rule("padding into convolution", node("CONV_2D|DEPTHWISE_CONV_2D", _PAD), _fold_padding),
 ]  # fmt: skip
 
