@@ -58,11 +58,15 @@ class _Trained:
     metavar="STEPS",
     help="Steps of quantisation-aware fine-tuning.  [default: 300 where the accuracy drops by over 1 %]",
 )
+@click.option(
+    "--examples", type=click.IntRange(0), default=0, metavar="N",
+    help="Also write the first N test examples as FILE.0.npy, ..., stored as the file wants them.",
+)  # fmt: skip
 @click.option("--at", type=click.IntRange(0), metavar="UPDATE", help="This checkpoint, not the newest.")
 @where_options
 def export(
     run: Path, out: Path | None, activations: str | None, int4_weights: bool, calibrate: int, ranges: str,
-    float_io: bool, finetune: int | None, at: int | None, where: Where,
+    float_io: bool, finetune: int | None, examples: int, at: int | None, where: Where,
 ) -> None:  # fmt: skip
     """Write the model in the folder RUN as a .tflite file, and say what that costs in accuracy."""
     from multipod.micro.quantising.options import Quantisation
@@ -85,6 +89,7 @@ def export(
     path = out or run / "model.tflite"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(exported.model)
+    _write_examples(path, exported, trained, test, examples)
     _report(path, exported, trained, test, exact)
 
 
@@ -154,17 +159,40 @@ def _float_outputs(trained: _Trained, test: Any) -> list[Any]:
 
 
 def _file_outputs(exported: "Exported", trained: _Trained, test: Any) -> list[Any]:
-    """First outputs of the file on all test examples, by the embedded runtime: the same bytes as on a chip."""
-    from multipod.micro import Interpreter
+    """First outputs of the file on all test examples, as real numbers."""
     from multipod.micro.exporter import to_real, to_stored
 
-    interpreter = Interpreter(exported.model)
-    ends = exported.graph
-    outputs = []
+    run, ends, outputs = _runtime(exported), exported.graph, []
     for example in trained.examples(test, len(test)):
         stored = [to_stored(value, tensor) for value, tensor in zip(example, ends.inputs, strict=True)]
-        outputs.append(to_real(interpreter.run(*stored)[0], ends.outputs[0]))
+        outputs.append(to_real(run(*stored)[0], ends.outputs[0]))
     return outputs
+
+
+def _runtime(exported: "Exported") -> Callable[..., list[Any]]:
+    """What runs the file: the embedded runtime, which gives the same bytes as a chip; else a simulation.
+
+    The runtime needs a C compiler, and lacks some operators.
+    """
+    from multipod.errors import MultipodError
+    from multipod.micro import Interpreter
+    from multipod.micro.evaluate import run
+    from multipod.micro.exporter import to_real, to_stored
+
+    try:
+        return Interpreter(exported.model).run
+    except MultipodError as error:
+        click.echo(f"judged by simulation, not by the embedded runtime: {error}", err=True)
+    quantised, ends = exported.quantised, exported.graph
+    if quantised is None:
+        return lambda *values: run(ends, *values)
+
+    def simulated(*stored: Any) -> list[Any]:
+        values = [to_real(value, tensor) for value, tensor in zip(stored, ends.inputs, strict=True)]
+        outputs = quantised.simulated(*values)
+        return [to_stored(value, tensor) for value, tensor in zip(outputs, ends.outputs, strict=True)]
+
+    return simulated
 
 
 def _values(trained: _Trained, test: Any, outputs: list[Any]) -> dict[str, float]:
@@ -179,6 +207,19 @@ def _values(trained: _Trained, test: Any, outputs: list[Any]) -> dict[str, float
 
 def _accuracy(trained: _Trained, test: Any, outputs: list[Any]) -> float:
     return _values(trained, test, outputs).get("accuracy", 0.0)
+
+
+def _write_examples(path: Path, exported: "Exported", trained: _Trained, test: Any, count: int) -> None:
+    """`model.0.npy` is test example 0; of a model with several inputs `model.0.NAME.npy`."""
+    import numpy as np
+
+    from multipod.micro.exporter import to_stored
+
+    for number in range(min(count, len(test))):
+        batch = test.read(np.arange(number, number + 1))
+        for name, tensor in zip(trained.names, exported.graph.inputs, strict=True):
+            part = f".{name}" if len(trained.names) > 1 else ""
+            np.save(path.with_suffix(f".{number}{part}.npy"), to_stored(batch[name], tensor))
 
 
 def _report(path: Path, exported: "Exported", trained: _Trained, test: Any, exact: list[Any]) -> None:

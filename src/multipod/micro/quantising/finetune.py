@@ -29,7 +29,7 @@ class Tuning:
 
     steps: int = 300
     batch: int = 32
-    rate: float = 0.01
+    rate: float = 0.003
     seed: int = 0
 
 

@@ -114,7 +114,7 @@ def calibrate(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Tensor, Seen]:
     histograms = [np.zeros(BINS) for _ in tensors]
     for chunk in chunks(arrays):
         for place, value in enumerate(map(np.asarray, values(*chunk))):
-            span = (low[place], max(high[place], low[place] + 1e-12))
+            span = (low[place], max(high[place], low[place] + 1e-6 * max(1.0, abs(low[place]))))
             histograms[place] += np.histogram(value[np.abs(value) < FILL], BINS, span)[0]
     count = len(arrays[0])
     return {
