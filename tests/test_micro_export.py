@@ -178,6 +178,7 @@ def kinds(graph: Graph) -> str:
     return " ".join(op.kind + f"+{one}" * (one != "NONE") for op, one in zip(graph.ops, fused, strict=True))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_gives_the_same_numbers_in_every_runtime(name):
     case = CASES[name]
@@ -262,6 +263,7 @@ def test_bias_correction_keeps_the_mean_of_each_channel():
     assert drift[True] < drift[False] / 3
 
 
+@pytest.mark.jax_version
 def test_a_loop_that_is_not_unrolled_becomes_while():
     def function(s: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:

@@ -14,7 +14,7 @@ from multipod.micro.lowering.shapes import concatenated, reshaped, sliced
 def scan(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
     """A scan: copies of its body up to `Unroll.steps`, else a WHILE that counts."""
     params = eqn.params
-    consts, carry = params["num_consts"], params["num_carry"]
+    consts, carry = _counts(eqn)
     fixed, state, rows = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
     length = params["length"]
     if length > low.unroll.steps:
@@ -29,6 +29,18 @@ def scan(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
             collected.append(value)
     stacked = [_stack(low, values[::-1] if params["reverse"] else values) for values in outputs]
     return [*state, *stacked]
+
+
+def _counts(eqn: Any) -> tuple[int, int]:
+    """How many inputs are constant over the steps, and how many values are carried from one to the next.
+
+    Read off the shapes, since JAX has named these parameters differently: a row has one dim less than its array.
+    """
+    body = eqn.params["jaxpr"]
+    rows = sum(len(var.aval.shape) > len(aval.shape) for var, aval in zip(eqn.invars, body.in_avals, strict=True))
+    stacks = sum(len(var.aval.shape) > len(aval.shape) for var, aval in zip(eqn.outvars, body.out_avals, strict=True))
+    carry = len(eqn.outvars) - stacks
+    return len(eqn.invars) - rows - carry, carry
 
 
 def _row(low: Lowering, x: Value, step: int) -> Value:
@@ -47,7 +59,7 @@ def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Valu
     """The same loop written with `lax.while_loop`, a counter and arrays that are filled in place."""
     params = eqn.params
     body, length, reverse = params["jaxpr"], params["length"], params["reverse"]
-    carry = params["num_carry"]
+    carry = _counts(eqn)[1]
     stacks = [np.zeros((length, *aval.shape), aval.dtype) for aval in body.out_avals[carry:]]
 
     def unrolled(*values: Any) -> Any:
