@@ -59,7 +59,7 @@ class Way:
         )
 
 
-MOMENTA = (0.8, 0.85, 0.9, 0.929, 0.95)
+MOMENTA = (0.8, 0.9, 0.929)
 MOMENTUM = Way("momentum", (0.1, 0.3, 1.0))
 TUNED_MOMENTUM = Way("momentum, tuned", (0.1, 0.3, 1.0), MOMENTA)
 SCALED = Way("LARS, scaled", (2.5, 5.0, 10.0), scaled=True)
