@@ -123,6 +123,7 @@ def run(report: Callable[[str], None]) -> Outcome:
         (
             Section("What was done", _method()),
             Section("Epochs to the small batch's loss", _READING, _HEAD, [_row(one) for one in found]),
+            Section("Where a claim does not hold", _LIMITS),
             Section(
                 "The losses", "At the small batch's rate. Thin lines are seeds; the target is dotted.", figure="loss"
             ),
