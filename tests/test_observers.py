@@ -509,6 +509,19 @@ def test_a_loss_that_was_not_finite_is_named(tmp_path: Path) -> None:
     assert "not finite at 4 updates, first at update 1" in page(run_folder(tmp_path / "run", STATES["diverged"]))
 
 
+def test_values_in_parts_share_a_heat_map_and_stay_out_of_lines(tmp_path: Path) -> None:
+    loads = {f"load/encoder/1/{expert}": expert / 10 for expert in range(5)}
+    events: list[Event] = [started()]
+    for update in range(1, 5):
+        event = updated(update)
+        events.append(replace(event, values=event.values | loads))
+    text = page(run_folder(tmp_path / "run", events))
+    assert "from 0 (clear) to 0.4" in text
+    assert "encoder/1/4" in text
+    assert text.count("over updates") == 4  # loss, accuracy, load, step time
+    assert not any("load" in line for line in plain([(float(i), event) for i, event in enumerate(events)]))
+
+
 def test_text_from_the_run_cannot_become_markup(tmp_path: Path) -> None:
     bad = "<script>alert('1')</script>"
     devices = [[{"id": 0, "process": 0, "kind": bad}]]

@@ -59,7 +59,7 @@ class ExportError(MultipodError, ValueError):
 
 
 class PoisonedError(MultipodError, ArithmeticError):
-    """Tensors that are not finite on some rank, where a combination would have spread them to all."""
+    """Values that are not finite: tensors on some rank that would have spread to all, a router's logits, a loss."""
 
 
 class NativeError(MultipodError, RuntimeError):

@@ -12,6 +12,7 @@ BEGAN = time.monotonic()
 
 COMMANDS = {
     "train": "multipod.cli.train:train",
+    "finetune": "multipod.cli.finetune:finetune",
     "eval": "multipod.cli.evaluate:evaluate",
     "report": "multipod.cli.report:report",
     "data": "multipod.cli.data:data",

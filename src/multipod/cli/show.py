@@ -117,6 +117,8 @@ def _on_each_device(program: "Program") -> Table:
     of = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
     table.add_row("batch", f"{rows // data_devices(program.mesh)} of {of}")
     table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} tensors")
+    for name, figure in getattr(chosen.model, "figures", dict)().items():
+        table.add_row(name, figure)
     for name, size in totals(program).items():
         table.add_row(f"{name}, bytes", f"{size:,}")
     total = gradient_sum(program)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: a new run of `recipe`, or to go on with the run in `resume`."""
+    """What was asked for: a new run of `recipe`, from `begin` if given, or to go on with the run in `resume`."""
 
     recipe: str
     changes: list[str]
@@ -40,6 +40,7 @@ class Request:
     reading: "Reading"
     plan: "Plan | None" = None
     evaluate_beside: bool = False
+    begin: "Callable[[Program], State] | None" = None
 
 
 @click.command()
@@ -124,6 +125,7 @@ def run(request: Request, where: Where) -> int:
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at) if request.resume else None
         observers = stack.enter_context(watched_by(folder, request, where, state))
+        state = request.begin(program) if request.begin else state
         around = Surroundings(
             checkpoints=checkpoints,
             observers=observers,

@@ -83,6 +83,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         minutes=6,
         cpu_devices=1,
     ),
+    "st-moe": Experiment("claims of ST-MoE on routers, experts and fine-tuning", "multipod.experiments.st_moe:run", 20),
 }
 
 

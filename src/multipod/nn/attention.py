@@ -33,17 +33,23 @@ def segment_mask(queries: jax.Array, keys: jax.Array, *, causal: bool = False) -
 
 
 def attend(
-    queries: jax.Array, memory: KeysValues, mask: jax.Array | None = None, dropout: nnx.Dropout | None = None
+    queries: jax.Array,
+    memory: KeysValues,
+    mask: jax.Array | None = None,
+    dropout: nnx.Dropout | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(queries keys^T / sqrt(d)) values, for queries [n, q, h, d]; the same shape and type come back.
+    """softmax(queries keys^T / sqrt(d) + bias) values, for queries [n, q, h, d]; the same shape and type come back.
 
-    Scores and softmax are float32 whatever the type of the queries. `mask` is bool, broadcast to [n, h, q, k].
-    `dropout` drops weights and scales up the others.
+    Scores and softmax are float32 whatever the type of the queries. `mask` is bool, broadcast to [n, h, q, k], and so
+    is `bias`, numbers (`multipod.nn.relative_positions`). `dropout` drops weights and scales up the others.
 
     Source: Vaswani et al., 2017, arXiv:1706.03762, equation 1. Memory: 4 n h q k bytes, nothing is tiled.
     """
     queries = queries * queries.shape[-1] ** -0.5
     scores = jnp.einsum("nqhd,nkhd->nhqk", queries, memory.keys, preferred_element_type=jnp.float32)
+    if bias is not None:
+        scores += bias
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, -1).astype(memory.values.dtype)
@@ -53,7 +59,10 @@ def attend(
 
 
 class Attention(nnx.Module):
-    """Projections to queries, keys and values, `attend`, and a projection back."""
+    """Projections to queries, keys and values, `attend`, and a projection back.
+
+    A head has `kv` features; 0 takes features / heads.
+    """
 
     def __init__(
         self,
@@ -61,13 +70,14 @@ class Attention(nnx.Module):
         heads: int,
         *,
         bias: bool = False,
+        kv: int = 0,
         dropout: float = 0.0,
         init: Initializer | None = None,
         dtype: ComputeDtype = "float32",
         rngs: nnx.Rngs,
     ) -> None:
-        assert features % heads == 0, f"{features} features do not divide over {heads} heads"
-        outside, inside = {"embed": features}, {"heads": heads, "kv": features // heads}
+        assert kv or features % heads == 0, f"{features} features do not divide over {heads} heads"
+        outside, inside = {"embed": features}, {"heads": heads, "kv": kv or features // heads}
         options = {"bias": bias, "init": init, "dtype": dtype, "rngs": rngs}
         self.query = Dense(outside, inside, **options)
         self.key = Dense(outside, inside, **options)
@@ -75,9 +85,11 @@ class Attention(nnx.Module):
         self.out = Dense(inside, outside, **options)
         self.dropout = dropped(dropout, rngs)
 
-    def __call__(self, x: jax.Array, memory: KeysValues, mask: jax.Array | None = None) -> jax.Array:
-        """Each of x [n, q, embed] attends to `memory`; [n, q, embed]."""
-        return self.out(attend(self.query(x), memory, mask, self.dropout))
+    def __call__(
+        self, x: jax.Array, memory: KeysValues, mask: jax.Array | None = None, position: jax.Array | None = None
+    ) -> jax.Array:
+        """Each of x [n, q, embed] attends to `memory`; [n, q, embed]. `position` is added to the scores."""
+        return self.out(attend(self.query(x), memory, mask, self.dropout, position))
 
     def to_itself(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Each of x [n, q, embed] attends to all of x."""

@@ -1,4 +1,4 @@
-"""Dense layers, layer norm and the feed-forward block, their dims named (`multipod.nn.dims`).
+"""Dense layers, norms and the feed-forward blocks, their dims named (`multipod.nn.dims`).
 
 Parameters are float32. What is computed in another type, bfloat16, is cast where it is used.
 """
@@ -105,6 +105,50 @@ class LayerNorm(nnx.Module):
         wide = wide - wide.mean(-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
         return (wide * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last dim, computed in float32.
+
+    Source: Zhang and Sennrich, 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, features: int, *, epsilon: float = 1e-6) -> None:
+        self.scale = constant(1.0, (features,), ("embed",))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises x [..., features]; returns x's type."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
+        return (wide * self.scale[...]).astype(x.dtype)
+
+
+class GatedMlp(nnx.Module):
+    """(act(x gate) * (x inner)) outer, without biases: GEGLU with `gelu` (arXiv:2002.05202)."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        init: Initializer | None = None,
+        dtype: ComputeDtype = "float32",
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.activation = activation
+        inward = {"embed": features}, {"mlp": hidden}
+        options = {"bias": False, "init": init, "dtype": dtype, "rngs": rngs}
+        self.gate = Dense(*inward, **options)
+        self.inner = Dense(*inward, **options)
+        self.dropout = dropped(dropout, rngs)
+        self.outer = Dense({"mlp": hidden}, {"embed": features}, **options)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., embed] to [..., embed], computed in the layer's type."""
+        return self.outer(self.dropout(ACTIVATIONS[self.activation](self.gate(x)) * self.inner(x)))
 
 
 class Mlp(nnx.Module):

@@ -12,6 +12,8 @@ A parameter carries one name for each of its dims, as the metadata `dims` of its
 | `embed_out` | features between layers, in a kernel whose other dim is `embed`: no axis can split both |
 | `height`, `width` | rows and columns of an image; of inputs and activations, no parameter has them |
 | `experts` | experts of a sparse layer |
+| `router` | the same, in the router, which every device holds whole |
+| `buckets` | distances between tokens that share a number |
 | `positions`, `types`, `classes` | learnt positions, token types, outputs of a classifier |
 
 Flax's own metadata of this kind, `out_sharding`, also *places* a variable while it is made, if a mesh is set; ours does

@@ -1,13 +1,24 @@
 """The `Recipe`: everything that changes what a run learns, and nothing about where it is written."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from multipod.data.source import Data
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Objective
 from multipod.nn.model import Model
-from multipod.optim.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    import optax
+
+
+class Builds(Protocol):
+    """What a recipe needs of an optimizer: `multipod.optim.optimizer.Optimizer`, `Adafactor`, or your own."""
+
+    def build(self, updates: int) -> "optax.GradientTransformation":
+        """The Optax transformation for a run of `updates`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Recipe:
     model: Model
     data: Data
     objective: Objective
-    optimizer: Optimizer
+    optimizer: Builds
     batch: int
     updates: int
     layout: Layout = field(default_factory=Layout)

@@ -1,5 +1,6 @@
 """Finds a recipe by its name in the table, or as `file.py:function`."""
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +16,9 @@ RECIPES = {
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
     "resnet50": "multipod.recipes.imagenet:resnet50",
+    "st-moe-32b": "multipod.recipes.st_moe:st_moe_32b",
+    "st-moe-l": "multipod.recipes.st_moe:st_moe_l",
+    "st-moe-small": "multipod.recipes.st_moe:st_moe_small",
     "stdlib-docs": "multipod.recipes.stdlib_docs:stdlib_docs",
     "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm",
 }
@@ -30,6 +34,8 @@ def find(name: str) -> Callable[[], Recipe]:
     if name in RECIPES:
         module, function = RECIPES[name].split(":")
         return getattr(importlib.import_module(module), function)
+    if name.startswith("finetune:"):  # what `multipod finetune` asked for
+        return functools.partial(importlib.import_module("multipod.recipes.finetune").from_name, name)
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise RecipeError(f"no recipe {name!r}. {nearest(name, RECIPES)} Or write my_recipe.py:function.")

@@ -13,6 +13,7 @@ from multipod.data.batches import Feed, TrainBatches
 from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading, ledger_of
 from multipod.data.source import Source, with_cache
+from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
 from multipod.step.program import Batch, Program, Sums
@@ -137,7 +138,7 @@ class _Run:
             self.times.add(now - ended, now - dispatched - waited, waited)
             incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
-            values = finished(self.recipe.objective, _values(sums))
+            values = self.finished(_values(sums))
             news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
             self.tell_skipped(self.batches.source)
             ended = now
@@ -188,7 +189,7 @@ class _Run:
         self.around.pulse("evaluating", self.update)
         start = self.around.clock()
         sums = evaluate(self.program, self.state, self.test, self.around.reading)
-        values = finished(self.recipe.objective, sums)
+        values = self.finished(sums)
         count = int(sums.pop("count"))
         self.tell_evaluated(Evaluated(self.update, values, sums, count, self.around.clock() - start))
 
@@ -216,6 +217,24 @@ class _Run:
         for one in ledger_of(source).news():
             self.around.tell(Skipped(self.update, one.number, one.name, one.reason))
             self.skipped += 1
+
+    def finished(self, sums: dict[str, Any]) -> dict[str, float]:
+        """What the objective makes of the sums of this update, or of an evaluation behind it.
+
+        Raises:
+          PoisonedError: the objective found what is not finite; names the update and the last checkpoint before it.
+        """
+        try:
+            return finished(self.recipe.objective, sums)
+        except PoisonedError as error:
+            if self.around.checkpoints is None:
+                raise
+            self.around.checkpoints.wait()
+            # What this update met may be what the one before it left behind, and a checkpoint may hold that.
+            good = [number for number in self.around.checkpoints.updates() if number < self.update - 1]
+            way = f"Go on from there with --resume {self.around.folder} --at {good[-1]}" if good else "Start again"
+            last = f"checkpoint {good[-1]}" if good else "none"
+            raise PoisonedError(f"update {self.update}: {error} Last good checkpoint: {last}. {way}.") from error
 
     def save(self) -> None:
         if self.around.checkpoints is not None:

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -19,6 +20,9 @@ from multipod.train.observers.history import History
 
 POINTS = 2000
 """No curve is drawn with more points than this."""
+
+COLUMNS, ROWS = 80, 16
+"""Columns of a heat map, and rows of it that are named."""
 
 Points = tuple[np.ndarray, np.ndarray]
 """x and y of a curve."""
@@ -40,15 +44,24 @@ class Chart:
 
 
 def draw(history: History) -> list[Chart]:
-    """A chart of each value, `loss` and `accuracy` first, and one of the step time."""
+    """A chart of each value, `loss` and `accuracy` first, and one of the step time; values in parts as heat maps.
+
+    Values named NAME/PART, such as the load of every expert, `load/encoder/1/3`, share one map of that NAME.
+    """
     values = [e.values for e in history.updates] + [e.values for e in history.evaluations]
-    names = list(dict.fromkeys(name for named in values for name in named))
+    every = list(dict.fromkeys(name for named in values for name in named))
+    names = [name for name in every if "/" not in name]
+    maps: dict[str, list[str]] = {}
+    for name in every:
+        if "/" in name:
+            maps.setdefault(name.split("/")[0], []).append(name)
     names.sort(key=lambda name: (name != "loss", name != "accuracy"))
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not what the user's matplotlibrc says: a page depends on its folder alone
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "multipod"})
         # Two stand side by side; an odd one takes the whole width.
         charts = [_value_chart(name, history, len(names) % 2 == 1 and name == names[0]) for name in names]
+        charts += [_heat_map(name, parts, history) for name, parts in maps.items() if history.updates]
         return [*charts, _time_chart(history)] if history.updates else charts
 
 
@@ -74,6 +87,24 @@ def _value_chart(name: str, history: History, wide: bool) -> Chart:
         notes.append("logarithmic scale")
     notes += _not_finite(*train)
     return Chart(name, legend, _svg(figure, name), notes, wide)
+
+
+def _heat_map(name: str, parts: list[str], history: History) -> Chart:
+    """A row for each part, a column for each of at most `COLUMNS` stretches of updates; the darker, the larger."""
+    events = [event for event in history.updates if parts[0] in event.values]
+    stretches = np.array_split(np.arange(len(events)), min(COLUMNS, len(events)))
+    table = np.array([[event.values.get(part, math.nan) for event in events] for part in parts])
+    means = np.stack([table[:, stretch].mean(1) for stretch in stretches], 1)
+    low, high = (float(function(means[np.isfinite(means)], initial=0)) for function in (np.min, np.max))
+    figure, axes = _axes(True, history)
+    axes.grid(visible=False)
+    ends = [events[0].update - 1, *(events[stretch[-1]].update for stretch in stretches)]
+    shades = LinearSegmentedColormap.from_list(name, [(*to_rgb(_TRAIN), 0.0), (*to_rgb(_TRAIN), 1.0)])
+    axes.pcolormesh(ends, np.arange(len(parts) + 1), means, cmap=shades, vmin=low, vmax=high or 1)
+    shown = range(0, len(parts), -(-len(parts) // ROWS))
+    axes.set_yticks([row + 0.5 for row in shown], [parts[row].partition("/")[2] for row in shown])
+    axes.invert_yaxis()
+    return Chart(name, [("train", f"from {low:.3g} (clear) to {high:.3g}")], _svg(figure, name), [], wide=True)
 
 
 def _time_chart(history: History) -> Chart:

@@ -35,6 +35,8 @@ class Window:
         """Counts one update in; one that is not `timed`, such as the first, only with its values."""
         self.updates += 1
         for name, value in event.values.items():
+            if "/" in name:
+                continue  # a part of a value, such as the load of one expert: for the report
             self.sums[name] = self.sums.get(name, 0.0) + value
         if timed:
             self.timed += 1

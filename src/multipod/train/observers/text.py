@@ -67,7 +67,8 @@ def compiled_text(event: Compiled) -> str:
 def evaluated_text(event: Evaluated) -> str:
     """Such as `test accuracy 98.61 % (355/360)  loss 0.0712`; counts where the sum is a whole number."""
     texts = []
-    for name, value in sorted(event.values.items(), key=lambda item: item[0] != "accuracy"):
+    whole = [(name, value) for name, value in event.values.items() if "/" not in name]
+    for name, value in sorted(whole, key=lambda item: item[0] != "accuracy"):
         text = value_text(name, value)
         if name == "accuracy" and float(event.sums.get(name, math.nan)).is_integer():
             text += f" ({event.sums[name]:.0f}/{event.count})"

@@ -1,0 +1,121 @@
+"""Text-to-text tasks from a file of JSON lines: `{"input": "...", "target": "..."}`."""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from multipod.data.source import ArraySource
+from multipod.data.span_corruption import SpanCorruption, read_behind
+from multipod.data.stdlib_text import END, encode
+from multipod.errors import RecipeError
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """Pairs of texts to fine-tune on, cut into tokens as the pre-training's text was.
+
+    Attributes:
+      file: a file of JSON lines, each with the texts `input` and `target`.
+      pretrained: the data of the pre-training, for its tokens and its vocabulary.
+      test_every: every so many lines one is for testing, from the first on.
+      sentinels: `input` ends with a sentinel and `target` begins with it, as a span that is to be told; it helps tasks
+        that resemble span corruption (arXiv:2202.08906, table 7).
+      longest: rows are as long as the longest text needs, and no text may need more tokens than this.
+    """
+
+    file: str
+    pretrained: SpanCorruption = field(default_factory=SpanCorruption)
+    test_every: int = 5
+    sentinels: bool = True
+    longest: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.test_every < 2:
+            raise RecipeError(f"task: test_every={self.test_every} leaves no line to learn from. Take 2 or more.")
+
+    def train(self) -> ArraySource:
+        """The lines to learn from."""
+        return self._part(test=False)
+
+    def test(self) -> ArraySource:
+        """The lines to be judged by."""
+        return self._part(test=True)
+
+    def _part(self, *, test: bool) -> ArraySource:
+        arrays = _arrays(self)
+        number = np.arange(len(arrays["source"]))
+        chosen = (number % self.test_every == 0) == test
+        return ArraySource({name: array[chosen] for name, array in arrays.items()})
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """The pairs of the file.
+
+    Raises:
+      RecipeError: no such file, fewer than two pairs, or lines that are none, all of which are named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"task {path}: it cannot be read: {error}. Give a file of JSON lines in UTF-8.") from error
+    pairs, wrong = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        found = _pair(line)
+        if isinstance(found, str):
+            wrong.append(f"line {number}: {found}")
+        else:
+            pairs.append(found)
+    if wrong:
+        more = f"\n  and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise RecipeError(
+            f"task {path}: {len(wrong)} of {len(lines)} lines are no pairs of texts:\n  "
+            + "\n  ".join(wrong[:SHOWN])
+            + more
+            + '\nWrite each as {"input": "...", "target": "..."}.'
+        )
+    if len(pairs) < 2:
+        raise RecipeError(f"task {path}: it has {len(pairs)} pairs. Give at least two: one to learn from, one to test.")
+    return pairs
+
+
+def _pair(line: str) -> tuple[str, str] | str:
+    """The pair, or what is wrong."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        return f"no JSON ({error})"
+    if not isinstance(value, dict):
+        return f"a {type(value).__name__}, not an object"
+    bad = [name for name in ("input", "target") if not isinstance(value.get(name), str)]
+    if bad:
+        return f"no text {' and no text '.join(map(repr, bad))} among {', '.join(value) or 'nothing'}"
+    return value["input"], value["target"]
+
+
+@lru_cache(maxsize=4)
+def _arrays(task: Task) -> dict[str, np.ndarray]:
+    pairs = read_pairs(Path(task.file))
+    tokenizer = task.pretrained.tokenizer()
+    sentinel = [task.pretrained.vocab - 1] if task.sentinels else []
+    inputs, targets = (encode(tokenizer, several) for several in zip(*pairs, strict=True))
+    sources = [np.array([*one, *sentinel, END], np.int32) for one in inputs]
+    labels = [np.array([*sentinel, *one, END], np.int32) for one in targets]
+    return read_behind(_padded(sources, task, "input"), _padded(labels, task, "target"))
+
+
+def _padded(rows: list[np.ndarray], task: Task, name: str) -> np.ndarray:
+    longest = max(map(len, rows))
+    if longest > task.longest:
+        over = sum(len(row) > task.longest for row in rows)
+        raise RecipeError(
+            f"task {task.file}: {over} of {len(rows)} texts {name!r} need more than {task.longest} tokens, the longest "
+            f"{longest}. Cut them, or set data.longest={longest}."
+        )
+    return np.stack([np.pad(row, (0, longest - len(row))) for row in rows])

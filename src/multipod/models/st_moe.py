@@ -1,0 +1,269 @@
+"""ST-MoE: a T5-like encoder-decoder with sparse layers (Zoph et al., 2022, arXiv:2202.08906)."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import normal, variance_scaling
+
+from multipod.errors import RecipeError
+from multipod.nn.attention import Attention, segment_mask
+from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropped
+from multipod.nn.embedding import Embedding
+from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
+from multipod.nn.experts.routing import Order, Report, Routing
+from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.padding import example_mask
+from multipod.nn.relative_positions import RelativePositions
+from multipod.nn.remat import Remat, called
+
+KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
+"""A tenth of the usual variance, as in arXiv:2101.03961, for kernels of one input dim."""
+
+
+@dataclass(frozen=True)
+class StMoe(FlaxModel):
+    """T5.1.1 with an expert layer in place of every fourth feed-forward block. The defaults are ST-MoE-32B.
+
+    A batch holds tokens `source` and `target` [examples, positions]: `target` is what the decoder reads, one place
+    behind `label`. Tokens `PAD` = 0 are padding, but for the first of the target. Outputs are a dictionary: `logits`,
+    `auxiliary` (the routers' losses with their coefficients, summed over layers), and `routers`, each layer's report.
+
+    A decoder layer's tokens take their slots one after the other (`decoder_order`), since by the paper's order of
+    choices a token would depend on later ones. Departures from the released code: queries are divided by the root of
+    their size, which T5 has in its initial values instead.
+
+    Attributes:
+      vocab: entries of the embedding, and of the last layer, which is another table.
+      features: features between layers.
+      hidden: hidden features of feed-forward blocks and of experts.
+      heads, kv: heads of an attention, features of a head.
+      layers: layers of the encoder, and of the decoder.
+      every: one layer in so many is sparse, beginning with the `every`-th; 0: none is.
+      beside: a sparse layer has a dense block too, behind the experts.
+      routing: of all sparse layers; `group` is not used.
+      group_rows: sequences of a group; 0: all of a device are one.
+      decoder_order: `order` of the decoder's routing.
+      scaled: experts have a learnt factor for each hidden feature.
+      gated: GEGLU in all blocks of experts.
+      dropout: share dropped of embeddings and behind each block.
+      expert_dropout: share dropped of the experts' hidden features.
+      path: how tokens get to experts.
+      dtype: type of products and activations; parameters, norms, softmax, routers and logits are float32.
+      remat: what each layer keeps for the backward pass.
+    """
+
+    vocab: int = 32_128
+    features: int = 5120
+    hidden: int = 20_480
+    heads: int = 64
+    kv: int = 128
+    layers: int = 24
+    every: int = 4
+    beside: bool = True
+    routing: Routing = field(default_factory=lambda: Routing(64))
+    group_rows: int = 4
+    decoder_order: Order = "tokens"
+    scaled: bool = True
+    gated: bool = True
+    dropout: float = 0.0
+    expert_dropout: float = 0.0
+    path: Path = "sorted"
+    dtype: ComputeDtype = "float32"
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        wrong = [f"{name}={getattr(self, name)}" for name in ("every", "group_rows") if getattr(self, name) < 0]
+        if wrong:
+            raise RecipeError(f"StMoe: {', '.join(wrong)}: give 0 or more.")
+        self.decoder_routing.check_causal("StMoe: decoder")
+
+    @property
+    def decoder_routing(self) -> Routing:
+        """The routing of the decoder's sparse layers."""
+        return replace(self.routing, order=self.decoder_order)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether layer number `layer`, from 0, is sparse."""
+        return self.every > 0 and layer % self.every == self.every - 1
+
+    def module(self, rngs: nnx.Rngs) -> nnx.Module:
+        """A fresh module."""
+        return _StMoe(self, rngs)
+
+    def forward(self, module: Any, batch: Batch) -> dict[str, Any]:
+        """`logits` float32 [examples, target positions, vocab], `auxiliary` and `routers`."""
+        encoded, routers = module.encode(batch)
+        logits, more = module.decode(batch, encoded)
+        routers |= more
+        each = [self.routing.balance * one["balance"] + self.routing.z * one["z"] for one in routers.values()]
+        return {"logits": logits, "auxiliary": jnp.asarray(sum(each), jnp.float32), "routers": routers}
+
+    def figures(self) -> dict[str, str]:
+        """For `multipod show`: sizes that tensors do not tell."""
+        all_of_them, active = self.parameters(), self.parameters(served=self.routing.capacity)
+        flops = self.flops(512, 114)
+        return {
+            "parameters of experts": f"{all_of_them - self.parameters(served=0):,}",
+            "parameters active for a token": f"{active:,} at {self.routing.capacity:g} slots a token",
+            "FLOPs of a sequence, forward": f"{flops:.4g} (512 source and 114 target tokens)",
+            # A token passes one of the two stacks: two operations for half of the weights.
+            "FLOPs of a token, forward": f"{flops / 626:.4g}, as a dense model of so many parameters",
+        }
+
+    def parameters(self, *, served: float | None = None) -> int:
+        """How many there are; with `served`, so many experts are counted in each sparse layer."""
+        return sum(self._block_sizes(served, cross)[0] for cross in (False, True)) + 2 * self.vocab * self.features
+
+    def flops(self, source: int, target: int) -> float:
+        """Multiplications and additions of the products of a forward pass, for one sequence.
+
+        Experts are counted by their slots: `capacity` of them for a token, whatever the number of choices.
+        """
+        total = 0.0
+        for cross, tokens in ((False, source), (True, target)):
+            _, weights = self._block_sizes(self.routing.capacity, cross)
+            total += 2.0 * weights * tokens
+            inner = self.heads * self.kv
+            total += 4.0 * self.layers * tokens * inner * (tokens + (source if cross else 0))
+            # Keys and values of the source are made once, from its own tokens.
+            total += 4.0 * self.layers * self.features * inner * (source - target) if cross else 0.0
+        return total + 2.0 * self.vocab * self.features * target
+
+    def _block_sizes(self, served: float | None, cross: bool) -> tuple[int, float]:
+        """Parameters of one stack, and how many weights a token is multiplied with."""
+        served = self.routing.experts if served is None else served
+        sparse = sum(self.is_sparse(layer) for layer in range(self.layers))
+        dense = self.layers - sparse + (sparse if self.beside else 0)
+        attention = 4 * self.features * self.heads * self.kv * (2 if cross else 1)
+        block = 3 * self.features * self.hidden
+        expert = (3 if self.gated else 2) * self.features * self.hidden
+        factor = self.hidden if self.scaled else 0
+        weights = self.layers * attention + dense * block + sparse * served * expert
+        router = sparse * self.features * self.routing.experts
+        norms = self.layers * (3 if cross else 2) + (sparse if self.beside else 0) + 1
+        rest = router + norms * self.features + sparse * served * factor + 32 * self.heads
+        return int(weights + rest), weights + router
+
+
+def st_moe_large(**changes: Any) -> StMoe:
+    """ST-MoE-L: 4.1 billion parameters, the work of T5-Large."""
+    sizes = {"features": 1024, "hidden": 2816, "heads": 16, "kv": 64, "routing": Routing(32)}
+    return StMoe(**{**sizes, **changes})
+
+
+def small_st_moe(vocab: int, **changes: Any) -> StMoe:
+    """One that trains on two cores: 128 features, two and two layers of which one each is sparse, 8 experts."""
+    sizes = {"features": 128, "hidden": 256, "heads": 4, "kv": 32, "layers": 2, "every": 2, "routing": Routing(8)}
+    return StMoe(vocab, **{**sizes, **changes})
+
+
+class _Residual(nnx.Module):
+    """x + dropout(block(norm(x)))."""
+
+    def __init__(self, spec: StMoe, rngs: nnx.Rngs) -> None:
+        self.norm = RMSNorm(spec.features)
+        self.dropout = dropped(spec.dropout, rngs)
+
+    def added(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return x + self.dropout(y)
+
+
+class _Layer(nnx.Module):
+    """Self-attention, in a decoder attention to the source, and a dense block or experts, or both."""
+
+    def __init__(self, spec: StMoe, sparse: bool, cross: bool, rngs: nnx.Rngs) -> None:
+        attention = {"kv": spec.kv, "dtype": spec.dtype, "rngs": rngs}
+        self.attention = Attention(spec.features, spec.heads, **attention)
+        self.attention_residual = _Residual(spec, rngs)
+        self.cross = Attention(spec.features, spec.heads, **attention) if cross else None
+        self.cross_residual = _Residual(spec, rngs) if cross else None
+        routing = spec.decoder_routing if cross else spec.routing
+        experts = ExpertSpec(
+            routing,
+            spec.hidden,
+            gated=spec.gated,
+            scaled=spec.scaled,
+            dropout=spec.expert_dropout,
+            path=spec.path,
+            dtype=spec.dtype,
+        )
+        self.sparse = SparseMlp(experts, spec.features, rngs) if sparse else None
+        self.sparse_residual = _Residual(spec, rngs) if sparse else None
+        dense = spec.beside or not sparse
+        block = {"dropout": spec.dropout, "init": KERNELS, "dtype": spec.dtype, "rngs": rngs}
+        self.mlp = GatedMlp(spec.features, spec.hidden, **block) if dense else None
+        self.mlp_residual = _Residual(spec, rngs) if dense else None
+        self.group_rows = spec.group_rows
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array,
+        position: jax.Array,
+        is_token: jax.Array,
+        encoded: jax.Array | None = None,
+        cross_mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, Report]:
+        """x [n, q, features] and the report of its router, empty if it has none."""
+        y = self.attention_residual.norm(x)
+        x = self.attention_residual.added(x, self.attention(y, self.attention.memory(y), mask, position))
+        if self.cross is not None and self.cross_residual is not None and encoded is not None:
+            y = self.cross(self.cross_residual.norm(x), self.cross.memory(encoded), cross_mask)
+            x = self.cross_residual.added(x, y)
+        report: Report = {}
+        if self.sparse is not None and self.sparse_residual is not None:
+            y, report = self.sparse(self.sparse_residual.norm(x), is_token, group=self.group_rows * x.shape[1])
+            x = self.sparse_residual.added(x, y)
+        if self.mlp is not None and self.mlp_residual is not None:
+            x = self.mlp_residual.added(x, self.mlp(self.mlp_residual.norm(x)))
+        return x, report
+
+
+class _StMoe(nnx.Module):
+    def __init__(self, spec: StMoe, rngs: nnx.Rngs) -> None:
+        self.spec = spec
+        self.embedding = Embedding(spec.vocab, spec.features, init=normal(1.0), dtype=spec.dtype, rngs=rngs)
+        self.dropout = dropped(spec.dropout, rngs)
+        self.encoder_position = RelativePositions(spec.heads, both_ways=True, rngs=rngs)
+        self.decoder_position = RelativePositions(spec.heads, both_ways=False, rngs=rngs)
+        self.encoder = nnx.List([_Layer(spec, spec.is_sparse(i), False, rngs) for i in range(spec.layers)])
+        self.decoder = nnx.List([_Layer(spec, spec.is_sparse(i), True, rngs) for i in range(spec.layers)])
+        self.encoder_norm, self.decoder_norm = RMSNorm(spec.features), RMSNorm(spec.features)
+        options = {"bias": False, "init": KERNELS, "dtype": spec.dtype, "rngs": rngs}
+        self.head = Dense({"embed": spec.features}, {"vocab": spec.vocab}, **options)
+
+    def encode(self, batch: Batch) -> tuple[jax.Array, dict[str, Report]]:
+        """The encoder's output, and its routers' reports."""
+        is_token = _is_token(batch["source"])
+        x, segment = self.dropout(self.embedding(batch["source"])), is_token.astype(jnp.int32)
+        mask, position = segment_mask(segment, segment), self.encoder_position(x.shape[1], x.shape[1])
+        reports: dict[str, Report] = {}
+        for number, layer in enumerate(self.encoder):
+            x, report = called(layer, x, mask, position, is_token, remat=self.spec.remat)
+            reports |= {f"encoder/{number}": report} if report else {}
+        return self.dropout(self.encoder_norm(x)), reports
+
+    def decode(self, batch: Batch, encoded: jax.Array) -> tuple[jax.Array, dict[str, Report]]:
+        """Logits for every place of batch["target"], and the routers' reports."""
+        tokens = batch["target"]
+        is_token = _is_token(tokens, starts=True)  # the start token may be PAD
+        segment, source = is_token.astype(jnp.int32), _is_token(batch["source"]).astype(jnp.int32)
+        mask, cross_mask = segment_mask(segment, segment, causal=True), segment_mask(segment, source)
+        x = self.dropout(self.embedding(tokens))
+        position = self.decoder_position(x.shape[1], x.shape[1])
+        reports: dict[str, Report] = {}
+        for number, layer in enumerate(self.decoder):
+            x, report = called(layer, x, mask, position, is_token, encoded, cross_mask, remat=self.spec.remat)
+            reports |= {f"decoder/{number}": report} if report else {}
+        logits = self.head(self.dropout(self.decoder_norm(x)))
+        return logits.astype(jnp.float32), reports
+
+
+def _is_token(tokens: jax.Array, *, starts: bool = False) -> jax.Array:
+    """Where there are tokens, the first of a row among them if it starts with any; rows that fill a batch have none."""
+    is_token = (tokens != 0) | ((jnp.arange(tokens.shape[1]) == 0) & starts)
+    rows = example_mask()
+    return is_token if rows is None else is_token & rows[:, None]

@@ -1,0 +1,74 @@
+"""Fine-tuning: files of tasks, the recipe behind `multipod finetune`."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from multipod.data.tasks import Task, read_pairs
+from multipod.errors import RecipeError
+from multipod.optim.partly import Partly
+from multipod.recipe.text import to_text
+from multipod.recipes.find import load
+from multipod.recipes.finetune import FineTuning
+
+PAIRS = [{"input": f"double {n}", "target": str(2 * n)} for n in range(10)]
+
+
+def written(path, lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_every_wrong_line_is_named(tmp_path):
+    path = written(tmp_path / "task.jsonl", [PAIRS[0], "{", [1], {"input": "a"}, "", {"inputs": "a", "target": 3}])
+    with pytest.raises(RecipeError) as refused:
+        read_pairs(path)
+    said = str(refused.value)
+    assert "4 of 6 lines are no pairs of texts" in said
+    for part in (
+        "line 2: no JSON",
+        "line 3: a list, not an object",
+        "line 4: no text 'target' among input",
+        "line 6: no text 'input' and no text 'target' among inputs, target",
+        'Write each as {"input": "...", "target": "..."}.',
+    ):
+        assert part in said
+    with pytest.raises(RecipeError, match=r"it has 1 pairs. Give at least two"):
+        read_pairs(written(path, PAIRS[:1]))
+    with pytest.raises(RecipeError, match=r"none.jsonl: it cannot be read"):
+        read_pairs(tmp_path / "none.jsonl")
+
+
+def test_a_task_has_sentinels_and_a_test_part(tmp_path):
+    pytest.importorskip("tokenizers")
+    data = load("st-moe-small").data
+    data = replace(data, text=replace(data.text, files="json/*.py", vocab=300))
+    task = Task(str(written(tmp_path / "task.jsonl", PAIRS)), data)
+    assert (len(task.test()), len(task.train())) == (2, 8)
+    row = {name: array[0] for name, array in task.train().arrays.items()}
+    assert row["label"][0] == data.vocab - 1  # the sentinel begins the target and ends the input
+    last = (row["source"] != 0).sum() - 1
+    assert row["source"][last - 1 : last + 1].tolist() == [data.vocab - 1, 3]
+    assert row["target"].tolist() == [2, *row["label"][:-1]]
+    plain = replace(task, sentinels=False).train().arrays
+    assert plain["label"].shape[1] == row["label"].shape[0] - 1
+    with pytest.raises(RecipeError, match=r"10 of 10 texts 'input' need more than 3 tokens, the longest \d+. Cut them"):
+        replace(task, longest=3).train()
+
+
+def test_the_name_of_a_fine_tuning_is_its_recipe(tmp_path):
+    asked = FineTuning("st-moe-small", str(tmp_path / "t.jsonl"), ("model.features=32",), ("dense", "attention"), 5e-4)
+    recipe = load(asked.name())
+    assert recipe.optimizer == Partly(replace(load("st-moe-small").optimizer, rate=5e-4, decay="constant",
+                                              warmup_updates=0), ("dense", "attention"))  # fmt: skip
+    assert (recipe.model.features, recipe.model.dropout, recipe.model.expert_dropout) == (32, 0.1, 0.2)
+    assert recipe.model.routing.evaluation_capacity == 2.0
+    assert f'file = "{tmp_path}' in to_text(recipe)
+
+
+def test_only_sparse_text_models_are_fine_tuned():
+    with pytest.raises(
+        RecipeError, match=r"fine-tuning digits: it is a SmallResNet on Digits. Text-to-text tasks need"
+    ):
+        load(FineTuning("digits", "t.jsonl").name())

@@ -1,0 +1,163 @@
+"""ST-MoE: published sizes, span corruption, relative positions, causality, fine-tuning of parts, NaN."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from multipod.data.span_corruption import Spans, corrupted, read_behind, restored
+from multipod.errors import PoisonedError, RecipeError
+from multipod.metrics.objective import masked_sums
+from multipod.metrics.sparse import SparseTokens
+from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
+from multipod.nn.dims import dims_of
+from multipod.nn.experts.routing import Routing
+from multipod.nn.relative_positions import buckets
+from multipod.optim.adafactor import Adafactor
+from multipod.optim.partly import SUBSETS, Partly
+
+TINY = small_st_moe(
+    32, features=16, hidden=12, heads=2, kv=8, layers=1, every=1, group_rows=2, routing=Routing(4, second="all")
+)
+jitted = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def counted(model):
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    assert {path: len(leaf.shape) for path, leaf in shapes.items()} == {p: len(d) for p, d in dims_of(model).items()}
+    return shapes, sum(math.prod(leaf.shape) for leaf in shapes.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "within", "flops"),
+    [(st_moe_large(), 4.1e9, 0.05e9, 645e9), (StMoe(), 269e9, 0.5e9, 20.2e12)],
+    ids=["ST-MoE-L", "ST-MoE-32B"],
+)
+def test_parameters_and_work_are_those_published(model, published, within, flops):
+    # arXiv:2202.08906, table 11. Six sparse layers on each side, each with a dense block behind it.
+    shapes, count = counted(model)
+    assert abs(count - published) < within
+    assert count == model.parameters()
+    experts = sum(math.prod(leaf.shape) for path, leaf in shapes.items() if "/experts/" in path)
+    assert experts == count - model.parameters(served=0)
+    assert model.flops(512, 114) == pytest.approx(flops, rel=0.01 if published > 1e11 else 0.12)
+    if published == 4.1e9:
+        assert 0.80 < experts / count < 0.82  # "about 80 %"
+    else:
+        assert abs(model.parameters(served=1.25) - 32e9) < 0.5e9  # the 32 billion of its name
+
+
+def test_relative_positions_are_those_of_t5():
+    # By hand from arXiv:1910.10683: single distances up to 7, then logarithmic ones, all beyond 128 in the last.
+    distance = np.array([0, -1, -7, -8, -16, -64, -127, -128, -1000, 1, 8, 500])
+    both = buckets(distance, both_ways=True)
+    assert both.tolist() == [0, 1, 7, 8, 10, 14, 15, 15, 15, 17, 24, 31]
+    one = buckets(distance, both_ways=False)
+    assert one.tolist() == [0, 1, 7, 8, 16, 26, 31, 31, 31, 0, 0, 0]
+
+
+def test_spans_have_the_published_lengths():
+    spans = Spans()
+    assert spans.text_for(512) == 568
+    assert spans.lengths(568) == (512, 114)
+    places = spans.places(568, np.random.default_rng(0))
+    assert (places > 0).sum() == 85
+    assert places.max() == 28
+    assert places[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_restored_text_is_the_text(seed):
+    rng = np.random.default_rng(seed)
+    text = rng.integers(4, 90, 60).astype(np.int32)
+    places = Spans().places(60, rng)
+    source, target = corrupted(text, places, 100)
+    assert (len(source), len(target)) == Spans().lengths(60)
+    np.testing.assert_array_equal(restored(source, target, 100, places.max()), text)
+
+
+def test_corrupted_by_hand():
+    text, places = np.array([10, 11, 12, 13, 14, 15]), np.array([0, 1, 1, 0, 2, 0])
+    source, target = corrupted(text, places, 100)
+    assert source.tolist() == [10, 99, 13, 98, 15, 3]
+    assert target.tolist() == [99, 11, 12, 98, 14, 3]
+
+
+def batch_of(rows=4, length=8, seed=0):
+    rng = np.random.default_rng(seed)
+    return read_behind(*(rng.integers(4, 32, (rows, length)).astype(np.int32) for _ in range(2)))
+
+
+@pytest.fixture(scope="module")
+def params():
+    shapes, _ = jax.eval_shape(TINY.init, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    return {path: np.float32(0.3 * rng.normal(size=leaf.shape)) for path, leaf in shapes.items()}
+
+
+@partial(jitted, static_argnums=0, static_argnames="train")
+def outputs(model, params, batch, train=False):
+    return model.apply(params, {}, batch, train=train, key=jax.random.key(0))[0]
+
+
+@partial(jitted, static_argnums=(0, 3))
+def trained(model, params, batch, optimizer):
+    def loss(params):
+        values = SparseTokens()(model.apply(params, {}, batch, train=True, key=jax.random.key(0))[0], batch)
+        return values["loss"].mean(), values
+
+    gradients, values = jax.grad(loss, has_aux=True)(params)
+    transformation = optimizer.build(10)
+    changes, _ = transformation.update(gradients, transformation.init(params), params)
+    return changes, masked_sums(values)
+
+
+def test_decoder_does_not_see_the_future(params):
+    batch = batch_of()
+    later = {**batch, "target": batch["target"].copy()}
+    later["target"][:, 5:] = 7
+    before, after = (outputs(TINY, params, b, train=True)["logits"] for b in (batch, later))
+    # Slots are shared by sequences: what an earlier sequence does reaches the next, its own past never.
+    np.testing.assert_array_equal(before[0, :5], after[0, :5])
+    assert (before[0, 5:] != after[0, 5:]).any()
+    with pytest.raises(RecipeError, match="StMoe: decoder: order='choices': the first choices of later tokens"):
+        replace(TINY, decoder_order="choices")
+
+
+def test_only_the_named_part_is_trained(params):
+    batch = batch_of()
+    changes, sums = trained(TINY, params, batch, Partly(Adafactor(decay="constant", warmup_updates=0), ("experts",)))
+    moved = {path for path, change in changes.items() if np.any(np.asarray(change))}
+    assert moved == {path for path in params if "/experts/" in path}
+    reported = SparseTokens().finish(sums)
+    assert {"loss", "accuracy", "exact", "balance/encoder/0", "dropped/decoder/0", "load/decoder/0/3"} <= set(reported)
+    assert sum(reported[f"load/encoder/0/{expert}"] for expert in range(4)) == pytest.approx(1)
+    sizes = {name: sum(map(rule, params)) for name, rule in SUBSETS.items()}
+    assert sizes["experts"] + sizes["non-experts"] == sizes["all"] == len(params)
+    assert sizes["sparse"] + sizes["non-sparse"] == sizes["attention"] + sizes["non-attention"] == sizes["all"]
+    assert min(sizes.values()) > 0
+    with pytest.raises(RecipeError, match=r"train=expert: no such part. 'expert': Nearest: .*experts"):
+        Partly(Adafactor(), ("expert",))
+
+
+def test_adafactor_clips_the_step_of_each_tensor():
+    weights = {"w": jnp.ones((4, 4))}
+    gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}
+    for clipping in (1.0, 0.1):
+        optimizer = Adafactor(1.0, warmup_updates=0, decay="constant", clipping=clipping, relative=False).build(1)
+        step = optimizer.update(gradient, optimizer.init(weights), weights)[0]["w"]
+        assert float(jnp.sqrt(jnp.mean(step**2))) <= clipping * 1.01
+    rates = Adafactor(0.01, warmup_updates=100).schedule(0)
+    np.testing.assert_allclose([rates(50), rates(100), rates(400)], [0.005, 0.01, 0.005], rtol=1e-5)
+
+
+def test_nan_in_a_router_is_named(params):
+    poisoned = {**params, "decoder/0/sparse/router": np.full_like(params["decoder/0/sparse/router"], np.nan)}
+    batch = batch_of()
+    sums = masked_sums(SparseTokens()(outputs(TINY, poisoned, batch), batch))
+    with pytest.raises(PoisonedError, match="NaN in the router of decoder/0: its logits are not finite"):
+        SparseTokens().finish(sums)
