@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from multipod.nn.experts.routing import Routing
 from multipod.nn.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
+from multipod.train.loop import _Run
 
 TINY = small_st_moe(
     32, features=16, hidden=12, heads=2, kv=8, layers=1, every=1, group_rows=2, routing=Routing(4, second="all")
@@ -159,5 +161,13 @@ def test_nan_in_a_router_is_named(params):
     poisoned = {**params, "decoder/0/sparse/router": np.full_like(params["decoder/0/sparse/router"], np.nan)}
     batch = batch_of()
     sums = masked_sums(SparseTokens()(outputs(TINY, poisoned, batch), batch))
-    with pytest.raises(PoisonedError, match="NaN in the router of decoder/0: its logits are not finite"):
-        SparseTokens().finish(sums)
+    checkpoints = SimpleNamespace(wait=lambda: None, updates=lambda: [3, 6, 8])
+    around = SimpleNamespace(checkpoints=checkpoints, folder="runs/x")
+    run = SimpleNamespace(recipe=SimpleNamespace(objective=SparseTokens()), update=9, around=around)
+    with pytest.raises(PoisonedError) as stopped:
+        _Run.finished(run, jax.device_get(sums))
+    # Update 9 met what update 8 left behind, and so did checkpoint 8.
+    assert str(stopped.value) == (
+        "update 9: NaN in the router of decoder/0: its logits are not finite. Lower the rate, raise routing.z, or see "
+        "which examples do that. Last good checkpoint: 6. Go on from there with --resume runs/x --at 6."
+    )

@@ -233,7 +233,7 @@ class _Run:
             # What this update met may be what the one before it left behind, and a checkpoint may hold that.
             good = [number for number in self.around.checkpoints.updates() if number < self.update - 1]
             way = f"Go on from there with --resume {self.around.folder} --at {good[-1]}" if good else "Start again"
-            last = f"checkpoint {good[-1]}" if good else "none"
+            last = good[-1] if good else "none"
             raise PoisonedError(f"update {self.update}: {error} Last good checkpoint: {last}. {way}.") from error
 
     def save(self) -> None:
