@@ -282,7 +282,9 @@ def over_devices(spec, weights, x, devices, model=1):
     random = jax.tree.map(lambda _: whole, weights[1])
 
     def local(params, rest, x):
-        y, report, (of_params, of_x) = apply(spec, (params, rest), x, train=True, axis=("expert",))
+        y, report, (of_params, of_x) = apply(
+            spec, (params, rest), x, train=True
+        )  # which sees that the experts are split
         of_router = jax.lax.psum(of_params["router"][...], "expert")
         of_params["router"] = of_params["router"].replace(of_router)
         served = jnp.stack([report["dropped"], report["served_first"], report["served_second"]])

@@ -1,7 +1,7 @@
 """The `Recipe`: everything that changes what a run learns, and nothing about where it is written."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from multipod.data.source import Data
 from multipod.errors import RecipeError
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Builds(Protocol):
-    """What a recipe needs of an optimizer: `multipod.optim.optimizer.Optimizer`, `Adafactor`, or your own."""
+    """What a recipe needs of an optimizer: `multipod.optim.optimizer.Optimizer`, `Adafactor`, or your own dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def build(self, updates: int) -> "optax.GradientTransformation":
         """The Optax transformation for a run of `updates`."""

@@ -35,6 +35,15 @@ def devices(axis: Axis) -> int:
     return math.prod(lax.axis_size(name) for name in names)
 
 
+def known(name: str) -> bool:
+    """Whether an axis of this name is mapped here."""
+    try:
+        lax.axis_size(name)
+    except NameError:
+        return False
+    return True
+
+
 def first(axis: Axis, groups: int) -> jax.Array | int:
     """The number, over all devices, of this device's first group."""
     return lax.axis_index(axis) * groups if axis else 0

@@ -33,6 +33,10 @@ Path = Literal["sorted", "einsum"]
 is what shards by itself where XLA splits the experts. Both give the same results."""
 
 
+EXPERT_AXIS = "expert"
+"""The mesh axis of `multipod.layout` that splits experts."""
+
+
 @dataclass(frozen=True)
 class ExpertSpec:
     """The experts of a sparse layer.
@@ -131,7 +135,8 @@ class SparseMlp(nnx.Module):
     """Router and experts. A token that reaches no expert gets zero, and lives on in the residual around the layer.
 
     Inside `jax.shard_map`, `axis` names the mesh axes over which the experts are split (`exchange.py`): the parameters
-    are then this device's experts, and the tokens this device's tokens.
+    are then this device's experts, and the tokens this device's tokens. Where a layout has split the experts, which
+    shows in how many there are, it is the axis `expert`.
     """
 
     def __init__(self, spec: ExpertSpec, features: int, rngs: nnx.Rngs) -> None:
@@ -169,6 +174,7 @@ class SparseMlp(nnx.Module):
         tokens = in_groups(x.reshape(-1, x.shape[-1]), size)
         counted = None if counts is None else in_groups(counts.reshape(-1), size)
         groups = len(tokens)
+        axis = axis or self._axis()
         key = self._key(key, train)
         keys = None if key is None else group_keys(key, groups, exchange.first(axis, groups))
         logits = logits_of(tokens, self.router[...], routing, keys if train else None)
@@ -176,6 +182,11 @@ class SparseMlp(nnx.Module):
         y, served = self._through_experts(tokens.astype(self.spec.dtype), choices, axis, key if train else None)
         report = losses(logits, choices, routing, counted) | watched(logits, choices, served, counted)
         return y.astype(x.dtype).reshape(x.shape), report
+
+    def _axis(self) -> exchange.Axis:
+        """The axis of the layout that splits the experts, if one does."""
+        split = self.experts.inner.shape[0] != self.spec.routing.experts
+        return EXPERT_AXIS if split and exchange.known(EXPERT_AXIS) else ()
 
     def _key(self, key: jax.Array | None, train: bool) -> jax.Array | None:
         routing = self.spec.routing
