@@ -43,7 +43,7 @@ def test_every_wrong_line_is_named(tmp_path):
 def test_a_task_has_sentinels_and_a_test_part(tmp_path):
     pytest.importorskip("tokenizers")
     data = load("st-moe-small").data
-    data = replace(data, text=replace(data.text, files="json/*.py", vocab=300))
+    data = replace(data, text=replace(data.text, files="email/*.py", vocab=300))
     task = Task(str(written(tmp_path / "task.jsonl", PAIRS)), data)
     assert (len(task.test()), len(task.train())) == (2, 8)
     row = {name: array[0] for name, array in task.train().arrays.items()}

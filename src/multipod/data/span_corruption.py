@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.source import HostBatch
-from multipod.data.stdlib_text import END, START, StdlibText, _kept, in_test, read_files, train_tokenizer
+from multipod.data.stdlib_text import END, START, StdlibText, _kept, parted, train_tokenizer
 from multipod.errors import RecipeError
 
 
@@ -152,8 +152,7 @@ class SpanCorruption:
 
     def tokenizer(self) -> Any:
         """What cuts text into tokens."""
-        texts = read_files(self.text.files)
-        return train_tokenizer([t for n, t in texts.items() if not in_test(n, self.text.test_share)], self.text.vocab)
+        return train_tokenizer(parted(self.text)["train"], self.text.vocab)
 
     def train(self) -> CorruptedRows:
         """The rows to learn from."""
@@ -171,9 +170,4 @@ class SpanCorruption:
 
 @lru_cache(maxsize=4)
 def _stream(text: StdlibText) -> dict[str, np.ndarray]:
-    texts = read_files(text.files)
-    parts = {
-        part: [t for name, t in texts.items() if in_test(name, text.test_share) == (part == "test")]
-        for part in ("train", "test")
-    }
-    return {part: np.concatenate(several) for part, several in _kept(text, parts).items()}
+    return {part: np.concatenate(several) for part, several in _kept(text, parted(text)).items()}

@@ -217,8 +217,12 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(one.ids, np.int32) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-@lru_cache(maxsize=4)
-def _rows(spec: StdlibText) -> dict[str, HostBatch]:
+def parted(spec: StdlibText) -> dict[str, list[str]]:
+    """The texts of the files of each part, `train` and `test`.
+
+    Raises:
+      RecipeError: a part has none.
+    """
     texts = read_files(spec.files)
     parts = {
         part: [t for name, t in texts.items() if in_test(name, spec.test_share) == (part == "test")] for part in _PARTS
@@ -229,7 +233,12 @@ def _rows(spec: StdlibText) -> dict[str, HostBatch]:
                 f"stdlib text: none of the {len(texts)} files of {spec.files!r} is {part} text at "
                 f"test_share={spec.test_share}. Take more files, or another share."
             )
-    kept = _kept(spec, parts)
+    return parts
+
+
+@lru_cache(maxsize=4)
+def _rows(spec: StdlibText) -> dict[str, HostBatch]:
+    kept = _kept(spec, parted(spec))
     return {part: packed({"token": _cut(kept[part], spec.length)}, {"token": spec.length}) for part in _PARTS}
 
 
