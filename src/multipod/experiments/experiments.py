@@ -39,6 +39,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "multipod.experiments.layouts:run",
         minutes=8,
     ),
+    "pipemare": Experiment(
+        "PipeMare: limits, delays, memory, and asynchronous pipelines with the quality of synchronous ones",
+        "multipod.experiments.pipemare:run",
+        minutes=10,
+        cpu_devices=1,
+    ),
     "planner": Experiment(
         "the planner against MLPerf v0.6, and its predictions of v0.7",
         "multipod.experiments.planner:run",

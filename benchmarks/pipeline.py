@@ -1,0 +1,145 @@
+"""A training step of a toy Transformer in a pipeline of processes: ours, torch.distributed.pipelining, one process.
+
+bound = serial micro-batched / stages * (M + P - 1) / M: a pipeline with free messages. Every engine against its own.
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import machine
+
+HERE = Path(__file__).parent
+
+
+class Group:
+    """The processes of one case, asleep between rounds."""
+
+    def __init__(self, engine: str, kind: str, stages: int, shape: list[int]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = 1 if kind.startswith("serial") else stages
+        script = str(HERE / "pipeline_ranks.py")
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, script, engine, kind, str(rank), str(ranks), str(port), *map(str, shape)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        for rank in self.ranks:
+            assert rank.stdout is not None
+            if rank.stdout.readline().strip() != "ready":
+                self.close()
+                raise RuntimeError(f"{engine} {kind}: a process ended before it was ready")
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Runs `count` steps: wall seconds of one, CPU seconds over all processes, peak memory, loss."""
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"go {count}\n")
+            rank.stdin.flush()
+        found = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
+        wall = (max(f["end"] for f in found) - min(f["start"] for f in found)) / count
+        losses = [f["loss"] for f in found if f["loss"] is not None]
+        return {
+            "wall_s": wall, "cpu_s": sum(f["cpu"] for f in found), "loss": losses[-1],
+            "peak_mb": [round(f["peak_mb"]) for f in found],
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--stages", type=int, default=2)
+    arguments.add_argument("--layers", type=int, default=8)
+    arguments.add_argument("--features", type=int, default=192)
+    arguments.add_argument("--batch", type=int, default=16)
+    arguments.add_argument("--length", type=int, default=64)
+    arguments.add_argument("--micro-batches", type=int, default=8)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=2)
+    arguments.add_argument("--cases", nargs="+", default=[
+        "ours/serial_mb", "ours/gpipe", "ours/1f1b", "ours/pipemare", "torch/serial_mb", "torch/gpipe", "torch/1f1b",
+    ])  # fmt: skip
+    arguments.add_argument("--markdown", type=Path)
+    a = arguments.parse_args()
+    facts = machine.facts()
+    shape = [a.layers, a.features, a.batch, a.length, a.micro_batches]
+    groups = {case: Group(*case.split("/"), a.stages, shape) for case in a.cases}
+    rounds: dict[str, list[dict[str, Any]]] = {case: [] for case in groups}
+    try:
+        for n in range(a.rounds):
+            order = list(groups)
+            for case in order[n % len(order) :] + order[: n % len(order)]:
+                rounds[case].append(groups[case].steps(a.steps))
+    finally:
+        for group in groups.values():
+            group.close()
+    text = idle(a, facts, rounds) if a.cases[0].startswith("sleeping") else report(a, facts, rounds)
+    print(text)
+    if a.markdown:
+        a.markdown.write_text(text + "\n", encoding="utf-8")
+
+
+def idle(a: argparse.Namespace, facts: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]) -> str:
+    """The page of stages that sleep: the share of time in use, beside the model's."""
+    work = 3 * a.length * a.micro_batches / 1e3
+    bubble = a.micro_batches / (a.micro_batches + a.stages - 1)
+    rows = []
+    for case, found in rounds.items():
+        known = 1.0 if case.split("/")[1] in ("pipemare", "pipedream") else bubble
+        used = statistics.median(work / f["wall_s"] for f in found)
+        rows.append([case, f"{used:.1%}", f"{known:.1%}", f"{used / known:.2f}"])
+    return "\n\n".join([
+        f"# {a.stages} stages that sleep {a.length} ms forward and {2 * a.length} ms back",
+        f"{a.stages} processes, {a.micro_batches} micro-batches, {a.rounds} rounds of {a.steps} steps. "
+        f"{machine.headline(facts)}, commit {machine.commit()}.",
+        machine.table(["case", "in use, measured", "in use, model", "ratio"], rows),
+    ])  # fmt: skip
+
+
+def report(a: argparse.Namespace, facts: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]) -> str:
+    """The page: medians, and ratios taken within a round."""
+    fill = (a.micro_batches + a.stages - 1) / a.micro_batches
+    rows = []
+    for case, found in rounds.items():
+        engine, kind = case.split("/")
+        serial = rounds.get(f"{engine}/serial_mb", [])
+        each = zip(found, serial, strict=False)
+        bubble = 1 if kind in ("pipemare", "pipedream") else fill
+        ratios = [(s["wall_s"] / a.stages * bubble / f["wall_s"], f["cpu_s"] / s["cpu_s"]) for f, s in each]
+        bound, cpu = (
+            (f"{statistics.median(column):.2f}" for column in zip(*ratios, strict=True)) if ratios else ("", "")
+        )
+        wall, spent = (statistics.median(f[name] for f in found) for name in ("wall_s", "cpu_s"))
+        alone = kind.startswith("serial")
+        rows.append([
+            case, f"{1e3 * wall:.1f}", f"{1e3 * spent:.1f}", cpu, "" if alone else bound,
+            " ".join(map(str, found[-1]["peak_mb"])), f"{found[-1]['loss']:.6f}",
+        ])  # fmt: skip
+    head = ["case", "step ms", "CPU ms", "CPU / serial", "of the bound", "peak MB", "loss"]
+    return "\n\n".join([
+        f"# A pipeline of {a.stages} processes",
+        f"{a.layers} layers of {a.features} features, batch {a.batch} x {a.length}, {a.micro_batches} micro-batches, "
+        f"one thread a process, {a.rounds} rounds of {a.steps} steps. {machine.headline(facts)}, "
+        f"commit {machine.commit()}.",
+        machine.table(head, rows),
+        "`of the bound`: serial / stages * (M + P - 1) / M, for pipemare without the last factor, over the step's "
+        "time. The weights of ours and of torch's are drawn differently, so their losses differ.",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
