@@ -13,6 +13,7 @@ from multipod.nn.attention import segment_mask
 from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropped
 from multipod.nn.dims import constant
 from multipod.nn.embedding import Embedding
+from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.model import Batch, FlaxModel
 from multipod.nn.remat import Remat, called
 from multipod.nn.transformer import EncoderLayer, LayerSpec
@@ -76,9 +77,32 @@ class Bert(FlaxModel):
                 f"Bert: rows of {batch['token'].shape[1]} tokens, and positions={self.positions} are learnt. "
                 f"Set positions={batch['token'].shape[1]}, or cut the rows."
             )
-        x = module.encode(batch)
-        tokens = module.token_logits(x, batch.get("masked"))
-        return {"token": tokens, "next": module.next_logits(x)} if self.next_sentence else tokens
+        return module.outputs(module.encode(batch), batch)
+
+    def cut_points(self) -> tuple[ModelLayer, ...]:
+        """The embedding, each encoder layer, and the heads, which share the table of tokens with the embedding."""
+        embedding = names_under(self, "tokens/", "positions/", "types/", "embedding_norm/")
+        heads = names_under(self, "tokens/", "transform/", "transform_norm/", "token_bias", "pooler/", "next/")
+        block = 4.0 * self.features**2 + 2 * self.features * self.hidden
+
+        def encoder(n: int) -> ModelLayer:
+            return ModelLayer(
+                f"layer {n}",
+                names_under(self, f"layers/{n}/"),
+                lambda module, x, batch: module.encoded(n, x, batch),
+                block,
+            )
+
+        return (
+            ModelLayer("embedding", embedding, lambda module, x, batch: module.embed(batch), 0.1 * block),
+            *map(encoder, range(self.layers)),
+            ModelLayer(
+                "heads",
+                heads,
+                lambda module, x, batch: module.outputs(x, batch),
+                self.features**2 + 0.15 * self.features * self.vocab,  # the masked places, about one in seven
+            ),
+        )
 
 
 def bert_base(**changes: Any) -> Bert:
@@ -123,15 +147,28 @@ class _Bert(nnx.Module):
 
     def encode(self, batch: Batch) -> jax.Array:
         """The last layer's output, [n, positions, features]."""
+        x = self.embed(batch)
+        for n in range(len(self.layers)):
+            x = self.encoded(n, x, batch)
+        return x
+
+    def embed(self, batch: Batch) -> jax.Array:
+        """What the first layer reads, [n, positions, features]."""
         token = batch["token"]
-        segment = batch["segment"] if "segment" in batch else (token != 0).astype(jnp.int32)
         position = batch["position"] if "position" in batch else jnp.arange(token.shape[1])
         kind = batch["type"] if "type" in batch else jnp.zeros_like(token)
         x = self.tokens(token) + self.positions(position) + self.types(kind)
-        x, mask = self.dropout(self.embedding_norm(x)), segment_mask(segment, segment)
-        for layer in self.layers:
-            x = called(layer, x, mask, remat=self.spec.remat)
-        return x
+        return self.dropout(self.embedding_norm(x))
+
+    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+        """x after encoder layer n."""
+        segment = batch["segment"] if "segment" in batch else (batch["token"] != 0).astype(jnp.int32)
+        return called(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+
+    def outputs(self, x: jax.Array, batch: Batch) -> Any:
+        """See `Bert.forward`."""
+        tokens = self.token_logits(x, batch.get("masked"))
+        return {"token": tokens, "next": self.next_logits(x)} if self.spec.next_sentence else tokens
 
     def token_logits(self, x: jax.Array, places: jax.Array | None) -> jax.Array:
         """Scores of every token at `places` [n, predictions] of x, or at all."""

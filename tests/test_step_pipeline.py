@@ -1,0 +1,87 @@
+"""A recipe's model in pipeline stages, against the same model whole."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from multipod.errors import LayoutError, RecipeError, ScheduleError
+from multipod.metrics.objective import TokenClassification, masked_sums
+from multipod.models.bert import tiny_bert
+from multipod.optim.optimizer import Optimizer
+from multipod.pipelines.build import build
+from multipod.pipelines.check import check
+from multipod.recipe.recipe import Recipe
+from multipod.recipes.digits import digits
+from multipod.step.pipeline import cut_of, join_params, pipe_of, split_params
+
+BATCH, LENGTH, VOCAB, N = 8, 6, 11, 2
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    model = tiny_bert(VOCAB, LENGTH, features=8, hidden=12, layers=3)
+    optimizer = Optimizer("adamw", rate=1e-2, weight_decay=0.1, warmup=0.0)
+    return replace(
+        digits(),
+        model=model,
+        batch=BATCH,
+        optimizer=optimizer,
+        objective=TokenClassification(tokens_per_example=LENGTH),
+    )
+
+
+def a_batch() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    tokens = random.integers(1, VOCAB, (2, BATCH, LENGTH))
+    return {"token": tokens[0], "label": tokens[1], "weight": np.ones((BATCH, LENGTH), np.int32)}
+
+
+def a_mesh(stages: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:stages]), ("stage",), axis_types=(AxisType.Auto,))
+
+
+def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
+    pipe = pipe_of(recipe, check(build("1f1b", 3, N)), a_mesh(3), a_batch())
+    params, _ = jax.jit(recipe.model.init)(jax.random.key(0))
+    assert pipe.tied == (((0, "tokens/table"), (2, "tokens/table")),)
+    state = pipe.begin(split_params(recipe, pipe, params))
+    micro = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), a_batch())
+    aux = {"batch": micro, "key": np.zeros((N, 2), np.uint32)}
+    state, sums = jax.block_until_ready(pipe.compiled(pipe.weights)(state, aux, True))
+
+    optimizer = recipe.optimizer.build(recipe.updates)
+
+    @jax.jit
+    def whole(params):
+        def loss(params):
+            outputs, _ = recipe.model.apply(params, {}, a_batch(), train=True, key=jax.random.key(0))
+            return masked_sums(recipe.objective(outputs, a_batch()))["loss"] / BATCH
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        changes, _ = optimizer.update(gradients, optimizer.init(params), params)
+        return value, optax.apply_updates(params, changes)
+
+    value, known = whole(params)
+    assert float(sums["loss"]) / BATCH == pytest.approx(float(value), rel=1e-5)
+    found = join_params(pipe.unpack(state.weights))
+    assert found.keys() == known.keys()
+    for name, right in known.items():
+        np.testing.assert_allclose(found[name], right, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_what_cannot_be_cut(recipe):
+    with pytest.raises(LayoutError, match=r"6 stages for 5 layers: every stage needs one. Take 1 to 5 stages"):
+        cut_of(recipe, 6)
+    with pytest.raises(RecipeError, match="recipe digits: SmallResNet does not say its layers"):
+        cut_of(digits(), 2)
+    clipped = replace(recipe, optimizer=replace(recipe.optimizer, clip=1.0))
+    with pytest.raises(RecipeError, match=r"optimizer.clip limits the norm over the whole model"):
+        pipe_of(clipped, check(build("1f1b", 2, N)), a_mesh(2), a_batch())
+    with pytest.raises(ScheduleError, match=r"cannot stay equal: tokens/table \(parts 0, 1\)"):
+        pipe_of(recipe, check(build("pipemare", 2, N, 8)), a_mesh(2), a_batch())
+    with pytest.raises(LayoutError, match="batch=8 does not divide into 3 micro-batches on 1 data devices; batch=6"):
+        pipe_of(recipe, check(build("1f1b", 2, 3)), a_mesh(2), a_batch())
