@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Test files run side by side in so many processes; JOBS=0 runs all in one.
+JOBS ?= 2
 # What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
 EXTRAS ?= bench mpi bleu coco text tpu micro data
@@ -13,7 +15,7 @@ train: install
 	$(BIN)/multipod train digits $(ARGS)
 
 test: install extras
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The embedded runtime on emulated chips; says which Debian packages it lacks, and installs none.
 firmware-test: install extras
