@@ -121,6 +121,7 @@ def run(report: Callable[[str], None]) -> Outcome:
         (
             Section("What was done", _METHOD),
             Section("Epochs to the target", _READING, _HEAD, [_row(one) for both in found.values() for one in both]),
+            Section("Where a claim does not hold", _LIMITS),
             Section(
                 "Accuracy against length", "Means over seeds, at the best rate for each length.", figure="accuracy"
             ),
