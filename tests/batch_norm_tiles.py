@@ -23,7 +23,9 @@ def local(x):
     return [TileBatchNorm(3, tile=tile, rngs=nnx.Rngs(0))(x) for tile in TILES]
 
 
-found = jax.jit(over_data(local, make_mesh(Layout(SIZES)), (batch_spec(),), [batch_spec()] * len(TILES)))(X)
+MESH = make_mesh(Layout(SIZES))
+split = batch_spec(MESH)
+found = jax.jit(over_data(local, MESH, (split,), [split] * len(TILES)))(X)
 for (height, width), y in zip(TILES, found, strict=True):
     tiled = X.astype(float).reshape(4 // height, height, 16 // width, width, 3)
     mean, var = tiled.mean((1, 3), keepdims=True), tiled.var((1, 3), keepdims=True)

@@ -225,7 +225,7 @@ def test_list_and_show(multipod):
     assert done.returncode == 0, done.stderr
     for part in (
         "rate = 0.004",
-        "2 x 2 cpu devices",
+        "y=2 x x=2: 4 cpu devices",
         "77,562",
         "32 of 128 examples",
         "not split in the update",

@@ -15,6 +15,7 @@ from processes import clean_environment
 
 from multipod.cli.train import Request, moved
 from multipod.data.batches import TrainBatches
+from multipod.data.reading import Reading
 from multipod.errors import LayoutError, ScheduleError, TopologyError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
@@ -180,7 +181,7 @@ def test_two_processes_without_a_chip_train_bit_for_bit_like_one_and_a_run_survi
 def resumed(facts, layout, tmp_path, monkeypatch):
     """What is added to the command that goes on with a run that began as `facts` say."""
     monkeypatch.setattr("multipod.train.run_folder.open_folder", lambda path: (None, facts))
-    return moved(Request("", [], None, tmp_path, None, 0, True), layout)
+    return moved(Request("", [], None, tmp_path, None, 0, True, Reading()), layout)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The system's compiler, called at first use."""
 
 import ctypes
-import multiprocessing
 import re
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,14 +53,20 @@ def test_cxx_by_suffix(tmp_path):
     assert combine(native.library("sum", [source], cache=tmp_path)) == 7
 
 
-def _compile(folder: str) -> str:
-    return str(native.library("many", [Path(folder) / "add.c"], cache=Path(folder) / "cache"))
+COMPILE = """
+import sys
+from pathlib import Path
+from multipod import native
+folder = Path(sys.argv[1])
+print(native.library("many", [folder / "add.c"], cache=folder / "cache"))
+"""
 
 
 def test_several_processes_at_once(tmp_path):
     write(tmp_path, "add.c", ADD)
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        paths = {*pool.map(_compile, [str(tmp_path)] * 6)}
+    command = [sys.executable, "-c", COMPILE, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    paths = {process.communicate(timeout=120)[0].strip() for process in running}
     assert len(paths) == 1
     assert combine(Path(paths.pop())) == 13
     assert len([*(tmp_path / "cache").iterdir()]) == 1

@@ -128,7 +128,24 @@ def np_sm3(o, s, w, g, rate, beta, adapted, t):
     return w - rate * s["m"]
 
 
+def np_adagrad(o, s, w, g, rate, beta, adapted, count):
+    """Duchi et al., 2011, with all weight decay beside the gradient."""
+    g = g + beta * w * adapted
+    s["v"] = s.get("v", 0) + g**2
+    return w - rate * g / np.sqrt(s["v"] + 1e-8)
+
+
+def np_rowwise_adagrad(o, s, w, g, rate, beta, adapted, count):
+    """Gupta et al., 2014: one sum of squares a row."""
+    g = g + beta * w * adapted
+    squares = (g**2).mean(tuple(range(1, g.ndim)), keepdims=True) if g.ndim > 1 else g**2
+    s["v"] = s.get("v", 0) + squares
+    return w - rate * g / np.sqrt(s["v"] + 1e-8)
+
+
 EQUATIONS = {
+    "adagrad": np_adagrad,
+    "rowwise_adagrad": np_rowwise_adagrad,
     "sgd": np_sgd,
     "adamw": np_adamw,
     "lamb": np_lamb,
@@ -218,7 +235,8 @@ def test_every_optimizer_is_unchanged_by_splitting_the_update(small):
         assert largest_difference(whole.params[name], split.params[name]) < bound, name
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# The rows of `rowwise_adagrad` are those of the first dim, which in a stack counts layers: it is for tables.
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "rowwise_adagrad"])
 def test_a_stack_of_layers_trains_like_its_layers(name):
     o = Optimizer(name, rate=0.1, warmup=0.0, weight_decay=0.1, weight_decay_in="both", stacked=("layers",), clip=3.0)
     shapes = {"layers": {"kernel": (3, 4, 5), "bias": (3, 4)}, "out": {"kernel": (5, 2)}}

@@ -97,7 +97,8 @@ def scale_by_rowwise_adagrad(eps: float = EPS) -> optax.GradientTransformation:
 
 
 def _over_root(g: jax.Array, squares: jax.Array, eps: float) -> jax.Array:
-    return jnp.where(squares > 0, g * jax.lax.rsqrt(squares + eps), 0)
+    # Not `squares > 0`, which is false of NaN: it must come through.
+    return jnp.where(squares == 0, 0, g * jax.lax.rsqrt(squares + eps))
 
 
 def _add(table: jax.Array, ids: jax.Array, values: jax.Array) -> jax.Array:

@@ -158,6 +158,8 @@ class Program:
                 "layout.shard_weights sums gradients where they are made, so clip_before_sum has none to clip. "
                 "Set one of them to false."
             )
+        if self.recipe.accumulate == 1:
+            return
         rows = self.rows // data_devices(self.mesh)
         if rows % self.recipe.accumulate:
             raise LayoutError(

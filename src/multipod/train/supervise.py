@@ -132,7 +132,7 @@ def supervise(workers: Sequence[Worker], timeouts: Timeouts, relay: Relay = to_s
         crew.start(workers)
         outcome = _watch(crew, timeouts, presses)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
-        lines = () if outcome.culprit is None else tuple(crew.children[outcome.culprit].lines)
+        lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
         crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1)
     folder, saved = crew.checkpoint()
     return replace(outcome, lines=lines, folder=folder, saved=saved)
@@ -388,6 +388,13 @@ class _Crew:
     def _show(self, child: _Child, line: str) -> None:
         child.lines.append(line)
         self.relay(f"[rank {child.rank.number}] {line}")
+
+    def last_lines(self, number: int) -> tuple[str, ...]:
+        """What a rank said last, with what is still in its pipe: its end may be seen before its last words."""
+        child = self.children[number]
+        for channel in child.channels:
+            self._read(channel, most=64)
+        return tuple(child.lines)
 
     def poll(self) -> None:
         """Waits up to `POLL_S` for news, and takes in all there is."""
