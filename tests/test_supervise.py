@@ -65,6 +65,7 @@ def crew(notes: Path, *scripts: str) -> list[Worker]:
         **os.environ,
         "PYTHONPATH": str(SOURCE),
         "NOTES": str(notes),
+        "PYTHONUNBUFFERED": "1",  # else what is printed first comes last
         "MULTIPOD_PROCESSES": str(len(scripts)),
     }
     return [
