@@ -1,7 +1,10 @@
 """Recipes: overriding, text, finding."""
 
+import json
+import sys
 import tomllib
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 
 import optax
 import pytest
@@ -176,7 +179,7 @@ def test_every_optimizer_lowers_a_quadratic(name):
     assert float(loss(run(start))) < 0.3 * float(loss(start))
 
 
-def test_a_recipe_file_may_be_called_like_a_module_and_import_its_neighbours(tmp_path):
+def test_a_recipe_file_may_be_called_like_a_module_and_import_its_neighbours(tmp_path, monkeypatch):
     (tmp_path / "numbers_beside.py").write_text("UPDATES = 7\n")
     (tmp_path / "json.py").write_text(
         "from __future__ import annotations\n"
@@ -187,4 +190,6 @@ def test_a_recipe_file_may_be_called_like_a_module_and_import_its_neighbours(tmp
         "class Mine:\n    power: float = 2.0\n"
         "def recipe():\n    return replace(digits(), updates=UPDATES)\n"
     )
+    monkeypatch.setattr(sys, "path", list(sys.path))
     assert load(f"{tmp_path / 'json.py'}:recipe").updates == 7
+    assert PathFinder.find_spec("json").origin == json.__file__, "a new process would find the recipe in its place"

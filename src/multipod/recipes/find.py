@@ -63,7 +63,9 @@ def _from_file(path: Path, function: str) -> Callable[[], Recipe]:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)  # dataclasses look it up; a file called json.py replaces nothing
     if str(path.parent.absolute()) not in sys.path:
-        sys.path.insert(0, str(path.parent.absolute()))  # a recipe may import the files beside it
+        # A recipe may import the files beside it. Last, so that a recipe called json.py stands before no library's
+        # module, here or in the reading processes, which inherit the path.
+        sys.path.append(str(path.parent.absolute()))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
