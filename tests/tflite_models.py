@@ -4,6 +4,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import flatbuffers
 import numpy as np
@@ -36,12 +37,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """`options` are (number, struct letter, value) of the options' table; `kind` its number in the schema's union."""
+    """`options` are (number, struct letter or `s` for text, value) of the options' table; `kind` is its number in the
+    schema's union."""
 
     builtin: int
     inputs: Sequence[int]
     outputs: Sequence[int]
-    options: Sequence[tuple[int, str, float]] = ()
+    options: Sequence[tuple[int, str, Any]] = ()
     kind: int = 0
     custom: str = ""
 
@@ -107,7 +109,8 @@ def _tensor(b: flatbuffers.Builder, tensor: Tensor, buffer: int, name: str) -> i
 def _op(b: flatbuffers.Builder, op: Op, code: int) -> int:
     fields = [(0, "I", code), (1, "o", _vector(b, list(op.inputs), "i")), (2, "o", _vector(b, list(op.outputs), "i"))]
     if op.options or op.kind:
-        fields += [(3, "B", op.kind), (4, "o", _table(b, op.options))]
+        options = [(n, "o", b.CreateString(v)) if letter == "s" else (n, letter, v) for n, letter, v in op.options]
+        fields += [(3, "B", op.kind), (4, "o", _table(b, options))]
     return _table(b, fields)
 
 

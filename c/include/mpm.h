@@ -106,6 +106,14 @@ struct mpm_reset_value {
     uint8_t value; /* of each byte */
 };
 
+/* A variable with a name, which operators of any subgraph read and assign. 20 bytes on a 32-bit chip. */
+struct mpm_resource {
+    struct mpm_resource *next;
+    void *data;
+    uint32_t id, bytes;
+    uint8_t value; /* of each byte, after a reset */
+};
+
 /* What a model needs beside its arena: about 90 bytes on a 32-bit chip. */
 struct mpm_interpreter {
     struct mpm_file file;
@@ -122,6 +130,7 @@ struct mpm_interpreter {
     uint32_t variable_bytes;  /* part of persistent_bytes: state that mpm_reset clears */
     uint8_t *variables;       /* the lowest address of the variables */
     struct mpm_reset_value *resets;
+    struct mpm_resource *resources; /* a list */
     uint16_t reset_count;
     uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run (kernel.h, mpm_buffer) */
     uint16_t graph_count;

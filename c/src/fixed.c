@@ -104,6 +104,29 @@ int32_t mpm_one_over_one_plus(int32_t x) {
     return r > 0x3fffffff ? INT32_MAX : r < -0x3fffffff ? INT32_MIN : (int32_t)((uint32_t)r << 1);
 }
 
+/* Newton's iteration from 1, Q3.28; what it is for is brought into [1/4, 1) by even shifts first. */
+struct mpm_multiplier mpm_inverse_sqrt(int32_t x) {
+    struct mpm_multiplier m = {INT32_MAX, 0};
+    int32_t half, y = 1 << 28, shift = 11, pairs, i;
+    if (x <= 1) return m;
+    for (; x >= 1 << 29; shift++) x /= 4;
+    pairs = (mpm_leading_zeros((uint32_t)x) - 1) / 2 - 1;
+    shift -= pairs;
+    x <<= 2 * pairs;
+    half = mpm_rounding_shift(x >> 1, 1);
+    for (i = 0; i < 5; i++) {
+        const int32_t cube = mpm_saturating_left(mpm_high_multiply(mpm_high_multiply(y, y), y), 6);
+        y = mpm_saturating_left(mpm_wrapping_add(mpm_high_multiply((1 << 28) + (1 << 27), y), -mpm_high_multiply(half, cube)), 3);
+    }
+    m.value = mpm_high_multiply(y, 1518500250); /* sqrt(1/2) */
+    m.shift = -shift;
+    if (shift < 0) {
+        m.value = (int32_t)((uint32_t)m.value << -shift);
+        m.shift = 0;
+    }
+    return m;
+}
+
 int32_t mpm_logistic(int32_t x) {
     int32_t positive;
     if (x == 0) return 1 << 30;

@@ -48,12 +48,26 @@ static inline int32_t mpm_scaled64(int64_t x, int32_t multiplier, int32_t shift)
     return (int32_t)((int64_t)rounded >> total);
 }
 
+/* x * 2^n, saturating; n in 0..30. */
+static inline int32_t mpm_saturating_left(int32_t x, int n) {
+    const int32_t most = (int32_t)((1u << (31 - n)) - 1u);
+    return n == 0 ? x : x > most ? INT32_MAX : x < -most ? INT32_MIN : (int32_t)((uint32_t)x << n);
+}
+
+static inline int mpm_leading_zeros(uint32_t x) {
+    int n = 0;
+    for (; n < 32 && (x & 0x80000000u) == 0; x <<= 1) n++;
+    return n;
+}
+
 static inline int32_t mpm_clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : x > high ? high : x; }
 
 /* exp(x) for x <= 0. In: Q(integer_bits).(31 - integer_bits), 4..5 integer bits; out: Q0.31. */
 int32_t mpm_exp_negative(int32_t x, int integer_bits);
 /* 1 / (1 + x) for x in [0, 1), Q0.31 both. */
 int32_t mpm_one_over_one_plus(int32_t x);
+/* 1 / sqrt(x) for a whole number x >= 1, as a multiplier; that of 0 is 1. */
+struct mpm_multiplier mpm_inverse_sqrt(int32_t x);
 /* Q4.27 to Q0.31. */
 int32_t mpm_logistic(int32_t x);
 int32_t mpm_tanh(int32_t x);

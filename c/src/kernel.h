@@ -93,6 +93,9 @@ void *mpm_scratch(struct mpm_prep *p, uint32_t bytes);
 /* The kernel may write output 0 over input i: it reads each element before it writes what lies there. */
 void mpm_may_overlay(struct mpm_prep *p, uint32_t i);
 
+/* The BuiltinOperator of the operator at this place in the file. */
+uint32_t mpm_builtin_of(struct mpm_prep *p, uint32_t op);
+
 /* A tensor of any subgraph. */
 enum mpm_status mpm_tensor_at(struct mpm_prep *p, uint32_t subgraph, uint32_t index, struct mpm_tensor *t);
 

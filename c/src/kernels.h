@@ -7,12 +7,16 @@
 #define MPM_KERNEL_LIST(X) \
     X(mpm_abs) \
     X(mpm_add) \
+    X(mpm_add_n) \
     X(mpm_arg_max) \
     X(mpm_arg_min) \
+    X(mpm_assign_variable) \
     X(mpm_average_pool_2d_f32) \
     X(mpm_average_pool_2d_s16) \
     X(mpm_average_pool_2d_s8) \
     X(mpm_batch_matmul) \
+    X(mpm_batch_to_space_nd) \
+    X(mpm_broadcast_args) \
     X(mpm_broadcast_to) \
     X(mpm_call_once) \
     X(mpm_cast) \
@@ -22,16 +26,21 @@
     X(mpm_conv_2d_s16) \
     X(mpm_conv_2d_s8) \
     X(mpm_cos) \
+    X(mpm_cumsum) \
     X(mpm_depth_to_space) \
     X(mpm_depthwise_conv_2d_f32) \
     X(mpm_depthwise_conv_2d_s16) \
     X(mpm_depthwise_conv_2d_s8) \
     X(mpm_dequantize) \
     X(mpm_div) \
+    X(mpm_dynamic_update_slice) \
     X(mpm_elu) \
+    X(mpm_elu_s8) \
+    X(mpm_embedding_lookup) \
     X(mpm_equal) \
     X(mpm_exp) \
     X(mpm_expand_dims) \
+    X(mpm_fill) \
     X(mpm_floor) \
     X(mpm_floor_div) \
     X(mpm_floor_mod) \
@@ -39,17 +48,21 @@
     X(mpm_fully_connected_s16) \
     X(mpm_fully_connected_s8) \
     X(mpm_gather) \
+    X(mpm_gather_nd) \
     X(mpm_greater) \
     X(mpm_greater_equal) \
     X(mpm_hard_swish) \
+    X(mpm_hard_swish_s8) \
     X(mpm_if) \
     X(mpm_l2_normalization_f32) \
+    X(mpm_l2_normalization_s8) \
     X(mpm_l2_pool_2d_f32) \
     X(mpm_leaky_relu) \
     X(mpm_less) \
     X(mpm_less_equal) \
     X(mpm_log) \
     X(mpm_log_softmax_f32) \
+    X(mpm_log_softmax_s8) \
     X(mpm_logical_and) \
     X(mpm_logical_not) \
     X(mpm_logical_or) \
@@ -67,21 +80,29 @@
     X(mpm_pack) \
     X(mpm_pad) \
     X(mpm_padv2) \
+    X(mpm_prelu) \
     X(mpm_quantize) \
+    X(mpm_read_variable) \
     X(mpm_reduce_all) \
     X(mpm_reduce_max) \
     X(mpm_reduce_min) \
     X(mpm_relu) \
     X(mpm_relu6) \
     X(mpm_reshape) \
+    X(mpm_resize_bilinear) \
+    X(mpm_resize_nearest_neighbor) \
     X(mpm_reverse_v2) \
     X(mpm_round) \
     X(mpm_rsqrt) \
+    X(mpm_rsqrt_s8) \
     X(mpm_select_v2) \
+    X(mpm_shape) \
     X(mpm_sin) \
     X(mpm_slice) \
     X(mpm_softmax_f32) \
+    X(mpm_softmax_s16) \
     X(mpm_softmax_s8) \
+    X(mpm_space_to_batch_nd) \
     X(mpm_space_to_depth) \
     X(mpm_split) \
     X(mpm_split_v) \
@@ -92,15 +113,20 @@
     X(mpm_strided_slice) \
     X(mpm_sub) \
     X(mpm_sum) \
+    X(mpm_svdf_f32) \
     X(mpm_svdf_s8) \
     X(mpm_tanh_op) \
     X(mpm_transpose) \
     X(mpm_transpose_conv_f32) \
+    X(mpm_transpose_conv_s16) \
     X(mpm_transpose_conv_s8) \
     X(mpm_unidirectional_sequence_lstm_f32) \
+    X(mpm_unidirectional_sequence_lstm_s16) \
     X(mpm_unidirectional_sequence_lstm_s8) \
     X(mpm_unpack) \
-    X(mpm_while)
+    X(mpm_var_handle) \
+    X(mpm_while) \
+    X(mpm_zeros_like)
 
 #define MPM_DECLARE(name) extern const struct mpm_kernel name;
 MPM_KERNEL_LIST(MPM_DECLARE)

@@ -48,10 +48,12 @@ void mpm_profile(struct mpm_interpreter *m, uint32_t (*clock)(void), uint32_t *t
 }
 
 void mpm_reset(struct mpm_interpreter *m) {
+    const struct mpm_resource *r;
     uint32_t i;
     memset(m->variables, 0, m->variable_bytes);
     for (i = 0; i < m->reset_count; i++)
         memset(m->variables + m->resets[i].offset, m->resets[i].value, m->resets[i].bytes);
+    for (r = m->resources; r != NULL; r = r->next) memset(r->data, r->value, r->bytes);
     for (i = 0; i < m->graph_count; i++) m->graphs[i].done = 0;
 }
 

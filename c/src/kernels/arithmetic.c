@@ -47,7 +47,33 @@ INNER(mul_s16, int16_t, product(o, x, y))
 INNER(mul_s32, int32_t, clamp_s32(o, (uint32_t)x * (uint32_t)y))
 INNER(mul_f32, float, clamp_f32(o, x * y))
 INNER(div_f32, float, clamp_f32(o, x / y))
+/* x / y with the reciprocal of y in fixed point. What is divided by 0 becomes the largest or smallest number. */
+static int32_t quotient(const struct mpm_binary *o, int32_t x, int32_t y) {
+    int headroom, bits, shift;
+    int32_t inverse;
+    x += o->a_zero;
+    y += o->b_zero;
+    if (y < 0) x = -x, y = -y;
+    if (y == 0) return x < 0 ? o->low : o->high;
+    bits = mpm_leading_zeros((uint32_t)y);
+    inverse = mpm_one_over_one_plus((int32_t)(((uint32_t)y << bits) - 0x80000000u));
+    headroom = x >= 0 ? mpm_leading_zeros((uint32_t)x) - 1 : mpm_leading_zeros(2u * (uint32_t)-x - 1u);
+    shift = o->out_shift - (31 - bits) - headroom;
+    x = mpm_high_multiply((int32_t)((uint32_t)x << headroom), inverse);
+    /* not mpm_scaled, whose sum would leave int32 here; the reference does not define shifts of more than 31 bits */
+    if (shift > 0) x = mpm_high_multiply((int32_t)((uint32_t)x << (shift > 31 ? 31 : shift)), o->out_multiplier);
+    else x = shift < -31 ? 0 : mpm_rounding_shift(mpm_high_multiply(x, o->out_multiplier), -shift);
+    return mpm_clamp(mpm_wrapping_add(x, o->out_zero), o->low, o->high);
+}
+static int32_t whole_quotient(const struct mpm_binary *o, int32_t x, int32_t y) {
+    if (y == 0) return x < 0 ? o->low : o->high;
+    return clamp_s32(o, y == -1 ? 0u - (uint32_t)x : (uint32_t)(x / y));
+}
+
+INNER(div_s8, int8_t, quotient(o, x, y))
+INNER(div_s32, int32_t, whole_quotient(o, x, y))
 INNER(squared_s8, int8_t, squared(o, x, y))
+INNER(squared_s16, int16_t, squared(o, x, y))
 INNER(squared_s32, int32_t, (int32_t)(((uint32_t)x - (uint32_t)y) * ((uint32_t)x - (uint32_t)y)))
 INNER(squared_f32, float, (x - y) * (x - y))
 INNER(max_s8, int8_t, x > y ? x : y)
@@ -104,13 +130,13 @@ static void common_unit(struct mpm_binary *o, float a, float b, float out, int a
     else into(mpm_multiplier_of(twice, 1.0f, unit * out), &o->out_multiplier, &o->out_shift);
 }
 
-enum kind { ADD, SUB, MUL, SQUARED, PLAIN };
+enum kind { ADD, SUB, MUL, DIV, SQUARED, PLAIN };
 
 static enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, enum kind kind, int has_activation) {
     struct mpm_tensor a, b, out;
     struct mpm_binary *o;
     const uint32_t activation = has_activation ? mpm_field_u8(&p->m->file, p->options, 0, 0) : 0;
-    MPM_TRY(mpm_prepare_binary(p, 1, &o, &a, &b, &out));
+    MPM_TRY(mpm_prepare_binary(p, MPM_SAME_TYPE, &o, &a, &b, &out));
     o->inner = form_of(forms, a.type);
     MPM_SUPPORT(p, o->inner != NULL, "this type is not supported here");
     if (a.type == MPM_FLOAT32) return mpm_activation_range_f32(p, activation, &o->low_f32, &o->high_f32);
@@ -131,7 +157,13 @@ static enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, en
         into(mpm_multiplier_of(a.scale, b.scale, out.scale), &o->out_multiplier, &o->out_shift);
         return MPM_OK;
     }
-    o->left_shift = kind == SQUARED ? 7 : a.type == MPM_INT16 ? 15 : 20;
+    if (kind == DIV) {
+        const float real = a.scale / (b.scale * out.scale); /* in float32, so in the reference */
+        MPM_SUPPORT(p, real > 1e-9f && real < 1e9f, "the scales do not fit together");
+        into(mpm_multiplier_of_double((double)real), &o->out_multiplier, &o->out_shift);
+        return MPM_OK;
+    }
+    o->left_shift = kind == SQUARED ? (a.type == MPM_INT16 ? 0 : 7) : a.type == MPM_INT16 ? 15 : 20;
     common_unit(o, a.scale, b.scale, out.scale, kind == SUB, kind == SQUARED);
     return MPM_OK;
 }
@@ -146,8 +178,8 @@ static enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, en
 OPERATOR(add, 0, ADD, 1, add_s8, add_s16, add_s32, NULL, add_f32)
 OPERATOR(sub, 41, SUB, 1, sub_s8, sub_s16, sub_s32, NULL, sub_f32)
 OPERATOR(mul, 18, MUL, 1, mul_s8, mul_s16, mul_s32, NULL, mul_f32)
-OPERATOR(div, 42, PLAIN, 1, NULL, NULL, NULL, NULL, div_f32)
-OPERATOR(squared_difference, 99, SQUARED, 0, squared_s8, NULL, squared_s32, NULL, squared_f32)
+OPERATOR(div, 42, DIV, 1, div_s8, NULL, div_s32, NULL, div_f32)
+OPERATOR(squared_difference, 99, SQUARED, 0, squared_s8, squared_s16, squared_s32, NULL, squared_f32)
 OPERATOR(maximum, 55, PLAIN, 0, max_s8, max_s16, max_s32, max_s64, max_f32)
 OPERATOR(minimum, 57, PLAIN, 0, min_s8, min_s16, min_s32, min_s64, min_f32)
 OPERATOR(floor_div, 90, PLAIN, 0, NULL, NULL, NULL, NULL, floor_div_f32)

@@ -21,12 +21,12 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
         out += (size_t)s->dims[last] * o->out_bytes;
         for (k = last;; k--) {
             if (k == 0) return MPM_OK;
-            a += (ptrdiff_t)s->a[k - 1] * o->in_bytes;
-            b += (ptrdiff_t)s->b[k - 1] * o->in_bytes;
+            a += (ptrdiff_t)s->a[k - 1] * o->a_bytes;
+            b += (ptrdiff_t)s->b[k - 1] * o->b_bytes;
             if (++at[k - 1] < s->dims[k - 1]) break;
             at[k - 1] = 0;
-            a -= (ptrdiff_t)s->a[k - 1] * s->dims[k - 1] * o->in_bytes;
-            b -= (ptrdiff_t)s->b[k - 1] * s->dims[k - 1] * o->in_bytes;
+            a -= (ptrdiff_t)s->a[k - 1] * s->dims[k - 1] * o->a_bytes;
+            b -= (ptrdiff_t)s->b[k - 1] * s->dims[k - 1] * o->b_bytes;
         }
     }
 }
@@ -74,7 +74,7 @@ static enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary *o, const
     return MPM_OK;
 }
 
-enum mpm_status mpm_prepare_binary(struct mpm_prep *p, int same_type, struct mpm_binary **made, struct mpm_tensor *a,
+enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
                                    struct mpm_tensor *b, struct mpm_tensor *out) {
     struct mpm_binary *o = mpm_keep(p, sizeof *o);
     if (o == NULL) return MPM_ARENA_TOO_SMALL;
@@ -82,7 +82,7 @@ enum mpm_status mpm_prepare_binary(struct mpm_prep *p, int same_type, struct mpm
     MPM_TRY(mpm_in(p, 0, a));
     MPM_TRY(mpm_in(p, 1, b));
     MPM_TRY(mpm_out(p, 0, out));
-    MPM_NEED(p, a->type == b->type && out->type == (same_type ? a->type : MPM_BOOL), "inputs and output do not fit in type");
+    MPM_NEED(p, types == MPM_OWN_TYPES || (a->type == b->type && out->type == (types == MPM_SAME_TYPE ? a->type : MPM_BOOL)), "inputs and output do not fit in type");
     MPM_SUPPORT(p, a->type != MPM_INT4, "int4 is not supported here");
     if (!mpm_same_shape(a, b)) MPM_TRY(spread_of(p, o, a, b, out));
     else MPM_NEED(p, out->count == a->count, "the output's shape is not that of the inputs");
@@ -90,10 +90,11 @@ enum mpm_status mpm_prepare_binary(struct mpm_prep *p, int same_type, struct mpm
     o->b = b->data;
     o->out = out->data;
     o->count = out->count;
-    o->in_bytes = (uint8_t)mpm_type_bytes(a->type);
+    o->a_bytes = (uint8_t)mpm_type_bytes(a->type);
+    o->b_bytes = (uint8_t)mpm_type_bytes(b->type);
     o->out_bytes = (uint8_t)mpm_type_bytes(out->type);
-    if (same_type && a->count == out->count) mpm_may_overlay(p, 0); /* one that is not spread is read in step */
-    if (same_type && b->count == out->count) mpm_may_overlay(p, 1);
+    if (types == MPM_SAME_TYPE && a->count == out->count) mpm_may_overlay(p, 0); /* one that is not spread is read in step */
+    if (types == MPM_SAME_TYPE && b->count == out->count) mpm_may_overlay(p, 1);
     p->run = run;
     p->params = o;
     return MPM_OK;

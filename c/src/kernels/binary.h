@@ -22,7 +22,7 @@ struct mpm_binary {
     void *out;
     const struct mpm_spread *spread; /* null: all shapes are the same */
     uint32_t count;
-    uint8_t in_bytes, out_bytes, left_shift;
+    uint8_t a_bytes, b_bytes, out_bytes, left_shift;
     int8_t a_shift, b_shift, out_shift;
     int32_t a_zero, b_zero, out_zero; /* negative zero points of the inputs */
     int32_t a_multiplier, b_multiplier, out_multiplier;
@@ -30,8 +30,11 @@ struct mpm_binary {
     float low_f32, high_f32;
 };
 
-/* Reads and checks the tensors; `same_type`: the output has the inputs' type, else it is bool. */
-enum mpm_status mpm_prepare_binary(struct mpm_prep *p, int same_type, struct mpm_binary **made, struct mpm_tensor *a,
+/* What the output's type is: the inputs' or bool; or each tensor has its own, which the caller checks. */
+enum mpm_binary_types { MPM_TO_BOOL, MPM_SAME_TYPE, MPM_OWN_TYPES };
+
+/* Reads and checks the tensors. */
+enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
                                    struct mpm_tensor *b, struct mpm_tensor *out);
 
 #endif

@@ -194,22 +194,38 @@ struct batch_matmul {
     uint32_t a_steps[3], b_steps[3]; /* elements from batch to batch; 0: repeated */
     uint32_t a_row, a_depth, b_column, b_depth; /* strides */
     int32_t a_zero, b_zero, out_zero, multiplier, shift;
-    uint8_t is_8;
+    uint8_t type;
 };
+
+#define DOT(T, SUM, PRODUCT) \
+    for (k = 0; k < o->depth; k++) { \
+        const T x = ((const T *)o->a)[a + (size_t)r * o->a_row + (size_t)k * o->a_depth]; \
+        const T y = ((const T *)o->b)[b + (size_t)c * o->b_column + (size_t)k * o->b_depth]; \
+        SUM = PRODUCT; \
+    }
 
 static void product(const struct batch_matmul *o, size_t a, size_t b, size_t out) {
     uint32_t r, c, k;
     for (r = 0; r < o->rows; r++)
         for (c = 0; c < o->columns; c++, out++) {
-            float sum = 0.0f;
-            int32_t total = 0;
-            for (k = 0; k < o->depth; k++) {
-                const size_t x = a + (size_t)r * o->a_row + (size_t)k * o->a_depth, y = b + (size_t)c * o->b_column + (size_t)k * o->b_depth;
-                if (o->is_8) total = mpm_wrapping_add(total, (((const int8_t *)o->a)[x] - o->a_zero) * (((const int8_t *)o->b)[y] - o->b_zero));
-                else sum += ((const float *)o->a)[x] * ((const float *)o->b)[y];
+            float real = 0.0f;
+            int32_t sum = 0;
+            int64_t wide = 0;
+            switch (o->type) {
+                case MPM_INT8:
+                    DOT(int8_t, sum, mpm_wrapping_add(sum, (x - o->a_zero) * (y - o->b_zero)))
+                    sum = mpm_wrapping_add(mpm_scaled(sum, o->multiplier, o->shift), o->out_zero);
+                    ((int8_t *)o->out)[out] = (int8_t)mpm_clamp(sum, -128, 127);
+                    break;
+                case MPM_INT16:
+                    DOT(int16_t, wide, wide + x * y)
+                    ((int16_t *)o->out)[out] = (int16_t)mpm_clamp(mpm_scaled64(wide, o->multiplier, o->shift), -32768, 32767);
+                    break;
+                default:
+                    DOT(float, real, real + x * y)
+                    ((float *)o->out)[out] = real;
+                    break;
             }
-            if (o->is_8) ((int8_t *)o->out)[out] = (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(total, o->multiplier, o->shift), o->out_zero), -128, 127);
-            else ((float *)o->out)[out] = sum;
         }
 }
 
@@ -248,7 +264,7 @@ static enum mpm_status prepare_batch_matmul(struct mpm_prep *p) {
     MPM_TRY(mpm_in(p, 0, &a));
     MPM_TRY(mpm_in(p, 1, &b));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_SUPPORT(p, a.type == b.type && a.type == out.type && (a.type == MPM_FLOAT32 || a.type == MPM_INT8), "float32 or int8 only");
+    MPM_SUPPORT(p, a.type == b.type && a.type == out.type && (a.type == MPM_FLOAT32 || a.type == MPM_INT8 || a.type == MPM_INT16), "float32, int8 or int16 only");
     MPM_SUPPORT(p, a.rank >= 2 && b.rank >= 2 && a.rank <= 5 && b.rank <= 5, "2 to 5 dims are supported");
     ra = (uint32_t)a.dims[a.rank - 2], ca = (uint32_t)a.dims[a.rank - 1], rb = (uint32_t)b.dims[b.rank - 2], cb = (uint32_t)b.dims[b.rank - 1];
     o->rows = turn_a ? ca : ra;
@@ -269,9 +285,10 @@ static enum mpm_status prepare_batch_matmul(struct mpm_prep *p) {
     MPM_NEED(p, out.count == (uint64_t)o->batch_0 * o->batch_1 * o->batch_2 && o->rows == 1 && o->columns == 1
                     ? 1 : out.rank >= 2 && (uint32_t)out.dims[out.rank - 2] == o->rows && (uint32_t)out.dims[out.rank - 1] == o->columns &&
                     mpm_span(&out, 0, out.rank - 2u) == (uint64_t)o->batch_0 * o->batch_1 * o->batch_2, "the output's shape does not follow");
-    o->is_8 = a.type == MPM_INT8;
-    if (o->is_8) {
+    o->type = a.type;
+    if (a.type != MPM_FLOAT32) {
         struct mpm_multiplier m;
+        MPM_SUPPORT(p, a.type != MPM_INT16 || (a.zero_point == 0 && b.zero_point == 0 && out.zero_point == 0), "int16 needs zero points of 0");
         MPM_NEED(p, a.scale > 0 && b.scale > 0 && out.scale > 0 && a.scale_count == 1 && b.scale_count == 1, "every tensor needs one scale");
         m = mpm_multiplier_of(a.scale * b.scale, 1.0f, out.scale);
         o->multiplier = m.value;

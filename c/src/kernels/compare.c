@@ -28,7 +28,7 @@ static enum mpm_status prepare(struct mpm_prep *p, const struct forms *f) {
     struct mpm_tensor a, b, out;
     struct mpm_binary *o;
     struct mpm_multiplier m;
-    MPM_TRY(mpm_prepare_binary(p, 0, &o, &a, &b, &out));
+    MPM_TRY(mpm_prepare_binary(p, MPM_TO_BOOL, &o, &a, &b, &out));
     o->inner = a.type == MPM_FLOAT32 ? f->f32 : a.type == MPM_INT32 ? f->s32 : a.type == MPM_INT64 ? f->s64
              : a.type == MPM_INT8 ? f->s8 : a.type == MPM_BOOL ? f->boolean : NULL;
     MPM_SUPPORT(p, o->inner != NULL, "this type is not supported here");

@@ -125,7 +125,9 @@ enum mpm_status mpm_prepare_conv(struct mpm_prep *p, int depthwise, struct mpm_c
         MPM_SUPPORT(p, depth / in.dims[3] <= 255, "more than 255 outputs for an input channel");
         c->multiple = (uint8_t)(depth / in.dims[3]);
     } else {
-        MPM_SUPPORT(p, filter.dims[3] == in.dims[3], "grouped convolutions are not supported");
+        MPM_NEED(p, filter.dims[3] >= 1 && in.dims[3] % filter.dims[3] == 0 && depth % (in.dims[3] / filter.dims[3]) == 0,
+                 "the filter's depth does not cut input and output into groups");
+        c->filter_depth = (uint16_t)filter.dims[3];
     }
     c->window.height = (uint16_t)filter.dims[1];
     c->window.width = (uint16_t)filter.dims[2];

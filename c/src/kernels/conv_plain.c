@@ -20,8 +20,9 @@ static float sum_f32(const struct mpm_conv *c, const float *in, struct mpm_range
         const uint32_t ic = oc / c->multiple;
         TAPS(sum += in[at + ic] * filter[tap * c->out_depth + oc];)
     } else {
-        filter += (size_t)oc * w->height * w->width * c->in_depth;
-        TAPS(for (k = 0; k < c->in_depth; k++) sum += in[at + k] * filter[tap * c->in_depth + k];)
+        filter += (size_t)oc * w->height * w->width * c->filter_depth;
+        in += mpm_group_start(c, oc);
+        TAPS(for (k = 0; k < c->filter_depth; k++) sum += in[at + k] * filter[tap * c->filter_depth + k];)
     }
     return sum + (c->bias == NULL ? 0.0f : ((const float *)c->bias)[oc]);
 }
@@ -36,11 +37,12 @@ static int64_t sum_s16(const struct mpm_conv *c, const int16_t *in, struct mpm_r
         const uint32_t ic = oc / c->multiple;
         TAPS(sum += in[at + ic] * filter[tap * c->out_depth + oc];)
     } else {
-        filter += (size_t)oc * w->height * w->width * c->in_depth;
+        filter += (size_t)oc * w->height * w->width * c->filter_depth;
+        in += mpm_group_start(c, oc);
         TAPS({
             int32_t part = 0; /* 2^16 products of 23 bits may leave it: flushed before */
-            for (k = 0; k < c->in_depth; k++) {
-                part += in[at + k] * filter[tap * c->in_depth + k];
+            for (k = 0; k < c->filter_depth; k++) {
+                part += in[at + k] * filter[tap * c->filter_depth + k];
                 if ((k & 255) == 255) sum += part, part = 0;
             }
             sum += part;

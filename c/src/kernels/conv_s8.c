@@ -25,20 +25,33 @@ static void gather(const struct mpm_conv *c, const int8_t *image, int32_t oy, in
     }
 }
 
+/* One pixel, where each output channel sees a group of the input's. */
+static void grouped(const struct mpm_conv *c, const int8_t *patch, const int8_t *filter, struct mpm_output_range range, int8_t *out) {
+    const uint32_t taps = (uint32_t)c->window.height * c->window.width;
+    uint32_t oc, tap, k;
+    for (oc = 0; oc < c->out_depth; oc++) {
+        const int8_t *x = patch + mpm_group_start(c, oc);
+        int32_t sum = 0;
+        for (tap = 0; tap < taps; tap++, x += c->in_depth)
+            for (k = 0; k < c->filter_depth; k++) sum += x[k] * *filter++;
+        out[oc] = mpm_requantise(sum, &c->table[oc], &range);
+    }
+}
+
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     const struct mpm_conv *c = params;
     const struct mpm_window *w = &c->window;
-    const uint32_t depth = (uint32_t)w->height * w->width * c->in_depth;
+    const uint32_t depth = (uint32_t)w->height * w->width * c->in_depth, weights = (uint32_t)w->height * w->width * c->filter_depth;
     const uint32_t pixels = (uint32_t)w->out_height * w->out_width, image = (uint32_t)w->in_height * w->in_width;
     const struct mpm_output_range range = {c->out_zero, c->low, c->high};
-    const int8_t *filter = mpm_conv_weights(c, depth * c->out_depth), *in = c->in;
-    int8_t *patch = (int8_t *)c->patch + (c->is_int4 ? depth * c->out_depth : 0), *out = c->out;
+    const int8_t *filter = mpm_conv_weights(c, weights * c->out_depth), *in = c->in;
+    int8_t *patch = (int8_t *)c->patch + (c->is_int4 ? weights * c->out_depth : 0), *out = c->out;
     uint32_t b, i;
     int32_t oy, ox;
     (void)m;
-    mpm_conv_table(c, filter, depth, 1, depth);
+    mpm_conv_table(c, filter, weights, 1, weights);
     for (b = 0; b < c->batch; b++, in += (size_t)image * c->in_depth) {
-        if (depth == c->in_depth && w->stride_x == 1 && w->stride_y == 1) {
+        if (depth == c->in_depth && weights == depth && w->stride_x == 1 && w->stride_y == 1) {
             mpm_matmul_s8(in, pixels, filter, c->out_depth, depth, c->table, range, out);
             out += (size_t)pixels * c->out_depth;
             continue;
@@ -50,7 +63,8 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
                 gather(c, in, oy, ox, patch + r * depth);
                 if (++ox == w->out_width) ox = 0, oy++;
             }
-            mpm_matmul_s8(patch, rows, filter, c->out_depth, depth, c->table, range, out);
+            if (weights == depth) mpm_matmul_s8(patch, rows, filter, c->out_depth, depth, c->table, range, out);
+            else for (r = 0; r < rows; r++) grouped(c, patch + r * depth, filter, range, out + r * c->out_depth);
             out += (size_t)rows * c->out_depth;
         }
     }
@@ -59,12 +73,13 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
 
 static enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_conv *c;
-    uint32_t depth, gathered = 0;
+    uint32_t depth, weights, gathered = 0;
     MPM_TRY(mpm_prepare_conv(p, 0, &c));
     depth = (uint32_t)c->window.height * c->window.width * c->in_depth;
-    if (depth != c->in_depth || c->window.stride_x != 1 || c->window.stride_y != 1) gathered = 2 * depth;
+    weights = (uint32_t)c->window.height * c->window.width * c->filter_depth;
+    if (depth != c->in_depth || weights != depth || c->window.stride_x != 1 || c->window.stride_y != 1) gathered = 2 * depth;
     c->table = mpm_scratch(p, c->out_depth * (uint32_t)sizeof *c->table);
-    c->patch = mpm_scratch(p, gathered + (c->is_int4 ? depth * c->out_depth : 0));
+    c->patch = mpm_scratch(p, gathered + (c->is_int4 ? weights * c->out_depth : 0));
     if (c->table == NULL || c->patch == NULL) return MPM_ARENA_TOO_SMALL;
     p->run = run;
     return MPM_OK;

@@ -69,10 +69,9 @@ enum mpm_status mpm_keep_move(struct mpm_prep *p, const struct mpm_move **list, 
     return MPM_OK;
 }
 
-static void copy(const struct mpm_move *m) {
+void mpm_move_to(const struct mpm_move *m, uint8_t *to) {
     int32_t at[MPM_MAX_RANK] = {0};
     const uint8_t *from = m->from;
-    uint8_t *to = m->to;
     uint32_t k;
     for (k = 0; k < m->rank; k++)
         if (m->dims[k].count == 0) return;
@@ -95,7 +94,7 @@ static void copy(const struct mpm_move *m) {
 }
 
 void mpm_move_all(const struct mpm_move *list) {
-    for (; list != NULL; list = list->next) copy(list);
+    for (; list != NULL; list = list->next) mpm_move_to(list, list->to);
 }
 
 enum mpm_status mpm_run_moves(struct mpm_interpreter *m, const void *params) {

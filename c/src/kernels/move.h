@@ -24,6 +24,8 @@ enum mpm_status mpm_keep_move(struct mpm_prep *p, const struct mpm_move **list, 
                               uint32_t element_bytes, uint32_t rank, const struct mpm_dim *dims);
 
 void mpm_move_all(const struct mpm_move *list);
+/* One copy, to another place than its own. */
+void mpm_move_to(const struct mpm_move *m, uint8_t *to);
 /* A kernel's run: params is the list. */
 enum mpm_status mpm_run_moves(struct mpm_interpreter *m, const void *params);
 

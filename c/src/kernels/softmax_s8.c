@@ -18,12 +18,6 @@ static int32_t exp_of(const struct softmax *s, int32_t difference) {
     return mpm_exp_negative(mpm_high_multiply((int32_t)((uint32_t)difference << s->shift), s->multiplier), SCALED_BITS);
 }
 
-static int leading_zeros(uint32_t x) {
-    int n = 0;
-    for (; x != 0 && (x & 0x80000000u) == 0; x <<= 1) n++;
-    return x == 0 ? 32 : n;
-}
-
 static void row(const struct softmax *s, const int8_t *in, size_t at) {
     const int32_t bits = s->to_16 ? 16 : 8, low = -(1 << (bits - 1)), high = -low - 1;
     int32_t max = -128, sum = 0, scale, exponent, headroom;
@@ -31,7 +25,7 @@ static void row(const struct softmax *s, const int8_t *in, size_t at) {
     for (i = 0; i < s->depth; i++) max = in[i] > max ? in[i] : max;
     for (i = 0; i < s->depth; i++)
         if (in[i] - max >= s->least) sum = mpm_wrapping_add(sum, mpm_rounding_shift(exp_of(s, in[i] - max), SUM_BITS));
-    headroom = leading_zeros((uint32_t)sum);
+    headroom = mpm_leading_zeros((uint32_t)sum);
     exponent = mpm_clamp(SUM_BITS - headroom + 31 - bits, 0, 31);
     scale = mpm_one_over_one_plus(headroom >= 32 ? 0 : (int32_t)(((uint32_t)sum << headroom) - 0x80000000u));
     for (i = 0; i < s->depth; i++) {

@@ -65,6 +65,11 @@ static int32_t leaky(const struct unary *o, int32_t x) {
     const int32_t y = v >= 0 ? mpm_scaled(v, o->multiplier, o->shift) : mpm_scaled(v, o->alpha_multiplier, o->alpha_shift);
     return mpm_clamp(mpm_wrapping_add(y, o->out_zero), o->low, o->high);
 }
+static int32_t magnitude(const struct unary *o, int32_t x) {
+    x = x < o->in_zero ? o->in_zero - x : x - o->in_zero;
+    if (o->multiplier != 0) x = mpm_scaled(x, o->multiplier, o->shift); /* 0: the scales are the same */
+    return mpm_clamp(mpm_wrapping_add(x, o->out_zero), o->low, o->high);
+}
 static int32_t logistic_s8(const struct unary *o, int32_t x) {
     x -= o->in_zero;
     if (x <= -o->radius) return -128;
@@ -95,6 +100,8 @@ INNER(tanh_s16, int16_t, mpm_tanh16(x, o->multiplier, o->shift))
 INNER(tanh_f32, float, tanhf(x))
 INNER(hard_swish_f32, float, x * (x + 3 > 6 ? 6 : x + 3 > 0 ? x + 3 : 0) / 6)
 INNER(elu_f32, float, x < 0 ? expm1f(x) : x)
+INNER(abs_s8, int8_t, magnitude(o, x))
+INNER(abs_s16, int16_t, magnitude(o, x))
 INNER(abs_f32, float, fabsf(x))
 INNER(neg_f32, float, -x)
 INNER(sin_f32, float, sinf(x))
@@ -114,14 +121,12 @@ INNER(not_bool, uint8_t, !x)
         struct mpm_tensor in, out; \
         struct unary *o; \
         MPM_TRY(begin(p, &o, &in, &out)); \
-        MPM_SUPPORT(p, in.type == MPM_FLOAT32, "this type is not supported here"); \
         o->inner = NAME##_f32; \
         return MPM_OK; \
     } \
-    const struct mpm_kernel mpm_##NAME = {NUMBER, MPM_ANY_TYPE, 0, NULL, prepare_##NAME};
+    const struct mpm_kernel mpm_##NAME = {NUMBER, MPM_FLOAT32, 0, NULL, prepare_##NAME};
 
 FLOAT_OPERATOR(elu, 111)
-FLOAT_OPERATOR(abs, 101)
 FLOAT_OPERATOR(neg, 59)
 FLOAT_OPERATOR(sin, 66)
 FLOAT_OPERATOR(cos, 108)
@@ -164,6 +169,20 @@ static enum mpm_status prepare_relu(struct mpm_prep *p) {
     o->multiplier = m.value;
     o->shift = (int8_t)m.shift;
     if (out.zero_point > o->low) o->low = out.zero_point;
+    return MPM_OK;
+}
+
+static enum mpm_status prepare_abs(struct mpm_prep *p) {
+    struct mpm_tensor in, out;
+    struct unary *o;
+    MPM_TRY(begin(p, &o, &in, &out));
+    MPM_TRY(choose(p, o, in.type, abs_s8, abs_s16, abs_f32));
+    MPM_SUPPORT(p, in.type != MPM_INT16 || (in.zero_point == 0 && out.zero_point == 0), "int16 needs zero points of 0");
+    if (in.type != MPM_FLOAT32 && (in.scale < out.scale || in.scale > out.scale)) {
+        const struct mpm_multiplier m = mpm_multiplier_of_double((double)(in.scale / out.scale));
+        o->multiplier = m.value;
+        o->shift = (int8_t)m.shift;
+    }
     return MPM_OK;
 }
 
@@ -242,6 +261,7 @@ static enum mpm_status prepare_tanh(struct mpm_prep *p) {
     return sigmoid_input(p, o, &in, 2);
 }
 
+const struct mpm_kernel mpm_abs = {101, MPM_ANY_TYPE, 0, NULL, prepare_abs};
 const struct mpm_kernel mpm_relu = {19, MPM_ANY_TYPE, 0, NULL, prepare_relu};
 const struct mpm_kernel mpm_relu6 = {21, MPM_ANY_TYPE, 0, NULL, prepare_relu6};
 const struct mpm_kernel mpm_leaky_relu = {98, MPM_ANY_TYPE, 0, NULL, prepare_leaky_relu};
