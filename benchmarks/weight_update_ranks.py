@@ -99,6 +99,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     recipe = Recipe("bench", model, Tokens(), objective, adam, ROWS * ranks, 1000, layout=layout)
     program = Program(recipe, make_mesh(layout))
     update, state = program.compile_update(), program.init()
+    runtime.release_memory()  # as a run does
     mine = np.arange(ROWS * rank, ROWS * (rank + 1))
     batch = program.placed(Tokens().train().read(mine), mine, ROWS * ranks)
     flags = program.stop_flags(False)

@@ -30,11 +30,19 @@ class VectorSum:
     `reduce_scatter` leaves share r of the sum on the device with row-major number r over the axes;
     `all_gather` is its inverse on sums; `all_reduce` leaves the whole sum everywhere. The vector's
     length must divide by the number of devices for the first two.
+
+    Tensors of at least `alone_bytes` are better sent each by itself than packed with others; None is to pack all.
     """
 
     all_reduce: Callable[[jax.Array], jax.Array]
     reduce_scatter: Callable[[jax.Array], jax.Array]
     all_gather: Callable[[jax.Array], jax.Array]
+    alone_bytes: int | None = None
+
+
+ALONE_BYTES = 1 << 20
+"""From here on the two copies of packing a tensor cost more than a message of its own: of a Transformer of 46 M they
+took 0.7 of 1.9 s an update (one core of a Xeon, 2026-11-21). A schedule of many sends packs all: a message is dear."""
 
 
 def xla(axes: Axes) -> VectorSum:
@@ -43,6 +51,7 @@ def xla(axes: Axes) -> VectorSum:
         all_reduce=partial(lax.psum, axis_name=tuple(axes)),
         reduce_scatter=partial(lax.psum_scatter, axis_name=tuple(axes), tiled=True),
         all_gather=partial(lax.all_gather, axis_name=tuple(axes), tiled=True),
+        alone_bytes=ALONE_BYTES,
     )
 
 
@@ -66,7 +75,7 @@ def torus(axes: Axes) -> VectorSum:
             share = lax.all_gather(share, axis, tiled=True)
         return share
 
-    return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather)
+    return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather, ALONE_BYTES)
 
 
 def ordered(axes: Axes) -> VectorSum:
@@ -97,7 +106,7 @@ def direct(axes: Axes) -> VectorSum:
     def all_gather(share: jax.Array) -> jax.Array:
         return lax.all_gather(share, names, tiled=True)
 
-    return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather)
+    return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather, ALONE_BYTES)
 
 
 def in_tile_first(total: VectorSum, inside: Axes, outside: int) -> VectorSum:
@@ -124,7 +133,7 @@ def in_tile_first(total: VectorSum, inside: Axes, outside: int) -> VectorSum:
         padding = -vector.size % (lax.axis_size(names) * outside)
         return all_gather(reduce_scatter(jnp.pad(vector, (0, padding))))[: vector.size]
 
-    return VectorSum(all_reduce, reduce_scatter, all_gather)
+    return VectorSum(all_reduce, reduce_scatter, all_gather, total.alone_bytes)
 
 
 SUMS: dict[str, Callable[[Axes], VectorSum]] = {"xla": xla, "torus": torus, "ordered": ordered, "direct": direct}
@@ -183,10 +192,18 @@ def _cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
 def mean_in_order(x: jax.Array, axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None = None) -> jax.Array:
     """The mean of `x` over the devices of each group (all devices if None), added in device order.
 
-    For small arrays: every device receives all of its group's. The function is its own derivative:
+    For small arrays: every device receives all of its group's. In groups of more than `IN_ORDER` devices that would be
+    more than the gradients, and the mean is XLA's, in the order of the transport. The function is its own derivative:
     the gradient of a mean is the mean of the gradients, which is summed in the same order.
     """
+    if (len(groups[0]) if groups else lax.axis_size(axes)) > IN_ORDER:
+        return lax.pmean(x, axes, axis_index_groups=groups)
     return lax.all_gather(x, axes, axis_index_groups=groups).mean(axis=0)
+
+
+IN_ORDER = 32
+"""Devices: the largest batch-norm tile of the papers, 4x8. ResNet-50 on 2,048 devices, with statistics of all, gathered
+268 MB an update, where its gradients are 102 MB."""
 
 
 def _mean_forward(x: jax.Array, axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None) -> Any:

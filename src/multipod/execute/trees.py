@@ -1,4 +1,4 @@
-"""Sums trees of tensors with few messages: tensors of one dtype travel as one vector.
+"""Sums trees of tensors with few messages: small tensors of one dtype travel as one vector, large ones as they are.
 
 The upper half of the seam: a `Combine` takes the gradients that each device has computed from its
 share of the batch and returns what the update needs, whole or scattered.
@@ -7,6 +7,7 @@ share of the batch and returns what the update needs, whole or scattered.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ Combine = Callable[[Tree], Tree]
 
 
 def all_reduce_tree(tree: Tree, total: VectorSum, devices: int) -> Tree:
-    """The sum of `tree` over the devices, whole on each: one message for each dtype."""
+    """The sum of `tree` over the devices, whole on each: one message for each dtype, one for each large tensor."""
 
     def summed(leaves: list[jax.Array]) -> list[jax.Array]:
         vector = jnp.concatenate([leaf.ravel() for leaf in leaves])
@@ -29,7 +30,7 @@ def all_reduce_tree(tree: Tree, total: VectorSum, devices: int) -> Tree:
         vector = total.all_reduce(jnp.pad(vector, (0, padding)) if padding else vector)
         return _cut(vector, [leaf.shape for leaf in leaves])
 
-    return _by_dtype(summed, tree)
+    return _in_messages(summed, total.alone_bytes, tree)
 
 
 def reduce_scatter_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: VectorSum) -> Tree:
@@ -46,7 +47,8 @@ def reduce_scatter_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: Ve
         shapes = [share_shape(leaf.shape, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
         return _cut(share, shapes)
 
-    return _split_and_whole(summed, lambda whole: all_reduce_tree(whole, total, devices), tree, specs)
+    split = partial(_in_messages, summed, total.alone_bytes)
+    return _split_and_whole(split, lambda whole: all_reduce_tree(whole, total, devices), tree, specs)
 
 
 def all_gather_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: VectorSum) -> Tree:
@@ -58,30 +60,38 @@ def all_gather_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: Vector
         parts = jnp.split(rows, _ends([leaf.shape for leaf in leaves]), axis=1)
         return [_from_rows(p, leaf.shape, spec, axes) for p, leaf, spec in zip(parts, leaves, leaf_specs, strict=True)]
 
-    return _split_and_whole(gathered, lambda whole: whole, tree, specs)
+    # It is the whole tensors that are sent, so it is those that are large or small.
+    alone = total.alone_bytes and total.alone_bytes // devices
+    return _split_and_whole(partial(_in_messages, gathered, alone), lambda whole: whole, tree, specs)
 
 
-def _by_dtype(function: Callable[..., list[jax.Array]], tree: Tree, *others: Tree) -> Tree:
-    """Applies `function` to the leaves of one dtype at a time (with the matching leaves of `others`)."""
+def _in_messages(function: Callable[..., list[jax.Array]], alone_bytes: int | None, tree: Tree, *others: Tree) -> Tree:
+    """Applies `function` to each large leaf, and to the others of each dtype at once, with those of `others`."""
     leaves, structure = jax.tree.leaves(tree), _structure(tree)
     rows = list(zip(leaves, *(structure.flatten_up_to(other) for other in others), strict=True))
     results: list[Any] = [None] * len(leaves)
-    for dtype in sorted({str(leaf.dtype) for leaf in leaves}):
-        places = [k for k, leaf in enumerate(leaves) if str(leaf.dtype) == dtype]
+    for places in _messages(leaves, alone_bytes):
         columns = [list(column) for column in zip(*(rows[k] for k in places), strict=True)]
         for k, result in zip(places, function(*columns), strict=True):
             results[k] = result
     return structure.unflatten(results)
 
 
+def _messages(leaves: Sequence[jax.Array], alone_bytes: int | None) -> list[list[int]]:
+    """The places of the leaves that travel together."""
+    large = [k for k, leaf in enumerate(leaves) if alone_bytes and leaf.nbytes >= alone_bytes]
+    small = [k for k in range(len(leaves)) if k not in set(large)]
+    dtypes = sorted({str(leaves[k].dtype) for k in small})
+    return [*([k] for k in large), *([k for k in small if str(leaves[k].dtype) == dtype] for dtype in dtypes)]
+
+
 def _split_and_whole(split: Callable[..., list[jax.Array]], whole: Combine, tree: Tree, specs: Tree) -> Tree:
-    """Sends the leaves that their spec splits through `split`, dtype by dtype, and the rest through `whole`."""
+    """Sends the leaves that their spec splits through `split`, with their specs, and the rest through `whole`."""
     leaves, structure = jax.tree.leaves(tree), _structure(tree)
     leaf_specs = structure.flatten_up_to(specs)
     is_split = [any(names is not None for names in spec) for spec in leaf_specs]
-    parted = [leaf for leaf, yes in zip(leaves, is_split, strict=True) if yes]
     parted_specs = [spec for spec, yes in zip(leaf_specs, is_split, strict=True) if yes]
-    parted = iter(_by_dtype(split, parted, parted_specs))
+    parted = iter(split([leaf for leaf, yes in zip(leaves, is_split, strict=True) if yes], parted_specs))
     rest = iter(whole([leaf for leaf, yes in zip(leaves, is_split, strict=True) if not yes]))
     return structure.unflatten([next(parted) if yes else next(rest) for yes in is_split])
 

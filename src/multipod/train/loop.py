@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from multipod import runtime
 from multipod.data.batches import Feed, TrainBatches
 from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading, ledger_of
@@ -107,6 +108,7 @@ class _Run:
         start = self.around.clock()
         compiled = self.program.compile_update()
         self.compile_s = self.around.clock() - start
+        runtime.release_memory()
         self.around.meet("compiled")
         self.around.tell(Compiled(self.compile_s))
         return compiled
