@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from processes import clean_environment
 
 from multipod.errors import LayoutError
+from multipod.execute import sums
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.nn.batch_norm import TileBatchNorm, tile_groups
@@ -77,6 +78,15 @@ def test_each_tile_is_normalised_and_differentiated_like_flax_on_its_examples(ti
         expected_y, expected_gradient = flax(X[examples], weight[examples])
         np.testing.assert_allclose(y[examples], expected_y, atol=2e-5)
         np.testing.assert_allclose(gradient[examples], expected_gradient, atol=2e-4)
+
+
+@pytest.mark.parametrize("tile", [(2, 2), "all"], ids=str)
+def test_large_tiles_are_averaged_by_xla_to_the_same(tile, monkeypatch):
+    weight = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    gathered = on_mesh(tile, weight)
+    monkeypatch.setattr(sums, "IN_ORDER", 1)
+    for one, other in zip(on_mesh(tile, weight), gathered, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

@@ -1,5 +1,7 @@
 """Sums of trees against NumPy, for any shapes, dtypes and meshes."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -30,7 +32,8 @@ def tree_of(devices):
 def test_scattered_or_whole_the_sum_is_numpys(name, mesh_shape):
     mesh = make_mesh(Layout(mesh_shape))
     devices, axes = mesh.size, dict(mesh.shape)
-    tree, total = tree_of(devices), SUMS[name](DATA_AXES)
+    # So that some of these tensors are packed and some are not.
+    tree, total = tree_of(devices), replace(SUMS[name](DATA_AXES), alone_bytes=100)
     one = jax.tree.map(lambda leaf: leaf[0], tree)
     specs = jax.tree.map(lambda leaf: update_spec(leaf.shape, axes), one)
 
