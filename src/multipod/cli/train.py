@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -118,12 +119,14 @@ def run(request: Request, where: Where) -> int:
     meet("ready", patience_s)
     folder = run_folder(request, where, program)
     with ExitStack() as stack:
+        stack.callback(held(folder))
         saved = tell_launcher(where, stack, folder)
         stop = stack.enter_context(stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once"))
         chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.local_state else ()
         checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved, chips=chips)
         stack.callback(checkpoints.close)
-        state = checkpoints.restore(program.shapes, request.at) if request.resume else None
+        state = checkpoints.restore(program.shapes, request.at, said) if request.resume else None
+        past, repeated = before(folder, state)
         observers = stack.enter_context(watched_by(folder, request, where, state))
         state = request.begin(program) if request.begin else state
         around = Surroundings(
@@ -139,6 +142,8 @@ def run(request: Request, where: Where) -> int:
             folder=str(folder.path),
             facts=facts_of(program, request, where),
             began=BEGAN,
+            past=past,
+            repeated=repeated,
         )
         _, ended = loop(program, around, state)
     finish(folder, where)
@@ -189,6 +194,47 @@ def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder
         return str(create(path, program.recipe, facts_of(program, request, where)).path)
 
     return RunFolder(Path(decided_by_first(made)))
+
+
+def held(folder: "RunFolder") -> Callable[[], None]:
+    """Takes the folder for this run; returns what lets go of it.
+
+    Raises:
+      RunFolderError: on all processes, if a run that is alive holds it.
+    """
+    from multipod.train.agree import decided_by_first
+    from multipod.train.lock import RunLock, hold
+
+    taken: list[RunLock] = []
+
+    def take() -> str:
+        taken.append(hold(folder.path, shlex.join(["multipod", *sys.argv[1:]])))
+        return ""
+
+    decided_by_first(take)
+    return lambda: [lock.release() for lock in taken] and None
+
+
+def said(line: str) -> None:
+    """Tells of a damaged checkpoint, whatever is quiet; process 0 alone."""
+    import jax
+
+    if jax.process_index() == 0:
+        click.echo(f"multipod: {line}", err=True)
+
+
+def before(folder: "RunFolder", state: "State | None") -> tuple[dict[str, float], int]:
+    """What the time of a resumed run went into before this process, and the updates that it does again."""
+    import jax
+
+    from multipod.train.goodput import past_of
+    from multipod.train.observers import jsonl
+
+    if state is None or jax.process_index() > 0 or not folder.metrics.exists():
+        return {}, 0
+    away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - BEGAN)
+    events = filter(None, map(jsonl.decode, jsonl.read(folder.metrics)))
+    return past_of(events, int(state.update), away_s)
 
 
 def facts_of(program: "Program", request: Request, where: Where) -> dict[str, Any]:

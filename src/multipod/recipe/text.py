@@ -9,6 +9,7 @@ import tomli_w
 
 from multipod.layout.layout import COMBINATIONS
 from multipod.recipe.recipe import Recipe
+from multipod.recipe.trouble import Trouble
 
 WHERE = (
     *("layout.mesh", "layout.failed", "layout.tile", "layout.rules"),
@@ -22,6 +23,9 @@ of them; a run that combines by it may lose chips all the same, since its tree i
 DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 """Fields that say where the data are. Whether they are the same data, `train.run_folder.check_data` asks the data."""
 
+TROUBLE = tuple(f"trouble.{name}" for name in ("kind", *(field.name for field in dataclasses.fields(Trouble))))
+"""Fields that say what to do about bad updates: a run that met one may go on with others."""
+
 
 def to_text(recipe: Recipe) -> str:
     """The whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
@@ -33,7 +37,7 @@ def differences(old: str, new: str) -> list[str]:
     before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
     moved = ("layout.failed", "layout.report_orthogonality") if combines else WHERE
-    free = (*DATA_PLACES, *moved)
+    free = (*DATA_PLACES, *TROUBLE, *moved)
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])

@@ -48,6 +48,7 @@ from multipod.step.gradients import (
     state_specs,
     tensor_names,
 )
+from multipod.step.guard import Asked, chosen, flipped, judged, parts_of
 from multipod.step.images import SplitImages
 from multipod.step.state import State, fresh_state
 
@@ -59,10 +60,14 @@ RESUME = "The weights are lost: lower the rate, or see which examples do that, a
 
 @dataclass(frozen=True)
 class Program:
-    """The programs of a run on a mesh. Nothing is compiled or allocated before a method is called."""
+    """The programs of a run on a mesh. Nothing is compiled or allocated before a method is called.
+
+    With `faulty` an update can be asked to flip a bit of a gradient; it is then watched, whatever the recipe says.
+    """
 
     recipe: Recipe
     mesh: Mesh | AbstractMesh
+    faulty: bool = False
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -196,9 +201,32 @@ class Program:
         others = (lambda leaf: update_spec(leaf.shape, sizes)) if layout.splits_update else lambda _: PartitionSpec()
         return state_specs(optimizer, self._bare_shapes.params, self.path.specs, others)
 
+    @property
+    def watched(self) -> bool:
+        """Whether an update looks at its own numbers (`step.guard`)."""
+        return self.recipe.trouble.watches or self.faulty
+
     def stop_flags(self, stop: bool) -> jax.Array:
         """One int32 for each device, 1 to ask for a stop; `update` tells every process whether any did."""
-        flag = np.full(1, stop, np.int32)
+        return self._each_device(np.full(1, stop, np.int32))
+
+    def asked(self, stop: bool, limits: tuple[float, float] = (math.inf, math.inf), flip: int = 0) -> Asked:
+        """What a watched update takes in place of the flags.
+
+        `flip` is of the first device of this process: see `Asked`.
+        """
+        bounds = np.asarray(limits, np.float32)
+        laid = jax.make_array_from_callback((2,), replicated(self.mesh), lambda _: bounds)
+        if not self.faulty:
+            return Asked(self.stop_flags(stop), laid)
+        first = min(device.id for device in self.mesh.devices.flat if device.process_index == jax.process_index())
+        ids = [device.id for device in self.mesh.devices.reshape(data_devices(self.mesh), -1)[:, 0]]
+        flips = np.array([flip if number == first else 0 for number in ids], np.int32)
+        sharding = batch_sharding(self.mesh)
+        each = jax.make_array_from_callback((len(ids),), sharding, lambda index: flips[index])
+        return Asked(self.stop_flags(stop), laid, each)
+
+    def _each_device(self, flag: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback((data_devices(self.mesh),), batch_sharding(self.mesh), lambda _: flag)
 
     @cached_property
@@ -208,7 +236,10 @@ class Program:
         Raises:
           LayoutError: the batch or a tile of the model does not fit the mesh.
         """
-        flags = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=batch_sharding(self.mesh))
+        flags: Any = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=batch_sharding(self.mesh))
+        if self.watched:
+            limits: Any = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(self.mesh))
+            flags = Asked(flags, limits, flags if self.faulty else None)
         batch = self._batch()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
         update = jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
@@ -243,25 +274,33 @@ class Program:
         host = self.images.padded(host)
         return to_mesh(host, rows, total, self.batch_shardings(host))
 
-    def compile_update(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
+    def compile_update(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
         """`update`, compiled."""
         return self.lowered.compile()
 
-    def update(self, state: State, batch: Batch, stop: jax.Array) -> tuple[State, Sums]:
+    def update(self, state: State, batch: Batch, stop: jax.Array | Asked) -> tuple[State, Sums]:
         """One update. Returns the new state and the sums of the batch's values (`metrics.objective`).
 
-        The sums also hold `stop`: how many devices asked for one.
+        The sums also hold `stop`: how many devices asked for one; and, of a watched update, `bad`: then the state is
+        the old one, but for the numbers of updates and batches.
         """
+        asked = parts_of(stop)
         params = constrain(state.params, self.mesh, self.path.specs)
         if self.recipe.layout.local_state:
-            updates, optimizer, statistics, sums = self._local_changes(state, batch, stop)
+            updates, optimizer, statistics, sums = self._local_changes(state, batch, asked)
+            travelled = updates
         else:
-            gradients, statistics, sums = self._gradients(state, batch, stop)
+            gradients, statistics, sums = self._gradients(state, batch, asked)
+            travelled = gradients
             updates, optimizer = self.optimizer.update(gradients, state.optimizer, params)
         optimizer = constrain(optimizer, self.mesh, self._optimizer_specs(optimizer))
         params = constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs)
         if not self.recipe.layout.keeps_shares:
             params = self.path.gather(params)
+        if self.watched:
+            good, sums = judged(sums, travelled, asked.limits)
+            kept = state.params, state.statistics, state.optimizer
+            params, statistics, optimizer = chosen(good, (params, statistics, optimizer), kept)
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums
 
     @partial(jax.jit, static_argnums=0)
@@ -302,10 +341,13 @@ class Program:
             return jax.jit(lambda params: one_way(self.path.gather(params)))
         return jax.jit(lambda params: self.path.gather(one_way(params)))
 
-    def _gradients(self, state: State, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Sums]:
-        def local(params: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Sums]:
+    def _gradients(self, state: State, batch: Batch, asked: Asked) -> tuple[Any, Any, Sums]:
+        def local(
+            params: Any, statistics: Any, key: jax.Array, batch: Batch, stop: jax.Array, flip: jax.Array | None
+        ) -> tuple[Any, Any, Sums]:
             key = jax.random.fold_in(key, lax.axis_index(data_axes(self.mesh)))
             gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
+            gradients = flipped(gradients, flip)
             report: Sums = {}
             if not self.recipe.layout.shard_weights:  # else their derivative has summed them
                 gradients, report = self.path.combine_and_report(self._before_sum(gradients))
@@ -314,11 +356,12 @@ class Program:
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
         whole, rows = PartitionSpec(), batch_spec(self.mesh)
-        in_specs = data_specs(self.mesh, self.stored_specs), whole, whole, rows, rows
+        in_specs = data_specs(self.mesh, self.stored_specs), whole, whole, rows, rows, rows
         out_specs = data_specs(self.mesh, self.path.specs), whole, whole
-        return over_data(local, self.mesh, in_specs, out_specs)(state.params, state.statistics, key, batch, stop)
+        function = over_data(local, self.mesh, in_specs, out_specs)
+        return function(state.params, state.statistics, key, batch, asked.stop, asked.flip)
 
-    def _local_changes(self, state: State, batch: Batch, stop: jax.Array) -> tuple[Any, Any, Any, Sums]:
+    def _local_changes(self, state: State, batch: Batch, asked: Asked) -> tuple[Any, Any, Any, Sums]:
         """Combined changes of the parameters, the optimizers' states, statistics, sums.
 
         Each device's optimizer sees the gradient of its own mean loss, and keeps its state to itself: what is combined
@@ -341,7 +384,7 @@ class Program:
         whole, split = PartitionSpec(), batch_spec(self.mesh)
         in_specs = whole, split, whole, whole, split, split
         function = over_data(local, self.mesh, in_specs, (self.path.specs, split, whole, whole))
-        return function(state.params, state.optimizer, state.statistics, key, batch, stop)
+        return function(state.params, state.optimizer, state.statistics, key, batch, asked.stop)
 
     def check(self, sums: Sums) -> None:
         """Refuses an update in which a device had tensors that are not finite, where the sums tell (Adasum).

@@ -1,10 +1,11 @@
 """Saves and restores the state of a run with Orbax: in the background, sharded, committed by rename."""
 
 import json
-import os
 import shutil
-import zlib
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import orbax.checkpoint as ocp
 
 from multipod.errors import CheckpointError
 from multipod.step.state import State
+from multipod.train import agree
+from multipod.train.checksums import damaged_files, is_sealed, seal
 
 
 class Checkpoints:
@@ -38,14 +41,18 @@ class Checkpoints:
         chips: Sequence[int] = (),
     ) -> None:
         self._folder, self._committed, self._chips = folder, committed, tuple(chips)
+        self._keep, self._read_only = keep, read_only
+        self._manager = self._made()
+        self._sealing: _Sealing | None = None
+
+    def _made(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=not read_only,
-            read_only=read_only,
-            enable_async_checkpointing=not read_only,
+            max_to_keep=self._keep,
+            create=not self._read_only,
+            read_only=self._read_only,
+            enable_async_checkpointing=not self._read_only,
         )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
-        self._unsealed: list[int] = []
+        return ocp.CheckpointManager(self._folder.absolute(), options=options)
 
     def updates(self) -> list[int]:
         """The numbers of updates of which there is a checkpoint, increasing."""
@@ -55,38 +62,68 @@ class Checkpoints:
         """Begins to save the state after `update` updates; returns when the arrays are copied from the devices.
 
         Raises:
-          CheckpointError: this save, or the one before it, could not be written.
+          CheckpointError: on all processes, if this save, or the one before it, could not be written on one of them.
+            A later one may be tried.
         """
         if update in self._manager.all_steps():
             return
         self.wait()
-        self._require_room(state)
+        self._agreed(self._no_room(state))
+        problem: Exception | None = None
         try:
             self._manager.save(update, args=ocp.args.StandardSave(state._asdict()), force=True)
         except Exception as error:
-            raise self._failed(error) from error
-        self._unsealed.append(update)
+            problem = error
+        self._agreed(problem)
+        self._sealing = _Sealing(lambda: self._sealed(update))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known by now that the last save failed; does not wait. Each process knows only of itself."""
+        return self._sealing is not None and self._sealing.error is not None
 
     def wait(self) -> None:
         """Returns when all saves are committed, and their checksums beside them.
 
         Raises:
-          CheckpointError: one could not be written.
+          CheckpointError: on all processes, if one could not be written on one of them.
         """
-        try:
-            self._manager.wait_until_finished()
-            while self._unsealed:
-                update = self._unsealed.pop()
-                if jax.process_index() == 0:
-                    if self._chips:
-                        (self._folder / str(update) / CHIPS).write_text(json.dumps(self._chips))
-                    seal(self._folder / str(update))
-                self._committed(update)
-        except Exception as error:
-            raise self._failed(error) from error
+        sealing, self._sealing = self._sealing, None
+        if sealing is None:
+            return
+        sealing.join()
+        self._agreed(sealing.error)
 
-    def restore(self, shapes: State, update: int | None = None) -> State:
+    def _sealed(self, update: int) -> None:
+        """Waits for the commit, and writes the checksums of this process's share of the files; in a thread."""
+        self._manager.wait_until_finished()
+        folder, until_s = self._folder / str(update), time.monotonic() + COMMIT_S
+        while not folder.is_dir() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        process, processes = jax.process_index(), jax.process_count()
+        if self._chips and process == 0:
+            (folder / CHIPS).write_text(json.dumps(self._chips))
+        seal(folder, process, processes)
+        self._committed(update)
+
+    def _agreed(self, error: Exception | None) -> None:
+        """Raises on all processes, if there is an error on one."""
+        told = agree.gathered("" if error is None else _first_line(error))
+        if told:
+            self._renew()
+            raise self._failed(error or OSError(told[0])) from error
+
+    def _renew(self) -> None:
+        """A manager whose save has failed raises the same error ever after."""
+        with suppress(Exception):
+            self._manager.close()
+        self._manager = self._made()
+
+    def restore(self, shapes: State, update: int | None = None, instead: Callable[[str], None] | None = None) -> State:
         """The state after `update` updates (the newest if None), laid on the mesh as `shapes` says.
+
+        With `instead`, a newest one that is damaged is put aside into the folder `damaged`, `instead` is told why,
+        and the one before it is taken.
 
         Optimizer states that are local go to the devices of the chips that they are of; those of chips that
         are no more are left behind. Each process then reads all of them.
@@ -102,21 +139,50 @@ class Checkpoints:
         wanted = known[-1] if update is None else update
         if wanted not in known:
             raise CheckpointError(f"{self._folder} has no checkpoint {wanted}. It has: {', '.join(map(str, known))}.")
-        broken = damaged_files(self._folder / str(wanted))
+        try:
+            return self._restored(shapes, wanted, known)
+        except _Damaged as error:
+            if instead is None or update is not None or len(known) == 1:
+                raise CheckpointError(str(error)) from error
+            first = str(error).splitlines()[0]
+            instead(f"{first}\nGoing on from the one before it, {known[-2]}; {self._put_aside(wanted)}.")
+            return self.restore(shapes, None, instead)
+
+    def _restored(self, shapes: State, wanted: int, known: list[int]) -> State:
+        """The state of one checkpoint.
+
+        Raises:
+          _Damaged: its files are not those that were saved, or it has no checksums and cannot be read.
+          CheckpointError: as of `restore`.
+        """
+        folder = self._folder / str(wanted)
+        broken = agree.gathered("; ".join(damaged_files(folder, jax.process_index(), jax.process_count())[:3]))
         if broken:
-            raise CheckpointError(self._damaged(wanted, known, ValueError("; ".join(broken[:3]))))
+            raise _Damaged(self._damaged(wanted, known, ValueError("; ".join(broken))))
         rows = self._rows(wanted)
         try:
             asked = shapes if rows is None else shapes._replace(optimizer=_whole(shapes.optimizer, len(rows[1])))
             restored = self._manager.restore(wanted, args=ocp.args.StandardRestore(asked._asdict()))
         except Exception as error:
-            raise CheckpointError(self._damaged(wanted, known, error)) from error
+            kind = CheckpointError if is_sealed(folder) else _Damaged
+            raise kind(self._damaged(wanted, known, error)) from error
         state = State(**restored)
         if rows is not None:
             state = state._replace(optimizer=_taken(state.optimizer, shapes.optimizer, rows[0]))
         if int(state.update) != wanted:
             raise CheckpointError(self._damaged(wanted, known, ValueError(f"it says update {int(state.update)}")))
         return state
+
+    def _put_aside(self, update: int) -> str:
+        """Moves a checkpoint out of the way of a later save of the same number; returns where it lies."""
+        aside = self._folder.parent / ASIDE
+        if jax.process_index() == 0:
+            aside.mkdir(exist_ok=True)
+            number = sum(1 for _ in aside.glob(f"{update}*"))
+            (self._folder / str(update)).rename(aside / (f"{update}-{number}" if number else str(update)))
+        agree.gathered("")  # nobody looks before it is moved
+        self._manager.reload()
+        return f"the damaged one lies in {aside}"
 
     def close(self) -> None:
         """Frees the threads. Call `wait` first, to hear of errors."""
@@ -139,27 +205,57 @@ class Checkpoints:
             )
         return [saved.index(chip) for chip in self._chips], saved
 
-    def _require_room(self, state: State) -> None:
-        """Refuses a save that cannot fit, before anything is written."""
+    def _no_room(self, state: State) -> OSError | None:
+        """What is wrong with the disk, before anything is written: a save that cannot fit."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + (1 << 16)
-        free = shutil.disk_usage(self._folder).free
-        if free < needed:
-            raise self._failed(OSError(f"it needs up to {needed / 1e6:.1f} MB"))
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            return error
+        return OSError(f"it needs up to {needed / 1e6:.1f} MB") if free < needed else None
 
     def _damaged(self, update: int, known: list[int], error: Exception) -> str:
-        first = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        first = _first_line(error)
         others = [other for other in known if other != update]
         way = f"Try --at {others[-1]}" if others else "There is no other: start the run again"
         return f"checkpoint {self._folder / str(update)} cannot be restored: {first}\n{way}. Nothing was changed."
 
     def _failed(self, error: Exception) -> CheckpointError:
-        first = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        first = _first_line(error)
         free = shutil.disk_usage(self._folder).free if self._folder.exists() else 0
         kept = ", ".join(map(str, self.updates())) or "none"
         return CheckpointError(
             f"a checkpoint could not be written to {self._folder} ({free / 1e6:.1f} MB free): {first}\n"
             f"Saved before and still good: {kept}. Make room, then go on with --resume {self._folder.parent}."
         )
+
+
+class _Damaged(CheckpointError):
+    """A checkpoint whose files are not those that were saved; an older one may do."""
+
+
+class _Sealing:
+    """A thread that waits for a commit and seals it; its error is kept for the thread that trains."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="seal", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # told by `Checkpoints.wait`
+            self.error = error
+
+    def join(self) -> None:
+        """Returns when the work is done."""
+        self._thread.join()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
 def _whole(shapes: Any, devices: int) -> Any:
@@ -177,47 +273,11 @@ def _taken(states: Any, shapes: Any, rows: list[int]) -> Any:
     return jax.tree.map(laid, states, shapes)
 
 
-CHECKSUMS = "checksums.json"
 CHIPS = "chips.json"
 """In a checkpoint with local states: the numbers of the chips that they are of, in the order of their rows."""
 
+ASIDE = "damaged"
+"""Beside the folder of checkpoints: where those go that were found damaged."""
 
-def seal(folder: Path) -> None:
-    """Writes the size and the CRC-32 of every file of a committed checkpoint beside them.
-
-    Orbax reads only the files it needs and notices no change of their bytes; a checkpoint that was
-    copied, cut or flipped on the way must not be trained on. A checkpoint without this file (the
-    process was killed between the two) is taken as it is.
-    """
-    part = folder / f"{CHECKSUMS}.part"
-    part.write_text(json.dumps(_checksums(folder), indent=0))
-    os.replace(part, folder / CHECKSUMS)
-
-
-def damaged_files(folder: Path) -> list[str]:
-    """What is wrong with the files of a sealed checkpoint: one line a file, nothing if all is well."""
-    if not (folder / CHECKSUMS).is_file():
-        return []
-    try:
-        expected = json.loads((folder / CHECKSUMS).read_text())
-    except ValueError:
-        return [f"{CHECKSUMS} is damaged"]
-    found = _checksums(folder)
-    return [
-        f"{name} is missing" if name not in found else f"{name} has {found[name][0]} bytes that are not those saved"
-        for name in expected
-        if found.get(name) != expected[name]
-    ]
-
-
-def _checksums(folder: Path) -> dict[str, list[int]]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(CHECKSUMS))
-    return {str(file.relative_to(folder)): [file.stat().st_size, _crc(file)] for file in files}
-
-
-def _crc(file: Path) -> int:
-    crc = 0
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return crc
+COMMIT_S = 60.0
+"""How long a process looks for the folder that another one commits, on a shared file system."""

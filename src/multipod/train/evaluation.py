@@ -130,7 +130,7 @@ class Beside:
         values, sums, seconds = self._values.result()
         sums = dict(sums)
         count = int(sums.pop("count"))
-        return Evaluated(self.update, values, sums, count, seconds)
+        return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
 def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:

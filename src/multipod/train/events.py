@@ -4,6 +4,7 @@
 updates are taken when the result of the update is there.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,9 @@ class Started:
       batch: examples in an update.
       facts: what `run.json` holds.
       unit: what an example is called: images, examples.
+      began_s: from the start of the process to here.
+      past: seconds of the run before this process, by what they went into (`train.goodput`).
+      repeated: updates that were done before and are done again from here on, all such times counted.
     """
 
     folder: str
@@ -28,6 +32,9 @@ class Started:
     batch: int
     facts: dict[str, Any] = field(default_factory=dict)
     unit: str = "examples"
+    began_s: float = 0.0
+    past: dict[str, float] = field(default_factory=dict)
+    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,17 @@ class Updated:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The state after `update` updates was evaluated on all `count` test examples, each counted once."""
+    """The state after `update` updates was evaluated on all `count` test examples, each counted once.
+
+    `beside` says that updates went on meanwhile.
+    """
 
     update: int
     values: dict[str, float]
     sums: dict[str, float]
     count: int
     seconds: float
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,48 @@ class Saved:
     """The state after `update` updates was handed to the checkpoint writer; `seconds` is what the run waited."""
 
     update: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """The state after `update` updates could not be saved: training goes on without it.
+
+    Attributes:
+      update: updates done.
+      reason: one line.
+      retry: after how many updates it is tried again; `update` itself if at once.
+      seconds: what the run waited.
+    """
+
+    update: int
+    reason: str
+    retry: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Troubled:
+    """Update number `update` was bad, and this was done about it (`recipe.trouble`).
+
+    Attributes:
+      update: number of the update, from 1.
+      kind: `not finite`, `loss spike` or `gradient spike`.
+      values: loss and gradient norm that it had; NaN where they were not finite.
+      limits: the highest that these could have been.
+      action: `repeated` (it was good when done again), `skip`, `roll-back` or `stop`.
+      verdict: what was found out about the cause, one line; empty if nothing was tried.
+      back_to: updates done from which the run goes on; `update` unless it was rolled back.
+      seconds: what all this took, the bad update itself left out.
+    """
+
+    update: int
+    kind: str
+    values: dict[str, float]
+    limits: dict[str, float]
+    action: str
+    verdict: str
+    back_to: int
     seconds: float
 
 
@@ -109,6 +162,11 @@ class Ended:
       skipped: examples left out since the process began, as far as process 0 read them.
       values: of the last evaluation.
       notes: what the model says of itself in a method `notes`, by name.
+      goodput: time in good updates over the time of the whole run, its interruptions included.
+      lost_s: the rest, by what it went into.
+      run_s: time of the whole run.
+      repeated: updates done more than once, because a process died or the run was rolled back.
+      troubled: updates whose numbers were bad, by what was done about them; of this process.
     """
 
     update: int
@@ -128,9 +186,14 @@ class Ended:
     skipped: int = 0
     values: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    goodput: float = math.nan
+    lost_s: dict[str, float] = field(default_factory=dict)
+    run_s: float = math.nan
+    repeated: int = 0
+    troubled: dict[str, int] = field(default_factory=dict)
 
 
-Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | Ended
+Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | Troubled | Ended
 
 Observer = Callable[[Event], None]
 """Called with each event, by process 0 alone. What it raises ends the run."""

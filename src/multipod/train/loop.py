@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,9 +21,13 @@ from multipod.step.program import Batch, Program, Sums
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
+from multipod.train.coping import Coping
 from multipod.train.evaluation import Beside, check_classes, check_not_empty, evaluate
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Saved, Skipped, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Skipped, Started, Troubled, Updated
+from multipod.train.goodput import Account
 from multipod.train.heartbeat import Pulse, silent
+from multipod.train.injecting import Faults, none
+from multipod.train.saving import Saving
 from multipod.train.stop import StopRequest
 
 
@@ -44,6 +48,9 @@ class Surroundings:
       folder: the run's folder, for the observers.
       facts: what `run.json` holds, for the observers.
       meet: waits until all processes are at the point of this name.
+      past: seconds of the run before this process, by what they went into.
+      repeated: updates that are done again from here on (`Started`).
+      faults: what is to go wrong; nothing, but for `multipod chaos`.
       clock: a monotonic clock in seconds.
       began: what the clock said when the process started.
     """
@@ -61,6 +68,9 @@ class Surroundings:
     facts: dict[str, Any] = field(default_factory=dict)
     clock: Clock = time.monotonic
     began: float = field(default_factory=time.monotonic)
+    past: dict[str, float] = field(default_factory=dict)
+    repeated: int = 0
+    faults: Faults = none
 
     def tell(self, event: Event) -> None:
         """Passes the event to every observer."""
@@ -74,7 +84,7 @@ def train(program: Program, around: Surroundings, state: State | None = None) ->
     Returns the last state, which is also the last checkpoint, and the summary.
     """
     run = _Run(program, around, state)
-    around.tell(Started(around.folder, run.update, run.recipe.updates, run.recipe.batch, around.facts, run.unit))
+    run.start()
     compiled = run.compile()
     with contextlib.closing(run.batches.start(int(run.state.position), around.reading)) as incoming:
         evaluated = run.updates_with(compiled, incoming)
@@ -95,6 +105,9 @@ class _Run:
         self.stopped = self.reached = False
         self.skipped = 0
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
+        self.account = Account()
+        self.saving = Saving(around.checkpoints, self.tell, around.clock)
+        self.coping = Coping(program, around.clock)
         source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
         self.batches = TrainBatches(source, self.recipe.batch, self.recipe.seed, self.rows, program.padded)
         self.test = self.recipe.data.test()
@@ -103,54 +116,82 @@ class _Run:
         self.evaluation: Beside | None = None
         self.unit = "images" if "image" in self.test.read(np.arange(1)) else "examples"
 
-    def compile(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
+    def tell(self, event: Event) -> None:
+        """Counts the event's time, and passes it on."""
+        self.account(event)
+        self.around.tell(event)
+
+    def start(self) -> None:
+        """Tells the observers where the run stands."""
+        around, recipe = self.around, self.recipe
+        began_s = around.clock() - around.began
+        self.tell(
+            Started(
+                around.folder, self.update, recipe.updates, recipe.batch, around.facts, self.unit,
+                began_s, around.past, around.repeated,
+            )
+        )  # fmt: skip
+
+    def compile(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
         self.around.pulse("compiling", self.update)
         start = self.around.clock()
         compiled = self.program.compile_update()
         self.compile_s = self.around.clock() - start
         runtime.release_memory()
         self.around.meet("compiled")
-        self.around.tell(Compiled(self.compile_s))
+        self.tell(Compiled(self.compile_s))
         return compiled
 
     def updates_with(
-        self, compiled: Callable[[State, Batch, jax.Array], tuple[State, Sums]], incoming: Feed
+        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], incoming: Feed
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.around.clock
-        go, stop = self.program.stop_flags(False), self.program.stop_flags(True)
-        batch, _ = self.next_batch(incoming)
-        news = None
+        flags: dict[bool, Any] = {stop: self.program.stop_flags(stop) for stop in (False, True)}
+        watched, faults = self.program.watched, self.around.faults
+        batch, waited = self.next_batch(incoming)
+        self.account.lose("input", waited)
+        news = troubled = None
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped and not self.reached:
             self.around.pulse("updating", self.update)
-            dispatched = clock()
-            self.state, sums = compiled(self.state, batch, stop if self.wants_stop() else go)
+            flip = faults.before(self.update)
+            dispatched, taken, wish = clock(), batch, self.wants_stop()
+            asked = self.coping.asked(wish, flip) if watched else flags[wish]
+            self.state, sums = compiled(self.state, taken, asked)
             if news is not None:
-                self.around.tell(news)
+                self.tell(news)
             self.evaluate_further()
             batch, waited = self.next_batch(incoming)
             if not sums["count"].is_ready():  # type: ignore[attr-defined]
                 waited = 0.0  # the devices were busy meanwhile
             jax.block_until_ready((self.state, sums))
             self.program.check(sums)
+            if watched:
+                again = None if faults.sticky else self.coping.asked(wish)
+                self.state, sums, troubled = self.coping(compiled, self.state, sums, taken, asked, again)
             now = clock()
             self.update += 1
             self.first_step_s = self.first_step_s or now - self.around.began
             self.times.add(now - ended, now - dispatched - waited, waited)
             incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
-            values = self.finished(_values(sums))
+            values = _bare(sums) if troubled and int(sums["bad"]) else self.finished(_values(sums))
             news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
+            faults.after(self.update, int(self.state.position) - 1, self.batches)
             self.tell_skipped(self.batches.source)
             ended = now
-            if self.is_due(self.recipe.evaluate_every) or self.is_due(self.recipe.checkpoint_every):
-                self.around.tell(news)
+            if troubled or self.is_due(self.recipe.evaluate_every) or self.saves():
+                self.tell(news)
                 news = None
+                if troubled:
+                    self.act(troubled)
                 self.evaluate_and_save()
                 ended = clock()
         if news is not None:
-            self.around.tell(news)
+            self.tell(news)
+        if self.stopped:
+            self.save_last()  # first of all: whoever asked may not wait much longer
         self.conclude()
         if not self.stopped and (self.evaluated is None or self.evaluated.update != self.update):
             self.evaluate()
@@ -158,7 +199,7 @@ class _Run:
 
     def evaluate_and_save(self) -> None:
         """What is due after this update. A run that goes on from a checkpoint finds all evaluations before it told."""
-        saves = self.is_due(self.recipe.checkpoint_every)
+        saves = self.saves()
         if self.is_due(self.recipe.evaluate_every) or saves:
             self.conclude()
         if self.is_due(self.recipe.evaluate_every):
@@ -211,13 +252,13 @@ class _Run:
 
     def tell_evaluated(self, event: Evaluated) -> None:
         self.tell_skipped(self.test)
-        self.around.tell(event)
+        self.tell(event)
         self.evaluated = event
         self.reached = getattr(self.recipe.objective, "reached", lambda values: False)(event.values)
 
     def tell_skipped(self, source: Source) -> None:
         for one in ledger_of(source).news():
-            self.around.tell(Skipped(self.update, one.number, one.name, one.reason))
+            self.tell(Skipped(self.update, one.number, one.name, one.reason))
             self.skipped += 1
 
     def finished(self, sums: dict[str, Any]) -> dict[str, float]:
@@ -238,23 +279,57 @@ class _Run:
             last = good[-1] if good else "none"
             raise PoisonedError(f"update {self.update}: {error} Last good checkpoint: {last}. {way}.") from error
 
+    def saves(self) -> bool:
+        """Whether a checkpoint is due, or one that failed is to be tried again."""
+        due = self.is_due(self.recipe.checkpoint_every)
+        return due or (self.update < self.recipe.updates and self.saving.is_owed(self.update))
+
     def save(self) -> None:
-        if self.around.checkpoints is not None:
-            self.around.pulse("saving", self.update)
-            start = self.around.clock()
-            self.around.checkpoints.save(self.state, self.update)
-            self.around.tell(Saved(self.update, self.around.clock() - start))
+        self.around.pulse("saving", self.update)
+        self.saving.save(self.state, self.update)
 
     def save_last(self) -> None:
-        self.save()
-        if self.around.checkpoints is not None:
-            self.around.checkpoints.wait()
+        self.around.pulse("saving", self.update)
+        self.saving.save_last(self.state, self.update)
+
+    def act(self, troubled: Troubled) -> None:
+        """Does what the recipe says about an update that stayed bad.
+
+        Raises:
+          PoisonedError: it says stop, or there were too many. The state before the update is saved.
+        """
+        start = self.around.clock()
+        if troubled.action == "roll-back":
+            self.roll_back()
+        elif troubled.action == "stop":
+            self.save_last()
+        seconds = troubled.seconds + self.around.clock() - start
+        self.tell(replace(troubled, back_to=self.update, seconds=seconds))
+        if troubled.action == "stop":
+            said = ", ".join(f"{name} {value:.4g}" for name, value in troubled.values.items())
+            raise PoisonedError(
+                f"update {troubled.update}: {troubled.kind} ({said}). {troubled.verdict or 'It was not tried again'}. "
+                f"The weights before it are saved as update {self.update}. To leave its batch out, go on with --resume "
+                f"{self.around.folder} --set trouble.action=skip."
+            )
+
+    def roll_back(self) -> None:
+        """Goes back to the newest checkpoint, or to the start, and stays where it is in the data."""
+        position, store = self.state.position, self.around.checkpoints
+        self.saving.settle(self.update)
+        known = [] if store is None else [update for update in store.updates() if update < self.update]
+        restored = self.program.init() if store is None or not known else store.restore(self.program.shapes, known[-1])
+        self.state = restored._replace(position=position)
+        self.update = int(restored.update)
 
     def ended(self, evaluated: Evaluated | None) -> Ended:
         self.around.pulse("ending", self.update)
         alone_s = sum_alone_s(self.program, self.state, self.around.clock)
         median = self.times.median_step_s
         interrupted = self.update < self.recipe.updates and not self.reached
+        wall_s = self.around.clock() - self.around.began
+        run_s = wall_s + sum(self.around.past.values())
+        self.account.lose("other", run_s - self.account.told_s)
         event = Ended(
             update=self.update,
             interrupted=interrupted,
@@ -266,15 +341,20 @@ class _Run:
             gradient_sum_share=alone_s / median if median else 0.0,
             data_share=self.times.data_share,
             outside_share=self.times.outside_share,
-            wall_s=self.around.clock() - self.around.began,
+            wall_s=wall_s,
             optimizer_bytes=device_bytes(self.program.shapes.optimizer),
             resume=self.around.resume if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,
             values=evaluated.values if evaluated else {},
             notes=getattr(self.recipe.model, "notes", dict)(),
+            goodput=self.account.goodput(run_s),
+            lost_s=self.account.lost_s,
+            run_s=run_s,
+            repeated=self.account.repeated,
+            troubled=self.account.troubled,
         )
-        self.around.tell(event)
+        self.tell(event)
         return event
 
 
@@ -291,4 +371,10 @@ def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, t
 
 
 def _values(sums: Sums) -> dict[str, Any]:
-    return {name: value for name, value in jax.device_get(sums).items() if name not in ("stop", "poisoned")}
+    return {name: value for name, value in jax.device_get(sums).items() if name not in ("stop", "poisoned", "bad")}
+
+
+def _bare(sums: Sums) -> dict[str, float]:
+    """Means of an update that objectives may refuse to make anything of."""
+    count = float(sums["count"])
+    return {name: float(sums[name]) / count for name in ("loss", "gradient_norm")}

@@ -1,10 +1,17 @@
-"""Ctrl-C asks a run to stop after the update it is in; a second one ends the process at once."""
+"""Ctrl-C asks a run to stop after the update it is in; a second one ends the process at once.
+
+So do the signals by which schedulers say that a machine is about to be taken away: SIGTERM (pre-emption, Kubernetes),
+SIGUSR1 and SIGUSR2 (Slurm's `--signal`). The state is then saved before anything else is finished.
+"""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that mean: this machine is about to be taken away."""
 
 
 class StopRequest:
@@ -20,7 +27,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(notice: str) -> Iterator[StopRequest]:
-    """A `StopRequest` that SIGINT and SIGTERM set; the old handlers come back at the end.
+    """A `StopRequest` that SIGINT and the `NOTICES` set; the old handlers come back at the end.
 
     SIGINT prints `notice` on standard error.
 
@@ -35,7 +42,7 @@ def stop_on_signals(notice: str) -> Iterator[StopRequest]:
         if number == signal.SIGINT:
             os.write(2, f"\n{notice}\n".encode())  # print could be interrupted in the middle of itself
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, *NOTICES)}
     try:
         yield request
     finally:

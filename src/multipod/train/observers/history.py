@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from multipod.errors import RunFolderError
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Skipped, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, SaveFailed, Skipped, Started, Troubled, Updated
+from multipod.train.goodput import Account
 from multipod.train.observers.jsonl import decode, read
 from multipod.train.run_folder import FORMAT
 
@@ -58,6 +59,9 @@ class History:
     evaluations: list[Evaluated]
     ended: Ended | None
     skipped: list[Skipped] = field(default_factory=list)
+    troubled: list[Troubled] = field(default_factory=list)
+    not_saved: list[SaveFailed] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
 
     @property
     def update(self) -> int:
@@ -147,6 +151,7 @@ def read_history(folder: Path) -> History:
     """
     path = folder / "metrics.jsonl"
     events: list[Event] = []
+    account = Account()
     for place, record in enumerate(read(path), start=1):
         try:
             event = decode(record)
@@ -157,8 +162,12 @@ def read_history(folder: Path) -> History:
             ) from error
         if isinstance(event, Started):  # what was done after its checkpoint is done again; what ended goes on
             events = [e for e in events if getattr(e, "update", 0) <= event.update and not isinstance(e, Ended)]
+        if isinstance(event, Troubled):  # rolled back: the same
+            back_to = event.back_to
+            events = [e for e in events if isinstance(e, Troubled) or getattr(e, "update", 0) <= back_to]
         if event is not None:
             events.append(event)
+            account(event)
     return History(
         starts=[e for e in events if isinstance(e, Started)],
         compiled=[e for e in events if isinstance(e, Compiled)],
@@ -166,5 +175,8 @@ def read_history(folder: Path) -> History:
         evaluations=[e for e in events if isinstance(e, Evaluated)],
         # An end before the last start was none: the run went on.
         ended=events[-1] if events and isinstance(events[-1], Ended) else None,
+        troubled=[e for e in events if isinstance(e, Troubled)],
+        not_saved=[e for e in events if isinstance(e, SaveFailed)],
+        account=account,
         skipped=list({e.name: e for e in events if isinstance(e, Skipped)}.values()),
     )

@@ -1,5 +1,6 @@
 """Events as lines of JSON, and the way back."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,26 @@ from typing import Any, BinaryIO
 import msgspec
 
 from multipod.errors import RunFolderError
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Skipped, Started, Updated
+from multipod.train.events import (
+    Compiled,
+    Ended,
+    Evaluated,
+    Event,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Started,
+    Troubled,
+    Updated,
+)
 
 FLUSH_S = 1.0
+WAITING_BYTES = 64 << 20
+"""Most bytes of lines that wait for a disk that refuses them."""
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, Ended)
+    kind.__name__.lower(): kind
+    for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, SaveFailed, Troubled, Ended)
 }
 _FLOATS = {  # the fields in which null stands for NaN; elsewhere it is None
     kind: {field.name for field in fields(kind) if field.type in (float, dict[str, float])} for kind in _KINDS.values()
@@ -29,26 +44,43 @@ class JsonLines:
     reaches the file about each second, and with each `Evaluated`, `Saved` and `Ended`. The end of a
     line that a crash cut short is removed on opening, so that the next line starts on its own.
 
+    A disk that refuses for a while loses nothing: lines wait in memory, up to `WAITING_BYTES`, and are tried again
+    with the next flush. Only `close` gives up.
+
     Raises:
-      OSError: the file cannot be opened or written, from the call that noticed.
+      OSError: the file cannot be opened; from `close`, that it could not be written.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic):
-        self._file: BinaryIO = open(path, "ab+")  # noqa: SIM115 (closed by `close`)
+        self._file: BinaryIO = open(path, "ab+", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._clock = clock
         self._flushed = clock()
+        self._waiting = bytearray()
         _remove_cut_line(self._file)
 
     def __call__(self, event: Event) -> None:
         """Writes one event."""
-        self._file.write(encode(event))
+        self._waiting += encode(event)
         if isinstance(event, Evaluated | Saved | Ended) or self._clock() - self._flushed >= FLUSH_S:
-            self._file.flush()
+            with contextlib.suppress(OSError):
+                self._flush()
             self._flushed = self._clock()
+            if len(self._waiting) > WAITING_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            written = self._file.write(self._waiting)  # may be a part: the rest follows when there is room
+            del self._waiting[:written]
 
     def close(self) -> None:
         """Writes what is left and closes the file; later calls do nothing."""
-        self._file.close()
+        if self._file.closed:
+            return
+        try:
+            self._flush()
+        finally:
+            self._file.close()
 
 
 def encode(event: Event) -> bytes:

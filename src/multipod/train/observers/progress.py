@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Skipped, Started, Updated
+from multipod.train.events import Compiled, Ended, Evaluated, Event, SaveFailed, Skipped, Started, Troubled, Updated
 from multipod.train.observers import text
 
 NAMED = 5
@@ -132,6 +132,11 @@ class PlainLines:
             case Skipped():
                 if line := self._run.skip(event):
                     self._line(line)
+            case SaveFailed():
+                self._line(text.save_failed_text(event))
+            case Troubled():
+                self._line(text.troubled_text(event))
+                self._run.update = event.back_to
             case Evaluated():
                 self._line(f"{self._place(event.update)}  {text.evaluated_text(event)}")
             case Ended():
@@ -199,6 +204,11 @@ class Bar:
             case Skipped():
                 if line := self._run.skip(event):
                     self._print(line, "yellow")
+            case SaveFailed():
+                self._print(text.save_failed_text(event), "bold red")
+            case Troubled():
+                self._print(text.troubled_text(event), "bold red")
+                self._run.update = event.back_to
             case Evaluated():
                 self._print(f"{event.update:,}  {text.evaluated_text(event)}", "green")
             case Ended():

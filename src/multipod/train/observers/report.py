@@ -42,7 +42,12 @@ def write(folder: Path) -> Path:
         charts=charts.draw(history),
         summary=text.summary_rows(_ended(history, facts)),
         mesh=_mesh(facts),
-        sections=[*_sections(facts), *_left_out(history), *_planned(facts, _ended(history, facts))],
+        sections=[
+            *_sections(facts),
+            *_availability(history),
+            *_left_out(history),
+            *_planned(facts, _ended(history, facts)),
+        ],
         colours=PROCESS_COLOURS,
     )
     path = folder / "report.html"
@@ -81,6 +86,9 @@ def _tiles(history: History, facts: Facts) -> list[tuple[str, str, str]]:
         tiles.append(("examples a second", text.rate_text(ended.rate), batch))
     if ended.median_step_s > 0:
         tiles.append(("median step", text.milliseconds(ended.median_step_s), _data_remark(ended)))
+    if math.isfinite(ended.goodput):
+        repeated = f"{ended.repeated:,} updates done again" if ended.repeated else ""
+        tiles.append(("goodput", text.percent(ended.goodput), repeated))
     if math.isfinite(ended.wall_s):
         compiling = f"compiling {text.duration(ended.compile_s)}"
         tiles.append(("wall time", text.duration(ended.wall_s), compiling))
@@ -182,6 +190,23 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     filled = [(heading, [row for row in rows if row[1]]) for heading, rows in named]
     return [(heading, rows) for heading, rows in filled if rows]
+
+
+def _availability(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Where the time went, over all interruptions; bad updates and saves that failed, the first of them."""
+    ended, account = history.ended, history.account
+    lost_s = ended.lost_s if ended is not None else account.lost_s
+    run_s = ended.run_s if ended is not None else account.told_s
+    rows = []
+    if math.isfinite(run_s) and run_s > 0:
+        rows.append(("good updates", f"{text.percent(account.good_s / run_s)} of {text.duration(run_s)}"))
+        order = sorted(lost_s.items(), key=lambda item: -item[1])
+        rows += [(cause, f"{text.percent(s / run_s)}, {text.duration(s)}") for cause, s in order if s / run_s > 5e-4]
+    if account.repeated:
+        rows.append(("updates done again", f"{account.repeated:,}"))
+    rows += [(f"update {one.update:,}", text.troubled_text(one)) for one in history.troubled[:LEFT_OUT]]
+    rows += [(f"update {one.update:,}", text.save_failed_text(one)) for one in history.not_saved[:LEFT_OUT]]
+    return [("Where the time went", rows)] if rows else []
 
 
 def _left_out(history: History) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from multipod.train.events import Compiled, Ended, Evaluated, Skipped, Started
+from multipod.train.events import Compiled, Ended, Evaluated, SaveFailed, Skipped, Started, Troubled
 
 UNKNOWN = "–"
 """Stands where nothing was measured."""
@@ -26,9 +26,51 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
         ("waiting for data", share_text(ended.data_share, "of the time")),
         ("outside the compiled step", share_text(ended.outside_share, "of the time")),
         ("wall time", duration(ended.wall_s)),
+        *goodput_rows(ended),
         ("optimizer state per device", bytes_text(ended.optimizer_bytes)),
         *left_out,
     ]
+
+
+def goodput_rows(ended: Ended) -> list[tuple[str, str]]:
+    """Such as `goodput: 83.1 % of 4 min 2 s; compile 8.1 s, start 5.0 s, repeated 2.2 s (12 updates)`."""
+    if not math.isfinite(ended.goodput):
+        return []
+    lost = sorted(ended.lost_s.items(), key=lambda item: -item[1])
+    parts = [
+        f"{cause} {duration(seconds)}" + (f" ({ended.repeated:,} updates)" if cause == "repeated" else "")
+        for cause, seconds in lost
+        if seconds >= 0.05 or cause == "repeated"
+    ]
+    rows = [
+        ("goodput", f"{percent(ended.goodput)} of {duration(ended.run_s)}" + ("; " if parts else "") + ", ".join(parts))
+    ]
+    if ended.troubled:
+        rows.append(("bad updates", ", ".join(f"{count:,} {action}" for action, count in ended.troubled.items())))
+    return rows
+
+
+def save_failed_text(event: SaveFailed) -> str:
+    """Such as `NOT SAVED after update 40: ...; training goes on, next try after update 41`."""
+    then = "trying again" if event.retry == event.update else f"training goes on, next try after update {event.retry:,}"
+    return f"NOT SAVED after update {event.update:,}: {event.reason.rstrip('.')}; {then}"
+
+
+def troubled_text(event: Troubled) -> str:
+    """Such as `BAD UPDATE 40: loss spike (loss 81.2, at most 4.1; ...): left out. bad batch: ...`."""
+    said = "; ".join(
+        f"{name} {number(value)}" + (f", at most {number(limit)}" if math.isfinite(limit) else "")
+        for name, value, limit in ((name, value, event.limits[name]) for name, value in event.values.items())
+    )
+    done = {
+        "repeated": "done again",
+        "skip": "left out",
+        "roll-back": f"back to update {event.back_to:,}",
+        "stop": "stopping",
+    }[event.action]
+    return f"BAD UPDATE {event.update:,}: {event.kind} ({said}): {done}" + (
+        f". {event.verdict}" if event.verdict else ""
+    )
 
 
 def skipped_text(event: Skipped) -> str:
