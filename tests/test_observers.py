@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import files_no_larger_than
 from rich.console import Console
 
 from multipod.errors import RunFolderError
@@ -205,15 +206,26 @@ def test_a_move_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 @needs_full_disk
-def test_a_full_disk_is_an_error_of_the_run() -> None:
+def test_a_disk_that_stays_full_is_an_error_at_the_end() -> None:
     lines = JsonLines(Path("/dev/full"))
     lines(updated(1))
+    lines(evaluated(1))  # flushes in vain, and waits
     with pytest.raises(OSError, match="No space left") as caught:
-        lines(evaluated(1))
-    assert caught.value.errno == errno.ENOSPC
-    with pytest.raises(OSError, match="No space left"):  # closes the file, and says again that lines are lost
         lines.close()
+    assert caught.value.errno == errno.ENOSPC
     lines.close()
+
+
+def test_lines_wait_for_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines(evaluated(1))
+    with files_no_larger_than(path.stat().st_size + 10):  # room for the beginning of a line
+        lines(evaluated(2))
+        assert len(read(path)) == 1
+    lines(evaluated(3))
+    lines.close()
+    assert [record["update"] for record in read(path)] == [1, 2, 3]
 
 
 # TensorBoard.
@@ -264,16 +276,21 @@ def test_tensorboard_can_be_closed_twice_and_is_on_disk_at_evaluations(tmp_path:
 
 
 @needs_full_disk
-def test_tensorboard_says_that_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tensorboard.RecordWriter
+def test_tensorboard_goes_on_in_another_file_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scalars: Scalars
+) -> None:
+    real, clock = tensorboard.RecordWriter, Clock()
     monkeypatch.setattr(tensorboard, "RecordWriter", lambda path: real("/dev/full"))
-    board = TensorBoard(tmp_path)
+    board = TensorBoard(tmp_path, clock)
     for number in range(1, 5):
         board(updated(number))
-    with pytest.raises(OSError, match="No space left"):
-        board(evaluated(4))
-    with pytest.raises(OSError, match="No space left"):
-        board.close()
+    board(evaluated(4))  # is lost
+    monkeypatch.setattr(tensorboard, "RecordWriter", real)
+    clock.now = 11.0
+    board(updated(5))  # too late for this one: it opens the file
+    board(evaluated(6))
+    board.close()
+    assert scalars(tmp_path, "test/loss") == [(6, pytest.approx(0.0712))]
 
 
 # The terminal.

@@ -212,7 +212,12 @@ def held(folder: "RunFolder") -> Callable[[], None]:
         return ""
 
     decided_by_first(take)
-    return lambda: [lock.release() for lock in taken] and None
+
+    def let_go() -> None:
+        for lock in taken:
+            lock.release()
+
+    return let_go
 
 
 def said(line: str) -> None:
@@ -233,7 +238,7 @@ def before(folder: "RunFolder", state: "State | None") -> tuple[dict[str, float]
     if state is None or jax.process_index() > 0 or not folder.metrics.exists():
         return {}, 0
     away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - BEGAN)
-    events = filter(None, map(jsonl.decode, jsonl.read(folder.metrics)))
+    events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
     return past_of(events, int(state.update), away_s)
 
 

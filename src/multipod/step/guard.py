@@ -35,7 +35,7 @@ def judged(sums: dict[str, jax.Array], gradients: Any, limits: jax.Array) -> tup
 
     Costs one pass over the gradients, and a message of one number where they are split.
     """
-    norm = optax.global_norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
+    norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
     loss = sums["loss"] / sums["count"]
     good = jnp.isfinite(loss) & jnp.isfinite(norm) & (loss <= limits[0]) & (norm <= limits[1])
     counted = norm * sums["count"]  # like every sum: divided by the count on the host

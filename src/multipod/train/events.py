@@ -4,7 +4,6 @@
 updates are taken when the result of the update is there.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,7 +163,7 @@ class Ended:
       notes: what the model says of itself in a method `notes`, by name.
       goodput: time in good updates over the time of the whole run, its interruptions included.
       lost_s: the rest, by what it went into.
-      run_s: time of the whole run.
+      run_s: time of the whole run; 0 where it is not known.
       repeated: updates done more than once, because a process died or the run was rolled back.
       troubled: updates whose numbers were bad, by what was done about them; of this process.
     """
@@ -186,9 +185,9 @@ class Ended:
     skipped: int = 0
     values: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    goodput: float = math.nan
+    goodput: float = 0.0
     lost_s: dict[str, float] = field(default_factory=dict)
-    run_s: float = math.nan
+    run_s: float = 0.0
     repeated: int = 0
     troubled: dict[str, int] = field(default_factory=dict)
 

@@ -86,7 +86,7 @@ def _tiles(history: History, facts: Facts) -> list[tuple[str, str, str]]:
         tiles.append(("examples a second", text.rate_text(ended.rate), batch))
     if ended.median_step_s > 0:
         tiles.append(("median step", text.milliseconds(ended.median_step_s), _data_remark(ended)))
-    if math.isfinite(ended.goodput):
+    if ended.run_s > 0:
         repeated = f"{ended.repeated:,} updates done again" if ended.repeated else ""
         tiles.append(("goodput", text.percent(ended.goodput), repeated))
     if math.isfinite(ended.wall_s):
@@ -198,7 +198,7 @@ def _availability(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
     lost_s = ended.lost_s if ended is not None else account.lost_s
     run_s = ended.run_s if ended is not None else account.told_s
     rows = []
-    if math.isfinite(run_s) and run_s > 0:
+    if run_s > 0:
         rows.append(("good updates", f"{text.percent(account.good_s / run_s)} of {text.duration(run_s)}"))
         order = sorted(lost_s.items(), key=lambda item: -item[1])
         rows += [(cause, f"{text.percent(s / run_s)}, {text.duration(s)}") for cause, s in order if s / run_s > 5e-4]

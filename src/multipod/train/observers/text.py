@@ -34,7 +34,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
 
 def goodput_rows(ended: Ended) -> list[tuple[str, str]]:
     """Such as `goodput: 83.1 % of 4 min 2 s; compile 8.1 s, start 5.0 s, repeated 2.2 s (12 updates)`."""
-    if not math.isfinite(ended.goodput):
+    if not ended.run_s > 0:
         return []
     lost = sorted(ended.lost_s.items(), key=lambda item: -item[1])
     parts = [
