@@ -57,6 +57,7 @@ class TensorBoard:
         except OSError:
             self._lost = True
             self._flushed = self._clock()
+            self.close()
 
     def _put(self, event: Event) -> None:
         if isinstance(event, Started) and event.update > 0:
