@@ -135,7 +135,7 @@ def test_arrays_are_mapped(tmp_path):
         batch = arrays.read(np.array(numbers))
         np.testing.assert_array_equal(batch["label"], numbers)
         np.testing.assert_array_equal(batch["dense"], np.arange(60).reshape(5, 4, 3)[numbers])
-    large = np.arange(3 * 5000, dtype=np.int32).reshape(3, 5000)  # beyond LARGE: read, not copied from the map
+    large = np.arange(3 * 5000, dtype=np.int32).reshape(3, 5000)  # beyond LARGE: its pages are asked for
     (tmp_path / "other").mkdir()
     np.save(tmp_path / "other" / "x.npy", large)
     other = open_records(str(tmp_path / "other"))
