@@ -53,7 +53,7 @@ class ArrayFiles(Records):
         return {name: array[number] for name, array in self._arrays.items()}
 
     def read(self, numbers: np.ndarray) -> HostBatch:
-        """Copies, from the map; where the file has become shorter or its disk is away, as ordinary reading would say."""
+        """Copies, from the map; where the file has become shorter or its disk is away, as any reading would say."""
         return {name: self._taken(name, array, numbers) for name, array in self._arrays.items()}
 
     def _taken(self, name: str, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
