@@ -260,7 +260,7 @@ def test_axes_that_split_nothing_or_need_other_devices():
     assert "layout.tile=(2, 3) is not 4 devices" in refused(words, model=4, tile=(2, 3))
     assert "needs the angles of whole tensors" in refused(words, (1, 2), "adasum", model=2)
     assert "accumulate=3 does not divide the 8 rows" in refused(functools.partial(words, accumulate=3), (1, 2))
-    assert "has no stages" in refused(words, (1, 2), stage=2)
+    assert "whole models, which have no stages" in refused(words, (1, 2), stage=2)
     clipped = functools.partial(words, optimizer=Optimizer("sgd", clip=1.0, clip_before_sum=True))
     assert "has none to clip" in refused(clipped, (1, 2), shard_weights=True)
     assert "nothing is gathered" in refused(words, (1, 2), gather_dtype="bfloat16")

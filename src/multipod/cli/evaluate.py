@@ -16,7 +16,7 @@ from multipod.cli.options import Where, chosen_recipe, where_options
 def evaluate(run: Path, at: int | None, where: Where) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
     from multipod.layout.mesh import make_mesh
-    from multipod.step.program import Program
+    from multipod.step.programs import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.evaluation import evaluate as evaluate_state
     from multipod.train.run_folder import check_same, open_folder
@@ -24,7 +24,7 @@ def evaluate(run: Path, at: int | None, where: Where) -> None:
     folder, facts = open_folder(run)
     recipe = chosen_recipe(facts["recipe"], facts["overrides"], where)
     check_same(folder, recipe)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
     state = checkpoints.restore(program.shapes, at)
     sums = evaluate_state(program, state, recipe.data.test())

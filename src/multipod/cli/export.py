@@ -99,18 +99,18 @@ def _trained(run: Path, at: int | None, where: Where) -> _Trained:
 
     from multipod.layout.mesh import make_mesh
     from multipod.micro.exporter import traced
-    from multipod.step.program import Program
+    from multipod.step.programs import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.run_folder import check_same, open_folder
 
     folder, facts = open_folder(run)
     recipe = chosen_recipe(facts["recipe"], facts["overrides"], where)
     check_same(folder, recipe)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
     state = checkpoints.restore(program.shapes, at)
     checkpoints.close()
-    params, statistics = jax.tree.map(np.asarray, jax.device_get((state.params, state.statistics)))
+    params, statistics = jax.tree.map(np.asarray, jax.device_get((program.whole_params(state), state.statistics)))
     one = recipe.data.test().read(np.arange(1))
 
     def apply(batch: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from multipod.layout.compiled import CompiledFacts
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
+    from multipod.step.programs import AnyProgram
+    from multipod.step.staged import StagedProgram
 
 
 @click.command("list")
@@ -53,6 +55,12 @@ def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, ch
         console.print(_compiled_for(chosen, compile_for, where))
         return
     program = _program(chosen)
+    if chosen.layout.stage > 1:
+        for table in _staged(program):
+            console.print(table)
+        if compiles:
+            console.print(_compiled(program))
+        return
     if tensors or any(change.startswith("layout.") for change in changes):
         console.print(_parts(program))
     console.print(_on_each_device(program))
@@ -60,17 +68,67 @@ def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, ch
         console.print(_compiled(program))
 
 
-def _program(chosen: "Recipe") -> "Program":
+def _program(chosen: "Recipe") -> Any:
     """The program on the devices here, or, where the mesh has more, without devices."""
     import jax
 
     from multipod.layout.mesh import abstract_mesh, make_mesh
-    from multipod.step.program import Program
+    from multipod.step.programs import program_of
 
     layout = chosen.layout
     if layout.mesh and math.prod(layout.mesh) * layout.tile_devices > jax.device_count():
-        return Program(chosen, abstract_mesh(layout))
-    return Program(chosen, make_mesh(layout))
+        return program_of(chosen, abstract_mesh(layout))
+    return program_of(chosen, make_mesh(layout))
+
+
+def _staged(program: "StagedProgram") -> list[Table]:
+    """A table of the stages, and one of what each device has."""
+    from multipod.layout.mesh import data_devices
+    from multipod.step.inspect_stages import pipe_facts, stages_of
+
+    facts = pipe_facts(program)
+    table = Table(title=facts.schedule)
+    late = program.recipe.layout.asynchronous
+    for name in ("stage", "layers"):
+        table.add_column(name, overflow="fold")
+    numbers = ("work", "parameters", "weights, bytes", "optimizer, bytes", "micro-batches kept", "activations, bytes")
+    for name in (*numbers, *["delay, updates"] * late):
+        table.add_column(name, justify="right")
+    for one in stages_of(program):
+        sizes = [f"{n:,}" for n in (one.parameters, one.weights, one.optimizer, one.live, one.activations)]
+        delay = [f"{one.delay:.2f}"] * late
+        table.add_row(str(one.stage), _layer_names(one.layers), f"{one.cost:.1%}", *sizes, *delay)
+    each = Table(show_header=False, title="on each device")
+    each.add_row("mesh", _mesh_text(program))
+    rows = program.rows // data_devices(program.mesh)
+    count = program.proof.schedule.micro_batches
+    each.add_row("batch", f"{rows} of {program.rows} rows, in {count} micro-batches of {rows // count}")
+    each.add_row("parameters", f"{program.parameters:,}")
+    for name, size in facts.held.items():
+        each.add_row(f"{name}, bytes", f"{size:,}")
+    each.add_row("message to the next stage, bytes", f"{facts.message:,}")
+    each.add_row(
+        "share of the time at work, model", f"{facts.utilisation:.1%}, with stages balanced to {facts.balance:.1%}"
+    )
+    if facts.tied:
+        each.add_row("in several stages", ", ".join(facts.tied))
+    each.add_row("gradient sum", f"{program.recipe.layout.gradient_sum} over {data_devices(program.mesh):,} devices")
+    return [table, each]
+
+
+def _layer_names(names: tuple[str, ...]) -> str:
+    """The first and the last, with how many there are."""
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]} ({len(names)})"
+
+
+def _mesh_text(program: "AnyProgram") -> str:
+    """The axes of the mesh, and what its devices are."""
+    import jax
+
+    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
+    abstract = isinstance(program.mesh, jax.sharding.AbstractMesh)
+    kind = "devices, more than are here" if abstract else f"{program.mesh.devices.flat[0].device_kind} devices"
+    return f"{axes}: {program.mesh.size:,} {kind}"
 
 
 def _parts(program: "Program") -> Table:
@@ -110,10 +168,7 @@ def _on_each_device(program: "Program") -> Table:
     table = Table(show_header=False, title="on each device")
     chips = topology_of(chosen.layout, program.mesh)
     broken = broken_text({"chips": chips.shape, "failed": chosen.layout.failed})
-    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
-    abstract = isinstance(program.mesh, jax.sharding.AbstractMesh)
-    kind = "devices, more than are here" if abstract else f"{program.mesh.devices.flat[0].device_kind} devices"
-    table.add_row("mesh", f"{axes}: {program.mesh.size:,} {kind}{broken}")
+    table.add_row("mesh", f"{_mesh_text(program)}{broken}")
     of = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
     table.add_row("batch", f"{rows // data_devices(program.mesh)} of {of}")
     table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} tensors")
@@ -138,7 +193,7 @@ def _on_each_device(program: "Program") -> Table:
     return table
 
 
-def _compiled(program: "Program") -> Table:
+def _compiled(program: "AnyProgram") -> Table:
     """What XLA's CPU compiler knows of the update, or of one on a small mesh with the same tiles and rows a device."""
     import jax
 
@@ -160,7 +215,7 @@ def _compiled_for(chosen: "Recipe", topology_name: str, where: Where) -> Table:
     return _facts_table(f"compiled for {topology_name}: {axes}", program, facts)
 
 
-def _facts_table(title: str, program: "Program", facts: "CompiledFacts") -> Table:
+def _facts_table(title: str, program: "AnyProgram", facts: "CompiledFacts") -> Table:
     from multipod.step.inspect import traffic
 
     table = Table(show_header=False, title=f"{title}; an update, on each device")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multipod.data.reading import Reading
     from multipod.layout.layout import Layout
     from multipod.plan.search import Plan
-    from multipod.step.program import Program
+    from multipod.step.programs import AnyProgram
     from multipod.step.state import State
     from multipod.train.run_folder import RunFolder
 
@@ -41,7 +41,7 @@ class Request:
     reading: "Reading"
     plan: "Plan | None" = None
     evaluate_beside: bool = False
-    begin: "Callable[[Program], State] | None" = None
+    begin: "Callable[[AnyProgram], State] | None" = None
 
 
 @click.command()
@@ -104,7 +104,7 @@ def train(
 def run(request: Request, where: Where) -> int:
     """Prepares the run, trains, reports; returns the exit code."""
     from multipod.layout.mesh import make_mesh, topology_of
-    from multipod.step.program import Program
+    from multipod.step.programs import program_of
     from multipod.train.agree import meet
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.heartbeat import silent
@@ -113,7 +113,8 @@ def run(request: Request, where: Where) -> int:
     from multipod.train.stop import stop_on_signals
 
     request, where = remembered(request, where)
-    program = Program(recipe := chosen_recipe(request.recipe, request.changes, where), make_mesh(recipe.layout))
+    recipe = chosen_recipe(request.recipe, request.changes, where)
+    program = program_of(recipe, make_mesh(recipe.layout))
     _ = program.lowered  # what does not fit the mesh is refused here, before a folder is made
     patience_s = where.timeouts.collective_s
     meet("ready", patience_s)
@@ -177,16 +178,17 @@ def remembered(request: Request, where: Where) -> tuple[Request, Where]:
     return request, where
 
 
-def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder":
+def run_folder(request: Request, where: Where, program: "AnyProgram") -> "RunFolder":
     """The run's folder: made by process 0, or the one to go on in."""
     from multipod.train.agree import decided_by_first
     from multipod.train.facts import data_identities
-    from multipod.train.run_folder import RunFolder, check_data, check_same, create, next_free, open_folder
+    from multipod.train.run_folder import RunFolder, check_data, check_pipe, check_same, create, next_free, open_folder
 
     if request.resume is not None:
         folder, facts = open_folder(request.resume)
         check_same(folder, program.recipe)
         check_data(folder, facts, data_identities(program.recipe))
+        check_pipe(folder, facts, program.recipe, dict(program.mesh.shape))
         return folder
 
     def made() -> str:
@@ -242,7 +244,7 @@ def before(folder: "RunFolder", state: "State | None") -> tuple[dict[str, float]
     return past_of(events, int(state.update), away_s)
 
 
-def facts_of(program: "Program", request: Request, where: Where) -> dict[str, Any]:
+def facts_of(program: "AnyProgram", request: Request, where: Where) -> dict[str, Any]:
     """What `run.json` says of this run; what was planned, if it was."""
     from multipod.train.facts import facts
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
 from multipod.execute.delays import Part
@@ -49,6 +49,8 @@ class Pipe:
       aux: what a part's function gets of one micro-batch on one data device, as shapes.
       mesh: has `stage_axis`, as long as the pipeline, and `data_axes`. Other axes are XLA's.
       tied: weights that several parts hold (synchronous schedules only).
+      over_data: inside `shard_map`, sums a tree over `data_axes`; None: XLA's sum. (An asynchronous pipeline's stages
+        sum at moments of their own, which only XLA's sum can: in it nobody waits for other stages.)
 
     Raises:
       LayoutError: parts or a mesh that do not fit the schedule.
@@ -58,10 +60,11 @@ class Pipe:
     parts: Sequence[Part]
     weights: Sequence[Any]
     aux: Any
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     stage_axis: str = "stage"
     data_axes: tuple[str, ...] = ()
     tied: Tied = ()
+    over_data: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         made, wrong = self.proof.schedule, []
@@ -73,6 +76,8 @@ class Pipe:
             wrong.append(f"{made.updates} updates do not fill the pipe, so its delays are not known")
         if not made.synchronous and self.tied:
             wrong.append("an asynchronous pipeline cannot keep tied weights equal")
+        if not made.synchronous and self.over_data is not None:
+            wrong.append("an asynchronous pipeline's gradients are summed by XLA alone")
         if wrong:
             raise LayoutError(f"{made}: {'; '.join(wrong)}. Cut the model, the mesh and the schedule alike.")
 
@@ -135,11 +140,11 @@ class Pipe:
 
     def begin(self, weights: Sequence[Any]) -> PipeState:
         """The state before the first update, on the mesh, from each part's weights."""
+        shardings = self.shardings(jax.eval_shape(self.fresh, weights))
+        return jax.jit(self.fresh, out_shardings=shardings)(weights)
 
-        shardings = self.shardings(jax.eval_shape(self._made, weights))
-        return jax.jit(self._made, out_shardings=shardings)(weights)
-
-    def _made(self, weights: Sequence[Any]) -> PipeState:
+    def fresh(self, weights: Sequence[Any]) -> PipeState:
+        """`begin`, for use inside `jax.jit`."""
         states = [part.optimizer.init(tree) for part, tree in zip(self.parts, weights, strict=True)]
         lead = self.proof.schedule.stages, self._data_devices
         return PipeState(
@@ -168,7 +173,7 @@ class Pipe:
 
     def compiled(self, weights: Sequence[Any]) -> Callable[[PipeState, Any, Any], tuple[PipeState, Any]]:
         """`update` as a jitted function that keeps the state where it is and gives up the one passed in."""
-        shardings = self.shardings(jax.eval_shape(self._made, weights))
+        shardings = self.shardings(jax.eval_shape(self.fresh, weights))
         return jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, None))
 
     def drain(self, state: PipeState) -> tuple[PipeState, Any]:
@@ -293,7 +298,7 @@ class Pipe:
             out = self._no_message() if last else self.messages.pack(part, y)
             return out, extra if last else self._sums(), self.packed_saved[c].pack(n, saved)
 
-        out, extra, saved = self._switch(c, now.stage, branch, weights[c], arrived, aux)
+        out, extra, saved = self.switch(c, now.stage, branch, weights[c], arrived, aux)
         kept = tuple(put(m % ring.shape[0], ring, leaf) for ring, leaf in zip(flight.saved[c], saved, strict=True))
         flight = flight._replace(
             saved=replaced(flight.saved, c, kept),
@@ -317,7 +322,7 @@ class Pipe:
             own, dx = self.passes[part].backward(self.packed[c].unpack(n, used), mine, dy)
             return self.packed[c].pack(n, own), self.messages.pack(part - 1, dx) if part else self._no_message()
 
-        own, out = self._switch(c, now.stage, branch, used, saved, arrived)
+        own, out = self.switch(c, now.stage, branch, used, saved, arrived)
         gradients = replaced(flight.gradients, c, jax.tree.map(jnp.add, flight.gradients[c], own))
         return weights, optimizer, flight._replace(gradients=gradients, outbox=(flight.outbox[0], out))
 
@@ -338,7 +343,7 @@ class Pipe:
                 own = part.backward_weights(own, self.packed_states[c].unpack(n, optimizer), now.on)
             return self.packed[c].pack(n, own)
 
-        return self._switch(c, now.stage, branch, weights, optimizer, by=self._optimizer_kinds)
+        return self.switch(c, now.stage, branch, weights, optimizer, by=self._optimizer_kinds)
 
     def _updates_of(self, carry: Any, t: jax.Array, now: _Now) -> Any:
         """Each part's update, when its minibatch is through; an asynchronous pipeline has one chunk."""
@@ -363,10 +368,12 @@ class Pipe:
             new = optax.apply_updates(own, changes)
             return self.packed[c].pack(n, new), self.packed_states[c].pack(n, state)
 
-        return self._switch(c, stage, branch, weights, optimizer, gradients, by=self._optimizer_kinds)
+        return self.switch(c, stage, branch, weights, optimizer, gradients, by=self._optimizer_kinds)
 
     def _over_data(self, gradients: Any) -> Any:
-        return lax.psum(gradients, self.data_axes) if self._data_devices > 1 else gradients
+        if self._data_devices == 1:
+            return gradients
+        return self.over_data(gradients) if self.over_data else lax.psum(gradients, self.data_axes)
 
     def _same(self, gradients: tuple[Slots, ...], stage: jax.Array) -> tuple[Slots, ...]:
         """Gradients with those of tied weights added over the parts that hold them."""
@@ -424,7 +431,7 @@ class Pipe:
     def _optimizer_kinds(self, n: int) -> Hashable:
         return self._kinds(n), id(self.parts[n].optimizer), id(self.parts[n].backward_weights)
 
-    def _switch(
+    def switch(
         self,
         c: int,
         stage: jax.Array,

@@ -8,6 +8,7 @@ from typing import Literal
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import LayoutError, nearest
 from multipod.layout.rules import DEFAULT_RULES, Rule, parse_rule
+from multipod.pipelines.build import PIPELINES
 
 DATA_AXES = ("y", "x")
 """The mesh axes that split the batch: rows and columns of the chip mesh."""
@@ -17,6 +18,9 @@ TILE_AXES = ("spatial", "width", "model", "expert", "stage")
 
 BUILT_IN_SUMS = ("xla", "torus", "ordered", "direct")
 """The sums that are no schedules: the names of `multipod.execute.sums.SUMS`, which lies on this floor."""
+
+ASYNCHRONOUS = ("pipemare", "pipedream")
+"""The pipelines that never drain: what they learn depends on the stages, the micro-batches and the schedule."""
 
 COMBINATIONS = ("adasum", "adasum-rows", "adasum-gradients")
 """The ways of combining that are no sums, and change what is learnt: Adasum of the changes that every device's own
@@ -45,7 +49,11 @@ class Layout:
       model: devices that split the dims which `rules` give to the axis `model`.
       expert: devices of a tile that split the experts; they split the batch too, so they count as data devices for
         everything else.
-      stage: devices that hold one stage of a pipeline each.
+      stage: devices that hold one stage of a pipeline each (`multipod.step.staged`).
+      schedule: (stage) when which stage treats which micro-batch: a name in `multipod.pipelines.build.PIPELINES`.
+      micro_batches: (stage) parts of the batch that travel through the stages; 0: four for each stage, or the most
+        below that which divide a device's rows (`multipod.layout.stages.micro_batches`).
+      chunks: (stage, `interleaved`) parts of the model on each device.
       tile: rows and columns of a tile; empty takes the squarest, 1x2, 2x2, 2x4, 4x4.
       rules: which axis splits what (`multipod.layout.rules.Rule`); they go before `DEFAULT_RULES`.
       shard_weights: keep the weights split over the data axes, too; gather those of a layer before they are used, and
@@ -66,6 +74,9 @@ class Layout:
     model: int = 1
     expert: int = 1
     stage: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 0
+    chunks: int = 2
     tile: tuple[int, ...] = ()
     rules: tuple[str, ...] = ()
     shard_weights: bool = False
@@ -87,6 +98,11 @@ class Layout:
     def local_state(self) -> bool:
         """Whether every device has an optimizer state of its own."""
         return self.gradient_sum in ("adasum", "adasum-rows")
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether stages update at moments of their own, so that passes are under way between updates."""
+        return self.stage > 1 and self.schedule in ASYNCHRONOUS
 
     @property
     def splits_update(self) -> bool:
@@ -152,10 +168,10 @@ def _wrong_sizes(layout: Layout) -> list[str]:
             f"layout.spatial={layout.spatial}: give parts of the height, as 4, or of height and width, as 2x2."
         )
         return wrong
-    small = [f"{name}={getattr(layout, name)}" for name in ("model", "expert", "stage") if getattr(layout, name) < 1]
-    if small or layout.bucket_bytes < 0:
-        small += [f"bucket_bytes={layout.bucket_bytes}"] if layout.bucket_bytes < 0 else []
-        wrong.append(f"layout: {', '.join(small)}. Sizes are 1 or more; bucket_bytes 0 or more.")
+    least = {"model": 1, "expert": 1, "stage": 1, "chunks": 1, "bucket_bytes": 0, "micro_batches": 0}
+    small = [f"{name}={getattr(layout, name)}" for name, n in least.items() if getattr(layout, name) < n]
+    if small:
+        wrong.append(f"layout: {', '.join(small)}. Sizes are 1 or more; bucket_bytes and micro_batches 0 or more.")
         return wrong
     if layout.tile and (len(layout.tile) != 2 or math.prod(layout.tile) != layout.tile_devices):
         wrong.append(
@@ -172,6 +188,10 @@ def _wrong_choices(layout: Layout) -> list[str]:
     if layout.gradient_sum not in known:
         wrong.append(
             f"layout.gradient_sum: no sum is called {layout.gradient_sum!r}. {nearest(layout.gradient_sum, known)}"
+        )
+    if layout.schedule not in PIPELINES:
+        wrong.append(
+            f"layout.schedule: no pipeline is called {layout.schedule!r}. {nearest(layout.schedule, PIPELINES)}"
         )
     if layout.report_orthogonality and not layout.combines:
         wrong.append(

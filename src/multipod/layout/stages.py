@@ -109,6 +109,28 @@ def equal(layers: Sequence[Layer], parts: int) -> Cut:
     return Cut(tuple(layers), tuple(starts))
 
 
+def micro_batches(asked: int, stages: int, rows: int, *, rounds: bool = False) -> int:
+    """How many micro-batches go through `stages` in an update, of a data device's `rows`.
+
+    `asked`; or, if that is 0, the most up to four for each stage that divide the rows: a pipe that drains then works
+    4 P / (5 P - 1) of the time. rounds: (interleaved) only multiples of the stages.
+
+    Raises:
+      LayoutError: none divides the rows; with the nearest batch that does.
+    """
+    step = stages if rounds else 1
+    found = asked or next((n for n in range(4 * stages, 0, -1) if n % step == 0 and rows % n == 0), 0)
+    if not found or rows % found:
+        wanted = found or stages
+        near = " or ".join(map(str, sorted({rows // wanted * wanted, -(-rows // wanted) * wanted} - {0})))
+        fitting = [str(n) for n in range(1, 4 * stages + 1) if n % step == 0 and rows % n == 0]
+        way = f"Take {', '.join(fitting)} micro-batches, or" if fitting else "Take"
+        raise LayoutError(
+            f"layout: {wanted} micro-batches do not divide the {rows} rows of a data device. {way} {near} rows."
+        )
+    return found
+
+
 def check_cut(cut: Cut, schedule: PipelineSchedule, batch: int, data_devices: int = 1) -> int:
     """Refuses a cut, a batch and a schedule that do not train together; returns the rows of a micro-batch on a device.
 

@@ -30,6 +30,9 @@ WORDS: dict[str, Callable[[str], str]] = {
     "model": _sizes("model"),
     "expert": _sizes("expert"),
     "stage": _sizes("stage"),
+    "schedule": _sizes("schedule"),
+    "micro": _sizes("micro_batches"),
+    "chunks": _sizes("chunks"),
     "tile": _sizes("tile"),
     "sum": _sizes("gradient_sum"),
     "update": _flag("shard_update"),
@@ -67,6 +70,7 @@ def spelled(layout: Layout) -> str:
         "data": "x".join(map(str, layout.mesh)),
         "spatial": "x".join(map(str, layout.spatial)),
         **{axis: str(getattr(layout, axis)) for axis in ("model", "expert", "stage") if getattr(layout, axis) > 1},
+        **_of_stages(layout),
         "sum": layout.gradient_sum if layout.gradient_sum != Layout.gradient_sum else "",
         "gather": layout.gather_dtype,
         "wire": layout.sum_dtype,
@@ -74,3 +78,11 @@ def spelled(layout: Layout) -> str:
     }
     flags = [word for word, on in (("update", layout.shard_update), ("weights", layout.shard_weights)) if on]
     return ",".join([*(f"{word}={value}" for word, value in words.items() if value), *flags])
+
+
+def _of_stages(layout: Layout) -> dict[str, str]:
+    """What a pipeline adds."""
+    if layout.stage == 1:
+        return {}
+    chunks = str(layout.chunks) if layout.schedule == "interleaved" else ""
+    return {"schedule": layout.schedule, "micro": str(layout.micro_batches or ""), "chunks": chunks}

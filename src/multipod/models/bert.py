@@ -39,6 +39,8 @@ class Bert(FlaxModel):
       positions: longest sequence.
       types: kinds of tokens.
       next_sentence: whether there is a pooler and the head that tells whether the second sentence follows the first.
+      tied: the head scores with the table of the embedding; false gives it a table of its own, which a pipeline needs
+        whose stages update at different moments (PipeMare).
       dropout: share dropped of embeddings, behind each block, and of attention weights.
       dtype: type of products and activations; parameters, norms, softmax and logits are float32.
       remat: what each layer keeps for the backward pass.
@@ -52,6 +54,7 @@ class Bert(FlaxModel):
     positions: int = 512
     types: int = 2
     next_sentence: bool = True
+    tied: bool = True
     dropout: float = 0.1
     dtype: ComputeDtype = "float32"
     remat: Remat = "none"
@@ -80,9 +83,10 @@ class Bert(FlaxModel):
         return module.outputs(module.encode(batch), batch)
 
     def cut_points(self) -> tuple[ModelLayer, ...]:
-        """The embedding, each encoder layer, and the heads, which share the table of tokens with the embedding."""
+        """The embedding, each encoder layer, and the heads, which, if `tied`, share the embedding's table of tokens."""
         embedding = names_under(self, "tokens/", "positions/", "types/", "embedding_norm/")
-        heads = names_under(self, "tokens/", "transform/", "transform_norm/", "token_bias", "pooler/", "next/")
+        table = "tokens/" if self.tied else "scores/"
+        heads = names_under(self, table, "transform/", "transform_norm/", "token_bias", "pooler/", "next/")
         block = 4.0 * self.features**2 + 2 * self.features * self.hidden
 
         def encoder(n: int) -> ModelLayer:
@@ -141,6 +145,7 @@ class _Bert(nnx.Module):
         self.layers = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.layers)])
         self.transform = _square(size, options)
         self.transform_norm = LayerNorm(size, epsilon=EPSILON)
+        self.scores = None if spec.tied else Embedding(spec.vocab, size, **options)
         self.token_bias = constant(0.0, (spec.vocab,), ("vocab",))
         self.pooler = _square(size, options) if spec.next_sentence else None
         self.next = Dense({"embed": size}, {"classes": 2}, **options) if spec.next_sentence else None
@@ -175,7 +180,7 @@ class _Bert(nnx.Module):
         if places is not None:
             x = jnp.take_along_axis(x, places[..., None], 1)
         x = self.transform_norm(ACTIVATIONS["gelu"](self.transform(x)))
-        return self.tokens.scores(x) + self.token_bias[...]
+        return (self.scores or self.tokens).scores(x) + self.token_bias[...]
 
     def next_logits(self, x: jax.Array) -> jax.Array:
         """[n, 2], from the first token of each row."""

@@ -12,6 +12,7 @@ from multipod.nn.attention import KeysValues, segment_mask
 from multipod.nn.beam_search import Beams, Cache, beam_search, greedy
 from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
 from multipod.nn.embedding import Embedding, sinusoids
+from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merged
 from multipod.nn.model import Batch, FlaxModel, Params
 from multipod.nn.remat import Remat, called
@@ -73,8 +74,35 @@ class Transformer(FlaxModel):
 
     def forward(self, module: Any, batch: Batch) -> jax.Array:
         """Logits [examples, target positions, vocab], float32."""
-        encoded, source_segment = module.encode(batch)
-        return module.decode(batch, encoded, source_segment)
+        encoded, _ = module.encode(batch)
+        return module.decode(batch, encoded)
+
+    def cut_points(self) -> tuple[ModelLayer, ...]:
+        """Embedding, encoder layers, the target's embedding, decoder layers, logits.
+
+        The one table is used at three places, so the stages of these share it. From the encoder's end on its output
+        travels beside the decoder's.
+        """
+        block = 4.0 * self.features**2 + 2 * self.features * self.hidden
+        table = names_under(self, "embedding/")
+
+        def encoder(n: int) -> ModelLayer:
+            names = names_under(self, f"encoder/{n}/")
+            return ModelLayer(f"encoder {n}", names, lambda module, x, batch: module.encoded(n, x, batch), block)
+
+        def decoder(n: int) -> ModelLayer:
+            names, cost = names_under(self, f"decoder/{n}/"), block + 4.0 * self.features**2
+            return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoded(n, *x, batch), cost)
+
+        turn = (*names_under(self, "encoder_norm/"), *table)
+        head = (*names_under(self, "decoder_norm/"), *table)
+        return (
+            ModelLayer("embedding", table, lambda module, x, batch: module.embed(batch, "source"), 0.1 * block),
+            *map(encoder, range(self.encoder_layers)),
+            ModelLayer("target", turn, lambda module, x, batch: module.turned(x, batch), 0.1 * block),
+            *map(decoder, range(self.decoder_layers)),
+            ModelLayer("logits", head, lambda module, x, batch: module.logits(x[0]), 1.0 * self.features * self.vocab),
+        )
 
     def translate(
         self, params: Params, batch: Batch, *, start: int, end: int, length: int, beam: int = 4, penalty: float = 0.6
@@ -129,7 +157,8 @@ class _Transformer(nnx.Module):
         )
         init = jax.nn.initializers.normal(spec.features**-0.5)
         self.embedding = Embedding(spec.vocab, spec.features, init=init, dtype=spec.dtype, rngs=rngs)
-        self.dropout = dropped(spec.dropout, rngs)
+        # One for each side: a stage of a pipeline that has only one of them draws what the whole model does.
+        self.dropout, self.target_dropout = dropped(spec.dropout, rngs), dropped(spec.dropout, rngs)
         self.encoder = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.encoder_layers)])
         self.decoder = nnx.List([DecoderLayer(layer, rngs) for _ in range(spec.decoder_layers)])
         last = spec.norm == "pre"
@@ -138,22 +167,38 @@ class _Transformer(nnx.Module):
 
     def encode(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The encoder's output [n, positions, features], and the source's segments."""
-        tokens = batch["source"]
-        segment = _segment(batch, "source")
-        x, mask = self._embedded(tokens, batch.get("source_position")), segment_mask(segment, segment)
-        for layer in self.encoder:
-            x = called(layer, x, mask, remat=self.spec.remat)
-        return (self.encoder_norm(x) if self.encoder_norm else x), segment
+        x = self.embed(batch, "source")
+        for n in range(len(self.encoder)):
+            x = self.encoded(n, x, batch)
+        return self._normed(x), _segment(batch, "source")
 
-    def decode(self, batch: Batch, encoded: jax.Array, source_segment: jax.Array) -> jax.Array:
+    def decode(self, batch: Batch, encoded: jax.Array) -> jax.Array:
         """Logits for every place of batch["target"]."""
-        tokens = batch["target"]
+        x = self.embed(batch, "target")
+        for n in range(len(self.decoder)):
+            x, _ = self.decoded(n, x, encoded, batch)
+        return self.logits(x)
+
+    def embed(self, batch: Batch, name: str) -> jax.Array:
+        """What the first layer of the encoder (`source`) or of the decoder (`target`) reads."""
+        x = self._embedded(batch[name], batch.get(f"{name}_position"))
+        return self.dropout(x) if name == "source" else self.target_dropout(x)
+
+    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+        """x after encoder layer n."""
+        segment = _segment(batch, "source")
+        return called(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+
+    def turned(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """From the last encoder layer's output: what the first decoder layer reads, and what it attends to."""
+        return self.embed(batch, "target"), self._normed(x)
+
+    def decoded(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """x after decoder layer n, and what it attended to."""
         segment = _segment(batch, "target")
-        mask, cross_mask = segment_mask(segment, segment, causal=True), segment_mask(segment, source_segment)
-        x = self._embedded(tokens, batch.get("target_position"))
-        for layer in self.decoder:
-            x = called(layer, x, encoded, mask, cross_mask, remat=self.spec.remat)
-        return self._logits(x)
+        mask = segment_mask(segment, segment, causal=True)
+        cross_mask = segment_mask(segment, _segment(batch, "source"))
+        return called(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
 
     def source(self, batch: Batch) -> Source:
         """What the decoder attends to, computed once for all tokens that are generated."""
@@ -171,14 +216,18 @@ class _Transformer(nnx.Module):
         for layer, own, memory in zip(self.decoder, cache, source.layers, strict=True):
             x, own = layer.step(x, position, own, memory, source.mask)
             kept.append(own)
-        return self._logits(x)[:, 0], kept
+        return self.logits(x)[:, 0], kept
 
     def _embedded(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
         positions = jnp.arange(tokens.shape[1]) if positions is None else positions
         x = self.embedding(tokens) * self.spec.features**0.5
-        return self.dropout(x + sinusoids(positions, self.spec.features).astype(x.dtype))
+        return x + sinusoids(positions, self.spec.features).astype(x.dtype)
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def _normed(self, x: jax.Array) -> jax.Array:
+        return self.encoder_norm(x) if self.encoder_norm else x
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Scores of every token from the last decoder layer's output."""
         return self.embedding.scores(self.decoder_norm(x) if self.decoder_norm else x)
 
 

@@ -8,6 +8,7 @@ from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Objective
 from multipod.nn.model import Model
+from multipod.optim.pipemare import PipeMare
 from multipod.recipe.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Recipe:
       keep_checkpoints: how many checkpoints are kept, newest first.
       accumulate: parts that each device's rows of a batch go through the model in, one after the other, with their
         gradients added up: the memory of a smaller batch, the update of this one. (Batch norm sees the parts.)
+      pipemare: of an asynchronous pipeline (`layout.schedule`), which of PipeMare's techniques it uses.
       seed: of the parameters, of the order of the data, and of its augmentation.
       trouble: what is done about an update whose numbers are bad: not finite, or a spike.
     """
@@ -61,6 +63,7 @@ class Recipe:
     keep_checkpoints: int = 3
     seed: int = 0
     accumulate: int = 1
+    pipemare: PipeMare = field(default_factory=PipeMare)
     trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from multipod.recipe.recipe import Recipe
 
 RECIPES = {
     "digits": "multipod.recipes.digits:digits",
+    "digits-mlp": "multipod.recipes.digits_mlp:digits_mlp",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
     "resnet50": "multipod.recipes.imagenet:resnet50",

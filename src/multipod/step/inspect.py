@@ -16,6 +16,7 @@ from multipod.layout.mesh import data_devices, mesh_on, names_of
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import buckets, is_spec
 from multipod.step.program import Program
+from multipod.step.programs import AnyProgram, program_of
 from multipod.step.state import device_bytes
 
 
@@ -138,12 +139,12 @@ def stand_in(recipe: Recipe, devices: int) -> Recipe:
     return replace(recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), gradient_sum="xla"))
 
 
-def compiled_here(program: Program) -> CompiledFacts:
+def compiled_here(program: AnyProgram) -> CompiledFacts:
     """What XLA knows of the update, compiled for the devices of its mesh."""
     return facts_of(program.lowered.compile())
 
 
-def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[Program, CompiledFacts]:
+def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[AnyProgram, CompiledFacts]:
     """The update compiled for a TPU that is not here, as `v3:128x32`; the layout's mesh follows its devices if empty.
 
     Raises:
@@ -155,7 +156,7 @@ def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) 
         layout = replace(layout, mesh=layout.mesh_shape(count))
     rows, columns = (n * side for n, side in zip(layout.mesh, layout.tile_shape, strict=True))
     grid: np.ndarray = absent_mesh(topology_name, {"y": rows, "x": columns}).devices
-    program = Program(replace(recipe, layout=layout), mesh_on(layout, grid))
+    program = program_of(replace(recipe, layout=layout), mesh_on(layout, grid))
     return program, facts_of_lowered(program.lowered, topology_name, cache)
 
 
@@ -176,7 +177,7 @@ class Traffic:
     nbytes: int
 
 
-def traffic(facts: CompiledFacts, program: Program) -> Iterator[Traffic]:
+def traffic(facts: CompiledFacts, program: AnyProgram) -> Iterator[Traffic]:
     """The collectives of a compiled update, by kind and axes, the most bytes first."""
     sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
     sizes = dict(program.mesh.shape)

@@ -1,16 +1,19 @@
 """A recipe in a pipeline: its model cut into stages, its objective and optimizer in the parts that need them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from multipod.errors import RecipeError
 from multipod.execute.delays import Part
+from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
 from multipod.layout.stages import Cut, Layer, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
 from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
+from multipod.nn.padding import masked
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import Proof
 from multipod.recipe.recipe import Recipe
@@ -23,23 +26,26 @@ def cut_of(recipe: Recipe, parts: int) -> Cut:
       RecipeError: a model that does not say its layers.
       LayoutError: more parts than layers.
     """
-    return balanced([Layer(layer.name, layer.cost, layer.weights) for layer in _layers(recipe)], parts)
+    return balanced([Layer(layer.name, layer.cost, layer.weights) for layer in layers_of(recipe)], parts)
 
 
 def pipe_of(
     recipe: Recipe,
     proof: Proof,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     example: Any,
     *,
     stage_axis: str = "stage",
     data_axes: tuple[str, ...] = (),
     techniques: PipeMare | None = None,
+    rows: int = 0,
+    over_data: Callable[[Any], Any] | None = None,
 ) -> Pipe:
     """The recipe in the pipeline that `proof` is of, over `stage_axis`; the batch is split over `data_axes`.
 
-    example: a batch, any number of rows, for its shapes. A micro-batch's `aux` is {"batch": ..., "key": key data}, the
-    key drawn by the caller for each of them. techniques: (asynchronous) PipeMare's; None: none of the three.
+    example: a batch, any number of rows, for its shapes; an entry `mask` tells examples from padding. A micro-batch's
+    `aux` is {"batch": ..., "key": key data}, the key drawn by the caller for each of them. techniques: (asynchronous)
+    PipeMare's; None: none of the three. rows: of a batch with its padding; 0: `recipe.batch`. over_data: see `Pipe`.
 
     Raises:
       RecipeError: a model that does not say its layers, or a global limit on the gradient.
@@ -50,24 +56,46 @@ def pipe_of(
             f"recipe {recipe.name}: optimizer.clip limits the norm over the whole model, and no stage of a pipeline "
             "sees it. Set optimizer.clip=0."
         )
-    made, layers = proof.schedule, _layers(recipe)
+    made, layers = proof.schedule, layers_of(recipe)
     cut = cut_of(recipe, made.parts)
     devices = 1
     for axis in data_axes:
         devices *= mesh.shape[axis]
-    rows = check_cut(cut, made, recipe.batch, devices)
+    each = check_cut(cut, made, rows or recipe.batch, devices)
     shapes: dict[str, Any] = shapes_of(recipe.model)  # type: ignore[arg-type]
-    parts, weights = [], []
     optimizer = recipe.optimizer.build(recipe.updates)
-    for n, (start, stop) in enumerate(zip(cut.starts, cut.starts[1:], strict=False)):
-        own = layers[start:stop]
+    parts, weights = [], []
+    for n, own in enumerate(_of_parts(cut, layers)):
         delay = 0.0 if made.synchronous else float(proof.mean_delay(n))
-        parts.append(_part(recipe, own, stop == len(layers), optimizer, delay, techniques or PipeMare()))
+        parts.append(_part(recipe, own, n == made.parts - 1, optimizer, delay, techniques or PipeMare()))
         weights.append({name: shapes[name] for layer in own for name in layer.weights})
     seen = jax.eval_shape(lambda given: given, example)  # with the types that JAX has
-    batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in seen.items()}
+    batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
-    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut))
+    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data)
+
+
+def evaluations(recipe: Recipe, parts: int) -> list[Function]:
+    """The function of each of `parts` in evaluation, as `multipod.execute.pipeline_forward` takes them.
+
+    `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
+    labels of an objective that has them.
+    """
+    scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
+
+    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> Function:
+        def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
+            batch = dict(aux)
+            mask, key = batch.pop("mask"), jax.random.key(0)
+            y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
+            if not last:
+                return y, {}
+            return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
+
+        return function
+
+    cut, layers = cut_of(recipe, parts), layers_of(recipe)
+    return [of_part(own, n == parts - 1) for n, own in enumerate(_of_parts(cut, layers))]
 
 
 def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
@@ -80,15 +108,44 @@ def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: value for own in parts for name, value in own.items()}
 
 
+def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
+    """The layers of the recipe's model.
+
+    Raises:
+      RecipeError: the model does not say them; with what stands in the way, if that is batch norm.
+    """
+    name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
+    cut_points = getattr(recipe.model, "cut_points", None)
+    statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
+    if statistics:
+        raise RecipeError(
+            f"{name} normalises over the batch: in a pipeline that would be a micro-batch, so the model would learn "
+            "something else than unsplit, and something else with every number of micro-batches. Take a model with "
+            "group or layer norm, or split images or the batch instead of layers (layout.spatial, layout.mesh)."
+        )
+    if cut_points is None:
+        raise RecipeError(
+            f"{name} does not say its layers, so it cannot be cut into "
+            "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
+        )
+    return cut_points()
+
+
+def _of_parts(cut: Cut, layers: tuple[ModelLayer, ...]) -> list[tuple[ModelLayer, ...]]:
+    return [layers[start:stop] for start, stop in zip(cut.starts, cut.starts[1:], strict=False)]
+
+
 def _part(
     recipe: Recipe, layers: tuple[ModelLayer, ...], last: bool, optimizer: Any, delay: float, techniques: PipeMare
 ) -> Part:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
-        key = jax.random.wrap_key_data(aux["key"])
-        y = apply_layers(recipe.model, layers, weights, x, aux["batch"], train=True, key=key)  # type: ignore[arg-type]
-        if not last:
-            return y, {}
-        sums = masked_sums(recipe.objective(y, aux["batch"]))
+        batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
+        mask = batch.pop("mask", None)
+        with masked(mask):
+            y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
+            if not last:
+                return y, {}
+            sums = masked_sums(recipe.objective(y, batch), mask)
         return sums["loss"] / recipe.batch, sums
 
     if delay == 0:
@@ -98,13 +155,3 @@ def _part(
         techniques.wrap(optimizer, delay),
         (lambda w, state, on: techniques.backward_weights(w, state, delay * on)) if techniques.decay else None,
     )
-
-
-def _layers(recipe: Recipe) -> tuple[ModelLayer, ...]:
-    cut_points = getattr(recipe.model, "cut_points", None)
-    if cut_points is None:
-        raise RecipeError(
-            f"recipe {recipe.name}: {type(recipe.model).__name__} does not say its layers, so it cannot be cut into "
-            "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
-        )
-    return cut_points()

@@ -157,7 +157,10 @@ class Program:
         """
         layout = self.recipe.layout
         if layout.stage > 1:
-            raise LayoutError(f"layout.stage={layout.stage}: the update of a recipe has no stages. Set it to 1.")
+            raise LayoutError(
+                f"layout.stage={layout.stage}: what was asked for works on whole models, which have no stages. Set it "
+                "to 1."
+            )
         if layout.shard_weights and getattr(self.recipe.optimizer, "clip_before_sum", False):
             raise LayoutError(
                 "layout.shard_weights sums gradients where they are made, so clip_before_sum has none to clip. "
@@ -179,6 +182,17 @@ class Program:
         batch = {name: jax.ShapeDtypeStruct(rows[name], leaf.dtype) for name, leaf in self._batch().items()}
         once = partial(self._micro_gradients, _as_they_are)
         return order_made(lambda *args: once(*args)[0], shapes.params, shapes.statistics, key, batch)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The parts of the state by their names, as shapes with shardings."""
+        shapes = self.shapes
+        return {"parameters": shapes.params, "optimizer": shapes.optimizer, "statistics": shapes.statistics}
+
+    @property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self._bare_shapes.params))
 
     def init(self) -> State:
         """The state before the first update, on the mesh."""
@@ -302,6 +316,19 @@ class Program:
             kept = state.params, state.statistics, state.optimizer
             params, statistics, optimizer = chosen(good, (params, statistics, optimizer), kept)
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums
+
+    def evaluation_rows(self, examples: int) -> int:
+        """The rows of a batch in evaluation, of a test set of so many examples."""
+        devices = data_devices(self.mesh)
+        return -(-min(self.recipe.evaluation_batch, examples) // devices) * devices
+
+    def to_evaluate(self, state: State) -> State:
+        """What `evaluate` needs of a state. One program then serves every kind of evaluation."""
+        return state._replace(optimizer=None)
+
+    def whole_params(self, state: State) -> Any:
+        """The model's parameters, as the model takes them."""
+        return state.params
 
     @partial(jax.jit, static_argnums=0)
     def evaluate(self, state: State, batch: Batch) -> Sums:

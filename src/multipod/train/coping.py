@@ -10,6 +10,7 @@ import numpy as np
 
 from multipod.step.guard import Asked
 from multipod.step.program import Batch, Program, Sums
+from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.clock import Clock
 from multipod.train.events import Troubled
@@ -34,7 +35,7 @@ class Coped(NamedTuple):
 class Coping:
     """Looks at each update of a watched program."""
 
-    program: Program
+    program: AnyProgram
     clock: Clock = time.monotonic
     watch: Watch = field(init=False)
 
@@ -43,6 +44,7 @@ class Coping:
 
     def asked(self, stop: bool, flip: int = 0) -> Asked:
         """What goes with the next update: the wish to stop, and what is usual."""
+        assert isinstance(self.program, Program)  # those in stages are not watched
         return self.program.asked(stop, self.watch.limits(), flip)
 
     def __call__(
@@ -89,6 +91,7 @@ class Coping:
         state, sums = update(_before(state), batch, asked)
         jax.block_until_ready((state, sums))
         if int(sums["bad"]):
+            assert isinstance(self.program, Program)
             return state, sums, verdict(self.program, _before(state), batch, asked)
         self.watch.saw(*_numbers(sums))
         return state, sums, ""

@@ -14,18 +14,19 @@ from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
-from multipod.layout.mesh import batch_sharding, data_devices
+from multipod.layout.mesh import batch_sharding
 from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import finished
 from multipod.metrics.scores import batched_auc
-from multipod.step.program import Program, Sums
+from multipod.step.program import Sums
+from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.clock import Clock
 from multipod.train.events import Evaluated
 
 
-def evaluate(program: Program, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
+def evaluate(program: AnyProgram, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
@@ -34,7 +35,7 @@ def evaluate(program: Program, state: State, test: Source, reading: Reading | No
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
-    return _added(list(_dispatched(program, state, test, reading)))
+    return _added(list(_dispatched(program, program.to_evaluate(state), test, reading)))
 
 
 class Evaluating(NamedTuple):
@@ -69,7 +70,7 @@ class Beside:
     All processes of a run call `advance` at the same updates, because evaluations are collectives.
     """
 
-    program: Program
+    program: AnyProgram
     state: State
     test: Source
     reading: Reading | None
@@ -83,8 +84,9 @@ class Beside:
     def __post_init__(self) -> None:
         self.began, self.update = self.clock(), int(self.state.update)
         # The next update gives its state up.
-        copied = jax.tree.map(jnp.copy, (self.state.params, self.state.statistics))
-        self.state = self.state._replace(params=copied[0], statistics=copied[1], optimizer=None)
+        seen = self.program.to_evaluate(self.state)
+        copied = jax.tree.map(jnp.copy, (seen.params, seen.statistics))
+        self.state = seen._replace(params=copied[0], statistics=copied[1])
         self._todo = _dispatched(self.program, self.state, self.test, self.reading)
 
     def advance(self) -> Evaluated | None:
@@ -133,14 +135,11 @@ class Beside:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:
+def _dispatched(program: AnyProgram, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
-    devices = data_devices(program.mesh)
-    batch = -(-min(program.recipe.evaluation_batch, len(test)) // devices) * devices
+    batch = program.evaluation_rows(len(test))
     rows = owned_rows(batch_sharding(program.mesh), batch)
-    # One program for both kinds of evaluation; the optimizer's state is not read.
-    state = state._replace(optimizer=None)
     for host in evaluation_batches(test, batch, rows, reading):
         check_classes(program.recipe.model, host)
         placed = program.placed(host, rows, batch)

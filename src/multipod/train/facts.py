@@ -12,15 +12,15 @@ from multipod.data.source import identity_of
 from multipod.layout.mesh import topology_of
 from multipod.layout.text import spelled
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.programs import AnyProgram
 from multipod.step.state import device_bytes
 
 PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def facts(program: Program, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
+def facts(program: AnyProgram, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
     """The facts of a run of `program`, made of `recipe` (a name or `file.py:function`) and `changes`."""
-    mesh, shapes = program.mesh, program.shapes
+    mesh = program.mesh
     chips = topology_of(program.recipe.layout, mesh)
     grid = mesh.devices.reshape(mesh.devices.shape[0], -1)  # a row of tiles is a row of devices
     devices = [[{"id": d.id, "process": d.process_index, "kind": d.device_kind} for d in row] for row in grid.tolist()]
@@ -41,7 +41,7 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "cores": os.cpu_count(),
         "cache": cache,
         "versions": versions(),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(shapes.params)),
+        "parameters": program.parameters,
         "bytes_per_device": state_bytes(program),
         "gradient_sum": program.recipe.layout.gradient_sum,
         "shard_update": program.recipe.layout.shard_update,
@@ -59,8 +59,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
 
 
-def state_bytes(program: Program) -> dict[str, int]:
+def state_bytes(program: AnyProgram) -> dict[str, int]:
     """Bytes of each part of the state on one device."""
-    shapes = program.shapes
-    parts = {"parameters": shapes.params, "optimizer": shapes.optimizer, "statistics": shapes.statistics}
-    return {name: device_bytes(part) for name, part in parts.items()}
+    return {name: device_bytes(part) for name, part in program.kept.items()}

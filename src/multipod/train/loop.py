@@ -17,7 +17,8 @@ from multipod.data.source import Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
-from multipod.step.program import Batch, Program, Sums
+from multipod.step.program import Batch, Sums
+from multipod.step.programs import AnyProgram
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
@@ -78,7 +79,7 @@ class Surroundings:
             observer(event)
 
 
-def train(program: Program, around: Surroundings, state: State | None = None) -> tuple[State, Ended]:
+def train(program: AnyProgram, around: Surroundings, state: State | None = None) -> tuple[State, Ended]:
     """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
 
     Returns the last state, which is also the last checkpoint, and the summary.
@@ -95,7 +96,7 @@ def train(program: Program, around: Surroundings, state: State | None = None) ->
 class _Run:
     """The moving parts of `train`: the state, and where its time went."""
 
-    def __init__(self, program: Program, around: Surroundings, state: State | None) -> None:
+    def __init__(self, program: AnyProgram, around: Surroundings, state: State | None) -> None:
         self.program, self.recipe, self.around = program, program.recipe, around
         around.pulse("starting", 0)
         self.state = program.init() if state is None else state
@@ -176,7 +177,10 @@ class _Run:
             self.times.add(now - ended, now - dispatched - waited, waited)
             incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
-            values = _bare(sums) if troubled and int(sums["bad"]) else self.finished(_values(sums))
+            if troubled and int(sums["bad"]):
+                values = _bare(sums)
+            else:  # a pipe that fills has nothing to tell yet
+                values = self.finished(_values(sums)) if int(sums["count"]) else {}
             news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
             faults.after(self.update, int(self.state.position) - 1, self.batches)
             self.tell_skipped(self.batches.source)
@@ -342,7 +346,7 @@ class _Run:
             data_share=self.times.data_share,
             outside_share=self.times.outside_share,
             wall_s=wall_s,
-            optimizer_bytes=device_bytes(self.program.shapes.optimizer),
+            optimizer_bytes=device_bytes(self.program.kept["optimizer"]),
             resume=self.around.resume if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,
@@ -358,7 +362,7 @@ class _Run:
         return event
 
 
-def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
+def sum_alone_s(program: AnyProgram, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
     """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
     alone = program.sum_alone()
     jax.block_until_ready(alone(state.params))

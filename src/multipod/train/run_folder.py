@@ -135,6 +135,21 @@ def check_data(folder: RunFolder, facts: dict[str, Any], data: dict[str, str]) -
         )
 
 
+def check_pipe(folder: RunFolder, facts: dict[str, Any], recipe: Recipe, mesh: dict[str, int]) -> None:
+    """Refuses to go on with an asynchronous pipeline on another mesh: what is under way in it lies on its devices.
+
+    Raises:
+      RunFolderError: with the mesh that it needs.
+    """
+    before = facts["mesh"]
+    if recipe.layout.asynchronous and before != mesh:
+        spelled = " ".join(f"{axis}={size}" for axis, size in before.items())
+        raise RunFolderError(
+            f"{folder.path}: micro-batches are under way in its {recipe.layout.schedule} pipeline, on a mesh of "
+            f"{spelled}. Go on with --mesh {before['y']}x{before['x']} on as many devices as that."
+        )
+
+
 def _neighbours(path: Path) -> str:
     runs = sorted(p.parent for p in path.parent.glob("*/run.json")) if path.parent.is_dir() else []
     return f" Runs in {path.parent}: {', '.join(run.name for run in runs[-8:])}." if runs else ""

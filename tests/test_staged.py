@@ -1,0 +1,209 @@
+"""Recipes in pipeline stages through the trainer: equal to unsplit ones, to the delay simulator, and to themselves."""
+
+import functools
+from contextlib import closing
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from layout_recipes import pictures, words
+
+from multipod.data.batches import TrainBatches
+from multipod.errors import LayoutError, RecipeError, RunFolderError, ScheduleError
+from multipod.execute.delays import advance, begin, current
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.layout.stages import micro_batches
+from multipod.layout.text import layout_changes, spelled
+from multipod.models.mlp import Mlp
+from multipod.models.transformer import small_transformer
+from multipod.optim.optimizer import Optimizer
+from multipod.optim.pipemare import PipeMare
+from multipod.recipe.override import override
+from multipod.recipe.recipe import Recipe
+from multipod.recipes.digits import digits
+from multipod.recipes.digits_mlp import digits_mlp
+from multipod.step.pipeline import join_params, split_params
+from multipod.step.programs import program_of
+from multipod.train.checkpoint import Checkpoints
+from multipod.train.evaluation import evaluate
+from multipod.train.events import Evaluated, Updated
+from multipod.train.loop import Surroundings, train
+from multipod.train.run_folder import RunFolder, check_pipe
+
+T123 = PipeMare(anneal=4, decay=0.2, warmup=2)
+LATE = Layout((1, 2), stage=3, schedule="pipemare", micro_batches=2)
+
+
+def dense(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
+    base = replace(digits_mlp(), model=Mlp(features=8, layers=2), batch=24, updates=7, layout=layout)
+    plain = {"evaluate_every": 0, "checkpoint_every": 0, "optimizer": Optimizer("sgd", 0.1, momentum=0.9, warmup=0.0)}
+    return replace(base, **plain | changes)
+
+
+def dropping(layout: Layout, **changes) -> Recipe:
+    """Adam, which shows gradients of another scale, and dropout: draws that differ show as well."""
+    model = small_transformer(64, features=8, hidden=8, heads=2, encoder_layers=1, decoder_layers=1, dropout=0.2)
+    return words(layout, model=model, optimizer=Optimizer("adamw", 0.01, warmup=0.0), **changes)
+
+
+def fed(program, updates):
+    batches = TrainBatches(
+        program.recipe.data.train(), program.recipe.batch, program.recipe.seed, np.arange(program.rows), program.padded
+    )
+    incoming = batches.start(0)
+    return [next(incoming) for _ in range(updates)]
+
+
+def learnt(recipe, updates=3):
+    """Losses, evaluation and weights."""
+    program = program_of(recipe, make_mesh(recipe.layout))
+    update, state, losses = program.compile_update(), program.init(), []
+    for host in fed(program, updates):
+        batch = program.placed(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        losses.append(float(sums["loss"]) / max(int(sums["count"]), 1))
+    return losses, evaluate(program, state, recipe.data.test()), jax.device_get(program.whole_params(state))
+
+
+def assert_same(found, known):
+    np.testing.assert_allclose(found[0], known[0], rtol=1e-5)
+    assert found[1].keys() == known[1].keys()
+    assert found[1]["count"] == known[1]["count"]
+    np.testing.assert_allclose(found[1]["loss"], known[1]["loss"], rtol=1e-4)
+    assert found[2].keys() == known[2].keys()
+    for name, right in known[2].items():
+        np.testing.assert_allclose(found[2][name], right, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((2, 1), "ring", stage=4, schedule="gpipe", micro_batches=3),
+        Layout((1, 2), stage=2, schedule="interleaved", micro_batches=4),
+        Layout((1, 3), stage=2, micro_batches=5, failed=((0, 0),)),  # 24 rows and 6 of padding
+    ],
+    ids=lambda layout: layout.schedule,
+)
+def test_dense_layers_in_stages_learn_as_the_unsplit_model(layout):
+    assert_same(learnt(dense(layout)), unsplit())
+
+
+@functools.cache
+def unsplit():
+    return learnt(dense())
+
+
+def test_a_transformer_in_stages_learns_as_the_unsplit_model_with_its_dropout():
+    """One table in three stages; the encoder's output beside the decoder's; the draws of accumulated gradients."""
+    staged = dropping(Layout((1, 2), stage=3, micro_batches=2))
+    assert_same(learnt(staged, 2), learnt(dropping(Layout((1, 2)), accumulate=2), 2))
+
+
+def test_pipemare_through_the_trainer_is_the_delay_simulator():
+    recipe = dense(LATE, pipemare=T123)
+    program = program_of(recipe, make_mesh(recipe.layout))
+    update, state, pipe = program.compile_update(), program.init(), program.pipe
+    alone = program_of(replace(recipe, layout=replace(LATE, mesh=(1, 1))), make_mesh(replace(LATE, mesh=(1, 1)))).pipe
+    weights = split_params(recipe, alone, jax.device_get(program.whole_params(state)))
+    history = begin(alone.parts, weights, 8)
+    simulate = jax.jit(lambda h, b, late: advance(alone.parts, h, b, pipe.tables.delays, delayed=late))
+    counts = []
+    for k, host in enumerate(fed(program, recipe.updates)):
+        batch = program.placed(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        counts.append(int(sums["count"]))
+        # A micro-batch is one of each data device's: its rows are the first and third, or second and fourth, quarter.
+        rows = jax.tree.map(
+            lambda a: a.reshape(2, 2, 6, *a.shape[1:]).swapaxes(0, 1).reshape(2, 12, *a.shape[1:]), host
+        )
+        history, _ = simulate(history, {"batch": rows, "key": np.zeros((2, 2), np.uint32)}, k >= T123.warmup)
+    known = join_params(list(current(history)))
+    found = jax.device_get(program.whole_params(state))
+    for name, right in known.items():
+        np.testing.assert_allclose(found[name], right, rtol=2e-4, atol=2e-6, err_msg=name)
+    assert counts == [24, 24, 0, 24, 24, 24, 24]  # after the warm-up the pipe fills
+    assert evaluate(program, state, recipe.data.test())["count"] == 360
+
+
+def test_stopped_in_mid_pipeline_it_goes_on_with_the_same_bits(tmp_path):
+    recipe = dense(LATE, pipemare=T123, evaluate_every=4, checkpoint_every=3)
+    program = program_of(recipe, make_mesh(recipe.layout))
+
+    def run(folder, state=None, stop_after=0):
+        told = []
+        with closing(Checkpoints(folder, keep=3)) as saved:
+            around = Surroundings(saved, [told.append], stop_after=stop_after, evaluate_beside=bool(stop_after))
+            given = saved.restore(program.shapes) if state else None
+            end, _ = train(program, around, given)
+        return jax.device_get(end), [(e.update, e.values) for e in told if isinstance(e, Updated | Evaluated)]
+
+    straight, said = run(tmp_path / "a")
+    _, first = run(tmp_path / "b", stop_after=5)
+    ended, second = run(tmp_path / "b", state=True)
+    assert sorted([*first, *second], key=str) == sorted(said, key=str)
+    assert jax.tree.leaves(ended.optimizer.flight)
+    jax.tree.map(np.testing.assert_array_equal, ended, straight)
+
+
+def test_what_a_pipeline_cannot_do_is_said(tmp_path):
+    def refused(recipe, kind=LayoutError):
+        with pytest.raises(kind) as error:
+            _ = program_of(recipe, make_mesh(recipe.layout)).lowered
+        return str(error.value)
+
+    said = refused(words(Layout((1, 1), "ring", True, model=2, stage=2, schedule="pipemare"), accumulate=2))
+    assert "layout.stage=2 with model=2: inside a stage nothing is split" in said
+    assert "layout.stage=2 with shard_update=True: stages keep and update their weights whole. Leave them out." in said
+    assert "gradient_sum=ring: stages of pipemare sum at different moments" in said
+    assert "accumulate=2: micro-batches are that already. Set accumulate=1 and layout.micro_batches." in said
+    assert "pipemare.warmup=2: 1f1b is synchronous" in refused(dense(Layout((1, 1), stage=2), pipemare=T123))
+    said = refused(pictures(Layout((1, 1), stage=2)), RecipeError)
+    assert "recipe pictures: SmallResNet normalises over the batch: in a pipeline that would be a micro-batch" in said
+    assert "5 stages for 4 layers" in refused(dense(Layout((1, 1), stage=5)))
+    said = refused(dense(Layout((1, 2), stage=2, micro_batches=5)))
+    assert (
+        "5 micro-batches do not divide the 12 rows of a data device. Take 1, 2, 3, 4, 6 micro-batches, or 10 or" in said
+    )
+    said = refused(words(Layout((1, 1), stage=2, schedule="pipedream", micro_batches=2)), ScheduleError)
+    assert "they cannot stay equal: embedding/table (parts 0, 1)" in said
+    with pytest.raises(LayoutError, match=r"no pipeline is called 'gpip'. Nearest: gpipe"):
+        Layout(stage=2, schedule="gpip")
+    with pytest.raises(
+        RunFolderError, match=r"under way in its pipemare pipeline, on a mesh of y=1 x=2 stage=3. Go on"
+    ):
+        check_pipe(
+            RunFolder(tmp_path), {"mesh": {"y": 1, "x": 2, "stage": 3}}, dense(LATE), {"y": 1, "x": 1, "stage": 3}
+        )
+    with pytest.raises(RecipeError, match=r"Mlp: features=0, layers=-1. Sizes are 1 or more"):
+        Mlp(features=0, layers=-1)
+
+
+def test_the_number_of_micro_batches_follows_the_rows():
+    assert micro_batches(0, 2, 24) == 8
+    assert micro_batches(0, 4, 7) == 7
+    assert micro_batches(0, 3, 24, rounds=True) == 12
+    with pytest.raises(
+        LayoutError, match=r"3 micro-batches do not divide the 8 rows of a data device. Take 6 or 9 rows"
+    ):
+        micro_batches(0, 3, 8, rounds=True)
+
+
+def test_layouts_of_stages_as_text_and_as_tables():
+    text = "data=1x2,stage=4,schedule=interleaved,micro=8,chunks=3"
+    assert spelled(override(digits(), layout_changes(text)).layout) == text.replace("chunks=3", "chunks=3,sum=ordered")
+    from multipod.cli.show import _staged
+
+    layout = Layout((1, 2), stage=4, schedule="pipemare", micro_batches=4)
+    recipe = replace(digits_mlp(), layout=layout)
+    first, second = _staged(program_of(recipe, make_mesh(layout)))
+    cells = {column.header: list(column.cells) for column in first.columns}
+    assert cells["layers"] == ["first, layer 0", "layer 1, layer 2", "layer 3, layer 4", "layer 5, last"]
+    assert cells["parameters"] == ["8,320", "8,320", "8,320", "4,810"]
+    assert cells["delay, updates"] == ["1.75", "1.25", "0.75", "0.25"]
+    assert cells["micro-batches kept"] == ["7", "5", "3", "1"]
+    rows = dict(zip(*(column.cells for column in second.columns), strict=True))
+    assert rows["parameters"] == "29,770"
+    assert rows["batch"] == "64 of 128 rows, in 4 micro-batches of 16"
+    assert int(rows["under way, bytes"].replace(",", "")) > 0
