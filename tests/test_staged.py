@@ -23,7 +23,7 @@ from multipod.optim.pipemare import PipeMare
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits
-from multipod.recipes.digits_mlp import digits_mlp
+from multipod.recipes.mlp_small import mlp_small
 from multipod.step.pipeline import join_params, split_params
 from multipod.step.programs import program_of
 from multipod.train.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ LATE = Layout((1, 2), stage=3, schedule="pipemare", micro_batches=2)
 
 
 def dense(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
-    base = replace(digits_mlp(), model=Mlp(features=8, layers=2), batch=24, updates=7, layout=layout)
+    base = replace(mlp_small(), model=Mlp(features=8, layers=2), batch=24, updates=7, layout=layout)
     plain = {"evaluate_every": 0, "checkpoint_every": 0, "optimizer": Optimizer("sgd", 0.1, momentum=0.9, warmup=0.0)}
     return replace(base, **plain | changes)
 
@@ -196,7 +196,7 @@ def test_layouts_of_stages_as_text_and_as_tables():
     from multipod.cli.show import _staged
 
     layout = Layout((1, 2), stage=4, schedule="pipemare", micro_batches=4)
-    recipe = replace(digits_mlp(), layout=layout)
+    recipe = replace(mlp_small(), layout=layout)
     first, second = _staged(program_of(recipe, make_mesh(layout)))
     cells = {column.header: list(column.cells) for column in first.columns}
     assert cells["layers"] == ["first, layer 0", "layer 1, layer 2", "layer 3, layer 4", "layer 5, last"]

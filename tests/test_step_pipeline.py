@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 from multipod.errors import LayoutError, RecipeError, ScheduleError
 from multipod.metrics.objective import TokenClassification, masked_sums
 from multipod.models.bert import tiny_bert
+from multipod.models.st_moe import small_st_moe
 from multipod.optim.optimizer import Optimizer
 from multipod.pipelines.build import build
 from multipod.pipelines.check import check
@@ -76,8 +77,10 @@ def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
 def test_what_cannot_be_cut(recipe):
     with pytest.raises(LayoutError, match=r"6 stages for 5 layers: every stage needs one. Take 1 to 5 stages"):
         cut_of(recipe, 6)
-    with pytest.raises(RecipeError, match="recipe digits: SmallResNet does not say its layers"):
+    with pytest.raises(RecipeError, match="recipe digits: SmallResNet normalises over the batch"):
         cut_of(digits(), 2)
+    with pytest.raises(RecipeError, match="recipe digits: StMoe does not say its layers, so it cannot be cut"):
+        cut_of(replace(digits(), model=small_st_moe(8, features=8, heads=2, kv=4)), 2)
     clipped = replace(recipe, optimizer=replace(recipe.optimizer, clip=1.0))
     with pytest.raises(RecipeError, match=r"optimizer.clip limits the norm over the whole model"):
         pipe_of(clipped, check(build("1f1b", 2, N)), a_mesh(2), a_batch())

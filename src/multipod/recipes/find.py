@@ -13,9 +13,9 @@ from multipod.recipe.recipe import Recipe
 
 RECIPES = {
     "digits": "multipod.recipes.digits:digits",
-    "digits-mlp": "multipod.recipes.digits_mlp:digits_mlp",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
+    "mlp-small": "multipod.recipes.mlp_small:mlp_small",
     "resnet50": "multipod.recipes.imagenet:resnet50",
     "st-moe-32b": "multipod.recipes.st_moe:st_moe_32b",
     "st-moe-l": "multipod.recipes.st_moe:st_moe_l",

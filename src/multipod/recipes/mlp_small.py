@@ -7,10 +7,10 @@ from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 
 
-def digits_mlp() -> Recipe:
+def mlp_small() -> Recipe:
     """Eight dense layers on scikit-learn's 1,797 handwritten digits; cut it with --layout stage=4."""
     return Recipe(
-        name="digits-mlp",
+        name="mlp-small",
         model=Mlp(),
         data=Digits(),
         objective=Classification(),
