@@ -1,13 +1,18 @@
 """Recipes in pipeline stages through the trainer: equal to unsplit ones, to the delay simulator, and to themselves."""
 
 import functools
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from layout_recipes import pictures, words
+from processes import clean_environment
+from test_cli import wait_for
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, RecipeError, RunFolderError, ScheduleError
@@ -207,3 +212,31 @@ def test_layouts_of_stages_as_text_and_as_tables():
     assert rows["parameters"] == "29,770"
     assert rows["batch"] == "64 of 128 rows, in 4 micro-batches of 16"
     assert int(rows["under way, bytes"].replace(",", "")) > 0
+
+
+@pytest.mark.processes
+def test_a_stage_that_dies_is_named_and_nobody_hangs(tmp_path):
+    """Two processes, a stage each, in an asynchronous pipeline; one is killed while micro-batches are under way."""
+    layout = ["--layout", "data=1x1,stage=2,schedule=pipemare,micro=2", "--cpu-devices", "1"]
+    changes = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=4"]
+    command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--timeout", "30", "--", "train"]
+    launcher = subprocess.Popen(
+        [*command, "mlp-small", *layout, *changes, "--out", "run"],
+        cwd=tmp_path, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    ranks = []
+    try:
+        wait_for(lambda: (tmp_path / "run" / "checkpoints" / "4" / "checksums.json").is_file(), launcher)
+        ranks = psutil.Process(launcher.pid).children()
+        next(p for p in ranks if p.environ().get("MULTIPOD_PROCESS_ID") == "1").kill()
+        _, err = launcher.communicate(timeout=60)
+        assert launcher.returncode == 1
+        assert "rank 1" in err
+        assert "was killed by SIGKILL" in err
+        assert "train --resume" in err
+        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks)
+    finally:
+        for process in [*ranks, launcher]:
+            if process is launcher or process.is_running():
+                process.kill()
+        launcher.wait()

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.nn.initializers import variance_scaling
 
 from multipod.errors import RecipeError
 from multipod.nn.dense import Dense
@@ -63,9 +64,10 @@ class Mlp(FlaxModel):
 class _Mlp(nnx.Module):
     def __init__(self, spec: Mlp, rngs: nnx.Rngs) -> None:
         self.first = Dense({"pixels": spec.inputs}, {"embed": spec.features}, rngs=rngs)
-        self.layers = nnx.List(
-            [Dense({"embed": spec.features}, {"embed_out": spec.features}, rngs=rngs) for _ in range(spec.layers)]
-        )
+        # Together the layers add about as much as comes in.
+        init = variance_scaling(1 / max(spec.layers, 1), "fan_in", "truncated_normal")
+        sizes = {"embed": spec.features}, {"embed_out": spec.features}
+        self.layers = nnx.List([Dense(*sizes, init=init, rngs=rngs) for _ in range(spec.layers)])
         self.last = Dense({"embed": spec.features}, {"classes": spec.classes}, rngs=rngs)
 
     def enter(self, batch: Batch) -> jax.Array:
