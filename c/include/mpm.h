@@ -100,12 +100,6 @@ struct mpm_file {
 
 struct mpm_kernel;
 
-/* A variable that mpm_reset sets to another value than zero. 12 bytes. */
-struct mpm_reset_value {
-    uint32_t offset, bytes;
-    uint8_t value; /* of each byte */
-};
-
 /* A variable with a name, which operators of any subgraph read and assign. 20 bytes on a 32-bit chip. */
 struct mpm_resource {
     struct mpm_resource *next;
@@ -114,7 +108,7 @@ struct mpm_resource {
     uint8_t value; /* of each byte, after a reset */
 };
 
-/* What a model needs beside its arena: about 90 bytes on a 32-bit chip. */
+/* What a model needs beside its arena: about 100 bytes on a 32-bit chip. */
 struct mpm_interpreter {
     struct mpm_file file;
     struct mpm_arena *arena;
@@ -129,10 +123,11 @@ struct mpm_interpreter {
     uint32_t needed_bytes;    /* the exact size of an arena for this model alone, start-up included */
     uint32_t variable_bytes;  /* part of persistent_bytes: state that mpm_reset clears */
     uint8_t *variables;       /* the lowest address of the variables */
-    struct mpm_reset_value *resets;
+    uint32_t *resets;         /* of each variable, where one is not reset to zeros: its offset / 8 << 8 | the value of each byte */
     struct mpm_resource *resources; /* a list */
     uint16_t reset_count;
-    uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run (kernel.h, mpm_buffer) */
+    uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run, where there is room for it
+                                 beside all that outlives a run (kernel.h, mpm_buffer) */
     uint16_t graph_count;
     uint16_t depth;           /* subgraphs running now */
 };

@@ -31,6 +31,7 @@ static uint8_t *persistent_floor(const struct mpm_arena *arena) {
 static void *take(struct mpm_prep *p, uint32_t bytes) {
     const struct mpm_arena *arena = p->m->arena;
     uint8_t *floor = arena->persistent_bytes != 0 ? persistent_floor(arena) : p->low;
+    uint32_t used;
     bytes = (bytes + KEEP_ALIGN - 1) & ~(KEEP_ALIGN - 1);
     p->kept += bytes;
     if (bytes > (size_t)(p->high - floor)) {
@@ -38,6 +39,8 @@ static void *take(struct mpm_prep *p, uint32_t bytes) {
         return NULL;
     }
     p->high -= bytes;
+    used = (uint32_t)(p->low - arena->scratch) + (uint32_t)(arena->persistent - p->high) - arena->persistent_used;
+    if (p->peak < used && !p->final) p->peak = used;
     return p->high;
 }
 
@@ -50,18 +53,9 @@ void *mpm_keep(struct mpm_prep *p, uint32_t bytes) {
 void *mpm_scratch(struct mpm_prep *p, uint32_t bytes) {
     struct mpm_buffer *b;
     if (p->final) return p->m->arena->scratch + p->buffers[p->scratch_cursor++].offset;
-    if (sizeof *b > (size_t)(p->high - p->low) || p->buffer_count >= MPM_SCRATCH) {
-        mpm_fail(p, MPM_ARENA_TOO_SMALL, -1, MPM_TEXT("the arena is too small to plan memory in"));
-        p->m->error.at = 0;
-        return NULL;
-    }
-    b = &p->buffers[p->buffer_count];
-    p->low += sizeof *b;
-    b->bytes = mpm_round_up(bytes);
-    b->offset = MPM_NO_ROOM;
-    b->tensor = (uint16_t)(MPM_SCRATCH + p->subgraph);
+    b = mpm_new_buffer(p, MPM_SCRATCH + p->subgraph, bytes);
+    if (b == NULL) return NULL;
     b->first = b->last = p->op;
-    b->root = (uint16_t)p->buffer_count++;
     return p->m->arena->scratch;
 }
 
@@ -192,22 +186,37 @@ static enum mpm_status open_graphs(struct mpm_prep *p, uint32_t *variables) {
     return MPM_OK;
 }
 
+/* Where the table of buffers goes for the second round. It may be larger than all activations, and the variables are
+ * not needed yet: the table goes there where the arena has no room for it beside them. */
+static uint32_t settle_table(struct mpm_prep *p, uint32_t end) {
+    struct mpm_interpreter *m = p->m;
+    const struct mpm_arena *arena = m->arena;
+    const uint32_t table = p->buffer_count * (uint32_t)sizeof(struct mpm_buffer);
+    if (end >= table) return end;
+    if (arena->persistent_bytes != 0 || table > m->variable_bytes) return table;
+    if (table + m->persistent_bytes + arena->persistent_used > arena->scratch_bytes) {
+        memcpy(m->variables, p->buffers, table);
+        p->buffers = (struct mpm_buffer *)(void *)m->variables;
+        p->low = arena->scratch;
+    }
+    return end;
+}
+
 /* Places everything, and sees whether it fits. */
 static enum mpm_status settle(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
     const struct mpm_arena *arena = m->arena;
-    const uint32_t table = p->buffer_count * (uint32_t)sizeof(struct mpm_buffer);
     uint32_t g, end = 0, low;
     for (g = 0; g < m->graph_count; g++) {
         p->subgraph = (uint16_t)g;
         p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
         MPM_TRY(mpm_plan_place(p, end, &end));
     }
-    low = end > table ? end : table;
     m->scratch_bytes = end;
     m->buffer_count = (uint16_t)p->buffer_count;
     m->persistent_bytes = (p->kept + 7u) & ~7u;
-    m->needed_bytes = low + m->persistent_bytes;
+    low = settle_table(p, end);
+    m->needed_bytes = low + m->persistent_bytes > p->peak ? low + m->persistent_bytes : p->peak;
     p->op = 0xffff;
     m->error.at = m->needed_bytes + arena->persistent_used;
     if (low > arena->scratch_bytes ||
@@ -240,10 +249,10 @@ static enum mpm_status open_file(struct mpm_prep *p, const void *model, uint32_t
     return MPM_OK;
 }
 
-/* The variables that do not begin as zeros. */
+/* The variables, where one of them does not begin as zeros. */
 static enum mpm_status fill_resets(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
-    struct mpm_reset_value *next = m->resets;
+    uint32_t *next = m->resets;
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
         const uint32_t end = g + 1 < m->graph_count ? m->graphs[g + 1].done : p->tensor_buffers;
@@ -253,10 +262,7 @@ static enum mpm_status fill_resets(struct mpm_prep *p) {
             struct mpm_tensor t;
             if (p->buffers[i].root != MPM_VARIABLE) continue;
             MPM_TRY(mpm_tensor_at(p, g, p->buffers[i].tensor, &t));
-            if (t.type != MPM_INT8 || t.zero_point == 0) continue;
-            next->offset = p->buffers[i].offset;
-            next->bytes = t.bytes;
-            next++->value = (uint8_t)t.zero_point;
+            *next++ = p->buffers[i].offset / MPM_ALIGN << 8 | (t.type == MPM_INT8 ? (uint8_t)t.zero_point : 0u);
         }
     }
     return MPM_OK;
@@ -277,10 +283,13 @@ static enum mpm_status init(struct mpm_prep *p, const void *model, uint32_t byte
     p->kept = (p->kept + 7u) & ~7u;
     m->variables = take(p, variables);
     if (m->variables == NULL) return MPM_ARENA_TOO_SMALL;
-    m->resets = take(p, m->reset_count * (uint32_t)sizeof *m->resets);
-    if (m->resets == NULL) return MPM_ARENA_TOO_SMALL;
+    if (m->reset_count != 0) {
+        for (m->reset_count = 0, g = 0; g < p->buffer_count; g++) m->reset_count = (uint16_t)(m->reset_count + (p->buffers[g].root == MPM_VARIABLE));
+        m->resets = take(p, m->reset_count * (uint32_t)sizeof *m->resets);
+        if (m->resets == NULL) return MPM_ARENA_TOO_SMALL;
+    }
     p->planned = 1;
-    MPM_TRY(fill_resets(p));
+    if (m->reset_count != 0) MPM_TRY(fill_resets(p));
     MPM_TRY(prepare_all(p));
     MPM_TRY(settle(p));
     p->final = 1;

@@ -54,6 +54,7 @@ struct mpm_prep {
     uint32_t scratch_cursor; /* the next scratch buffer, in the second round */
     uint8_t *low, *high;     /* what is free between the two ends */
     uint32_t kept;           /* bytes that kernels asked to keep, rounded up: the sum of the first round */
+    uint32_t peak;           /* the most that both ends together have taken in the first round */
     uint16_t op, subgraph;
     uint8_t planned;         /* lifetimes are known: tensors must have a buffer */
     uint8_t final;           /* second round: addresses are true */

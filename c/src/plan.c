@@ -4,6 +4,23 @@
 
 uint32_t mpm_round_up(uint32_t bytes) { return (bytes + (MPM_ALIGN - 1)) & ~(uint32_t)(MPM_ALIGN - 1); }
 
+struct mpm_buffer *mpm_new_buffer(struct mpm_prep *p, uint32_t tensor, uint32_t bytes) {
+    const struct mpm_arena *arena = p->m->arena;
+    const uint8_t *end = arena->persistent_bytes != 0 ? arena->scratch + arena->scratch_bytes : p->high;
+    struct mpm_buffer *b = &p->buffers[p->buffer_count];
+    if (sizeof *b > (size_t)(end - p->low) || p->buffer_count >= MPM_SCRATCH) {
+        p->m->error.at = 0;
+        mpm_fail(p, MPM_ARENA_TOO_SMALL, -1, MPM_TEXT("the arena is too small to plan memory in"));
+        return NULL;
+    }
+    p->low += sizeof *b;
+    b->bytes = mpm_round_up(bytes);
+    b->offset = MPM_NO_ROOM;
+    b->tensor = (uint16_t)tensor;
+    b->root = (uint16_t)p->buffer_count++;
+    return b;
+}
+
 static struct mpm_buffer *find(struct mpm_prep *p, uint32_t tensor) {
     uint32_t i;
     for (i = p->m->graphs[p->subgraph].done; i < p->buffer_count; i++)
@@ -20,17 +37,13 @@ static enum mpm_status buffer_for(struct mpm_prep *p, uint32_t tensor, uint32_t 
     MPM_TRY(mpm_tensor_at(p, p->subgraph, tensor, &t));
     if (t.constant) return MPM_OK;
     if (tensor >= MPM_SCRATCH) return mpm_fail(p, MPM_UNSUPPORTED, (int32_t)tensor, MPM_TEXT("too many tensors"));
-    if (sizeof *b > (size_t)(p->high - p->low))
-        return mpm_fail(p, MPM_ARENA_TOO_SMALL, -1, MPM_TEXT("the arena is too small to plan memory in"));
-    b = &p->buffers[p->buffer_count];
-    p->low += sizeof *b;
-    b->bytes = mpm_round_up(t.bytes);
-    b->offset = MPM_NO_ROOM;
-    b->tensor = (uint16_t)tensor;
+    b = mpm_new_buffer(p, tensor, t.bytes);
+    if (b == NULL) return MPM_ARENA_TOO_SMALL;
     b->first = 0xffff; /* nothing has written it */
     b->last = 0;
-    b->root = (uint16_t)p->buffer_count++;
     if (t.variable) {
+        if (b->bytes > 0x7ffffffu - *variables)
+            return mpm_fail(p, MPM_UNSUPPORTED, (int32_t)tensor, MPM_TEXT("the model has more than 128 MB of variables"));
         b->offset = *variables;
         *variables += b->bytes;
         b->root = MPM_VARIABLE;

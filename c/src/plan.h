@@ -8,6 +8,9 @@
 
 uint32_t mpm_round_up(uint32_t bytes);
 
+/* A new entry of the table of buffers, at the low end; null: the arena is full (mpm_fail has been called). */
+struct mpm_buffer *mpm_new_buffer(struct mpm_prep *p, uint32_t tensor, uint32_t bytes);
+
 /* Finds the buffers of a subgraph's tensors and when each is needed. */
 enum mpm_status mpm_plan_lifetimes(struct mpm_prep *p, uint32_t *variable_bytes);
 

@@ -51,8 +51,10 @@ void mpm_reset(struct mpm_interpreter *m) {
     const struct mpm_resource *r;
     uint32_t i;
     memset(m->variables, 0, m->variable_bytes);
-    for (i = 0; i < m->reset_count; i++)
-        memset(m->variables + m->resets[i].offset, m->resets[i].value, m->resets[i].bytes);
+    for (i = 0; i < m->reset_count; i++) {
+        const uint32_t at = (m->resets[i] >> 8) * MPM_ALIGN, end = i + 1u < m->reset_count ? (m->resets[i + 1] >> 8) * MPM_ALIGN : m->variable_bytes;
+        memset(m->variables + at, (int)(m->resets[i] & 0xff), end - at);
+    }
     for (r = m->resources; r != NULL; r = r->next) memset(r->data, r->value, r->bytes);
     for (i = 0; i < m->graph_count; i++) m->graphs[i].done = 0;
 }

@@ -1,25 +1,24 @@
 /* FULLY_CONNECTED of int8, four outputs at a time. */
 #include "conv.h"
 
-/* Only where the filter has a scale for each channel: 12 bytes on a 32-bit chip. */
-struct channel_scales {
-    const uint8_t *filter;
+/* Only where the filter has a scale for each channel or int4 weights: 16 bytes on a 32-bit chip. */
+struct extras {
+    int8_t *unpacked;      /* scratch, for int4 weights; else null */
+    const uint8_t *scales; /* null: one scale for all */
     float in, out;
 };
 
-/* 52 bytes on a 32-bit chip. */
+/* 40 bytes on a 32-bit chip. */
 struct fully_connected {
     const int8_t *in;
     const int8_t *filter; /* [out][in] */
     const int32_t *bias;  /* may be null */
     int8_t *out;
-    int8_t *unpacked;     /* scratch, for int4 weights; else null */
-    const struct channel_scales *each; /* null: one scale for all, below */
+    struct extras *extras; /* null: one scale for all, and weights of int8 */
     int32_t multiplier;
-    int32_t batch;
-    int32_t depth, channels; /* elements */
-    int16_t in_zero, out_zero;
-    int16_t low, high;
+    int32_t depth;
+    uint16_t batch, channels;
+    int8_t in_zero, out_zero, low, high;
     int8_t shift;
 };
 
@@ -37,9 +36,9 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     int8_t *out = f->out;
     int32_t b, c;
     (void)m;
-    if (f->unpacked != NULL) {
-        mpm_unpack_int4((const uint8_t *)f->filter, (uint32_t)(f->channels * f->depth), f->unpacked);
-        filter = f->unpacked;
+    if (f->extras != NULL && f->extras->unpacked != NULL) {
+        mpm_unpack_int4((const uint8_t *)f->filter, f->channels * (uint32_t)f->depth, f->extras->unpacked);
+        filter = f->extras->unpacked;
     }
     entry.multiplier = f->multiplier;
     entry.shift = f->shift;
@@ -58,9 +57,9 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
             w += n * f->depth;
             for (; c < end; c++) {
                 entry.start = f->bias == NULL ? 0 : f->bias[c];
-                if (f->each != NULL) {
+                if (f->extras != NULL && f->extras->scales != NULL) {
                     const struct mpm_multiplier scaled =
-                        mpm_multiplier_of(f->each->in, mpm_scale_at(f->each->filter, (uint32_t)c), f->each->out);
+                        mpm_multiplier_of(f->extras->in, mpm_scale_at(f->extras->scales, (uint32_t)c), f->extras->out);
                     entry.multiplier = scaled.value;
                     entry.shift = scaled.shift;
                 }
@@ -75,18 +74,19 @@ static enum mpm_status scales(struct mpm_prep *p, struct fully_connected *f, con
                               const struct mpm_tensor *filter, const struct mpm_tensor *out) {
     struct mpm_multiplier one;
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
-    MPM_NEED(p, filter->scale_count == 1 || (filter->channel_dim == 0 && filter->scale_count == (uint32_t)f->channels),
+    MPM_NEED(p, filter->scale_count == 1 || (filter->channel_dim == 0 && filter->scale_count == f->channels),
              "the filter's scales do not belong to its output channels");
     MPM_SUPPORT(p, filter->zero_point == 0, "the filter's zero point is not 0");
-    f->in_zero = (int16_t)in->zero_point;
-    f->out_zero = (int16_t)out->zero_point;
+    f->in_zero = (int8_t)in->zero_point;
+    f->out_zero = (int8_t)out->zero_point;
+    if (filter->scale_count > 1 || filter->type == MPM_INT4) {
+        f->extras = mpm_keep(p, sizeof *f->extras);
+        if (f->extras == NULL) return MPM_ARENA_TOO_SMALL;
+        f->extras->in = in->scale;
+        f->extras->out = out->scale;
+    }
     if (filter->scale_count > 1) {
-        struct channel_scales *each = mpm_keep(p, sizeof *each);
-        if (each == NULL) return MPM_ARENA_TOO_SMALL;
-        each->filter = filter->scales;
-        each->in = in->scale;
-        each->out = out->scale;
-        f->each = each;
+        f->extras->scales = filter->scales;
         return MPM_OK;
     }
     /* With one scale the reference multiplies the scales as float32, with several as doubles. */
@@ -108,27 +108,28 @@ static enum mpm_status prepare(struct mpm_prep *p) {
     MPM_SUPPORT(p, filter.constant && (filter.type == MPM_INT8 || filter.type == MPM_INT4),
                 "the filter must be a constant of int8 or int4");
     MPM_NEED(p, filter.rank == 2 && filter.dims[0] > 0 && filter.dims[1] > 0, "the filter must have 2 dims");
-    f->channels = filter.dims[0];
     f->depth = filter.dims[1];
     MPM_NEED(p, in.count % (uint32_t)f->depth == 0, "the filter does not fit the input");
-    f->batch = (int32_t)(in.count / (uint32_t)f->depth);
-    MPM_NEED(p, out.count == (uint64_t)(uint32_t)f->batch * (uint32_t)f->channels, "the output's shape does not follow");
+    MPM_SUPPORT(p, filter.dims[0] <= 65535 && in.count / (uint32_t)f->depth <= 65535, "more than 65,535 rows or channels");
+    f->channels = (uint16_t)filter.dims[0];
+    f->batch = (uint16_t)(in.count / (uint32_t)f->depth);
+    MPM_NEED(p, out.count == (uint32_t)f->batch * f->channels, "the output's shape does not follow");
     if (mpm_has_input(p, 2)) {
         MPM_TRY(mpm_in(p, 2, &bias));
         MPM_SUPPORT(p, bias.constant && bias.type == MPM_INT32, "the bias must be a constant of int32");
-        MPM_NEED(p, bias.count == (uint32_t)f->channels, "the bias does not have one value for each channel");
+        MPM_NEED(p, bias.count == f->channels, "the bias does not have one value for each channel");
         f->bias = bias.data;
     }
     MPM_TRY(scales(p, f, &in, &filter, &out));
     MPM_TRY(mpm_activation_range(p, mpm_field_u8(&p->m->file, p->options, 0, 0), &out, &low, &high));
-    f->low = (int16_t)low;
-    f->high = (int16_t)high;
+    f->low = (int8_t)low;
+    f->high = (int8_t)high;
     f->in = in.data;
     f->filter = filter.data;
     f->out = out.data;
     if (filter.type == MPM_INT4) {
-        f->unpacked = mpm_scratch(p, filter.count);
-        if (f->unpacked == NULL) return MPM_ARENA_TOO_SMALL;
+        f->extras->unpacked = mpm_scratch(p, filter.count);
+        if (f->extras->unpacked == NULL) return MPM_ARENA_TOO_SMALL;
     }
     p->run = run;
     p->params = f;

@@ -6,8 +6,10 @@ struct quantize {
     const void *in;
     void *out;
     uint32_t count;
-    int32_t multiplier; /* of integers */
-    float scale;        /* of the float32 on the other side */
+    union {
+        int32_t multiplier; /* of integers */
+        float scale;        /* of the float32 on the other side */
+    };
     int32_t zero_out;
     int32_t zero_in;
     int8_t shift;

@@ -4,13 +4,14 @@
 #define SCALED_BITS 5 /* integer bits of the scaled difference */
 #define SUM_BITS 12   /* integer bits of the sum of exponentials */
 
-/* 36 bytes on a 32-bit chip. */
+/* 28 bytes on a 32-bit chip. */
 struct softmax {
     const int8_t *in;
     void *out;
     uint32_t rows, depth;
-    int32_t multiplier, shift; /* beta * scale of the input, as Q5.26 */
-    int32_t least;             /* differences below this come out as 0 */
+    int32_t multiplier; /* beta * scale of the input, as Q5.26 */
+    int32_t least;      /* differences below this come out as 0 */
+    int8_t shift;
     uint8_t to_16;
 };
 
@@ -66,7 +67,7 @@ static enum mpm_status prepare(struct mpm_prep *p) {
     MPM_SUPPORT(p, real > 1.0, "beta times the input's scale is too small");
     scaled = mpm_multiplier_of_double(real);
     s->multiplier = scaled.value;
-    s->shift = scaled.shift;
+    s->shift = (int8_t)scaled.shift;
     s->least = -(int32_t)((((1u << SCALED_BITS) - 1) << (31 - SCALED_BITS)) >> scaled.shift);
     s->depth = (uint32_t)in.dims[in.rank - 1];
     s->rows = s->depth == 0 ? 0 : in.count / s->depth;

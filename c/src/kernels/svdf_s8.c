@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* 56 bytes on a 32-bit chip. */
+/* 48 bytes on a 32-bit chip. */
 struct svdf {
     const int8_t *in;
     const int8_t *feature;   /* [filters][depth] */
@@ -13,9 +13,10 @@ struct svdf {
     void *state;             /* [batch][filters][memory] */
     int8_t *out;             /* [batch][units] */
     int32_t multiplier_1, multiplier_2;
-    uint32_t units, depth, memory;
-    uint16_t batch, rank;
-    int16_t in_zero, state_zero, out_zero;
+    uint16_t units, depth, memory;
+    int16_t state_zero;
+    uint8_t batch, rank;
+    int8_t in_zero, out_zero;
     int8_t shift_1, shift_2;
     uint8_t state_16;
 };
@@ -66,7 +67,7 @@ static int8_t finished(const struct svdf *s, int32_t sum) {
 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     const struct svdf *s = params;
-    const uint32_t filters = s->units * s->rank;
+    const uint32_t filters = (uint32_t)s->units * s->rank;
     const int8_t *in = s->in;
     int8_t *out = s->out;
     size_t state = 0;
@@ -99,25 +100,25 @@ static enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const struct m
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_NEED(p, in->rank == 2 && feature_weights->rank == 2 && time->rank == 2 && in->dims[1] > 0 && time->dims[1] > 0,
              "input and weights must have 2 dims");
-    MPM_NEED(p, rank >= 1 && rank <= 65535 && feature_weights->dims[0] % rank == 0,
-             "the rank does not divide the number of filters");
-    MPM_SUPPORT(p, in->dims[0] <= 65535, "the batch is too large");
-    s->batch = (uint16_t)in->dims[0];
-    s->rank = (uint16_t)rank;
-    s->units = (uint32_t)(feature_weights->dims[0] / rank);
-    s->depth = (uint32_t)in->dims[1];
-    s->memory = (uint32_t)time->dims[1];
+    MPM_NEED(p, rank >= 1 && feature_weights->dims[0] % rank == 0, "the rank does not divide the number of filters");
+    MPM_SUPPORT(p, in->dims[0] <= 255 && rank <= 255 && in->dims[1] <= 65535 && time->dims[1] <= 65535 &&
+                       feature_weights->dims[0] / rank <= 65535, "more than 255 in batch or rank, or 65,535 in another dim");
+    s->batch = (uint8_t)in->dims[0];
+    s->rank = (uint8_t)rank;
+    s->units = (uint16_t)(feature_weights->dims[0] / rank);
+    s->depth = (uint16_t)in->dims[1];
+    s->memory = (uint16_t)time->dims[1];
     MPM_NEED(p, feature_weights->dims[1] == in->dims[1] && time->dims[0] == feature_weights->dims[0],
              "the weights' shapes do not fit");
     MPM_NEED(p, state->variable && state->count == (uint64_t)s->batch * time->count, "the state's shape does not fit");
-    MPM_NEED(p, out.type == MPM_INT8 && out.count == (uint64_t)s->batch * s->units, "the output's shape does not fit");
+    MPM_NEED(p, out.type == MPM_INT8 && out.count == (uint32_t)s->batch * s->units, "the output's shape does not fit");
     if (mpm_has_input(p, 3)) {
         MPM_TRY(mpm_in(p, 3, &bias));
         MPM_NEED(p, bias.constant && bias.type == MPM_INT32 && bias.count == s->units, "the bias does not fit");
         s->bias = bias.data;
     }
     s->out = out.data;
-    s->out_zero = (int16_t)out.zero_point;
+    s->out_zero = (int8_t)out.zero_point;
     MPM_NEED(p, in->scale > 0 && feature_weights->scale > 0 && time->scale > 0 && state->scale > 0 && out.scale > 0,
              "a tensor has no scale");
     {   /* the reference works these out in float32 */
@@ -152,7 +153,7 @@ static enum mpm_status prepare(struct mpm_prep *p) {
     s->feature = feature_weights.data;
     s->time = time.data;
     s->state = state.data;
-    s->in_zero = (int16_t)in.zero_point;
+    s->in_zero = (int8_t)in.zero_point;
     s->state_zero = (int16_t)state.zero_point;
     MPM_TRY(shapes(p, s, &in, &feature_weights, &time, &state));
     p->run = run;

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multipod.micro.exporter import convert, export
-    from multipod.micro.interpreter import Interpreter
+    from multipod.micro.interpreter import Arena, Interpreter
 
-__all__ = ["Interpreter", "convert", "export"]
-_HOMES = {"Interpreter": "interpreter", "convert": "exporter", "export": "exporter"}
+__all__ = ["Arena", "Interpreter", "convert", "export"]
+_HOMES = {"Arena": "interpreter", "Interpreter": "interpreter", "convert": "exporter", "export": "exporter"}
 
 
 def __getattr__(name: str) -> Any:

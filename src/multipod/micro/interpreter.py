@@ -59,38 +59,57 @@ class PlannedBuffer:
     shares: bool
 
 
+class Arena:
+    """Memory that several models share, as long as no two of them run at the same time.
+
+    Activations and scratch memory are there once, for the model that needs most; what outlives a run adds up.
+
+    Args:
+      scratch_bytes: memory for activations and scratch; for all, where `persistent_bytes` is 0.
+      persistent_bytes: a second piece of memory for what outlives a run, as on chips with two kinds of RAM.
+    """
+
+    def __init__(self, scratch_bytes: int, persistent_bytes: int = 0) -> None:
+        self.memory, self.persistent = _aligned(scratch_bytes), _aligned(persistent_bytes)
+        self.state = library.Arena()
+        library.load().mpm_arena_init_split(
+            ctypes.byref(self.state),
+            ctypes.c_void_p(self.memory.ctypes.data),
+            scratch_bytes,
+            ctypes.c_void_p(self.persistent.ctypes.data if persistent_bytes else None),
+            persistent_bytes,
+        )
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Bytes of scratch memory (the most that any model needs) and of memory that outlives a run (their sum)."""
+        return self.state.scratch_used, self.state.persistent_used
+
+
 class Interpreter:
     """A model, ready to run: the same C code and the same bytes as on a chip.
 
     Args:
       model: a `.tflite` file.
       arena_bytes: memory for activations, scratch and state; by default exactly what it needs.
+      arena: memory that it shares with other models, instead of its own.
 
     Raises:
       MicroError: a file that is broken, does not fit together or needs what the runtime lacks; a small arena.
       NativeError: the runtime could not be compiled here.
     """
 
-    def __init__(self, model: bytes, arena_bytes: int | None = None) -> None:
+    def __init__(self, model: bytes, arena_bytes: int | None = None, *, arena: Arena | None = None) -> None:
         self._library = library.load()
         self._model = bytes(model)
         self._file = _aligned(len(model))
         self._file[:] = np.frombuffer(self._model, np.uint8)
         self._state = ctypes.create_string_buffer(self._library.mpm_host_interpreter_bytes())
-        self._arena = ctypes.create_string_buffer(self._library.mpm_host_arena_bytes())
-        needed = _least_arena(self._model, self._start)
-        if arena_bytes is not None and arena_bytes < needed:
-            raise MicroError(
-                f"the model needs an arena of {needed:,} bytes, and arena_bytes is {arena_bytes:,}. "
-                "Give it that many, or none to have it measured."
-            )
-        self._start(needed if arena_bytes is None else arena_bytes)
-        self._numbers = (ctypes.c_uint32 * 9)()
-        self._library.mpm_host_report(self._state, self._numbers)
-        buffers = (library.Buffer * self._numbers[8]).from_buffer_copy(
-            self._memory[: ctypes.sizeof(library.Buffer) * self._numbers[8]].tobytes()
-        )
-        self.plan = _planned(buffers)
+        needed = _least_arena(self._model, lambda size: self._start(Arena(size)))
+        self.plan = self._read_plan()  # with room to spare it still stands there
+        _check_room(needed, self._numbers, arena_bytes, arena)
+        started = self._start(arena or Arena(needed if arena_bytes is None else arena_bytes))
+        assert started == needed, "an arena of the size that was measured must suffice"
         self.inputs = [self._tensor("input", i) for i in range(self._numbers[6])]
         self.outputs = [self._tensor("output", i) for i in range(self._numbers[7])]
 
@@ -146,25 +165,28 @@ class Interpreter:
         for array, own in zip(arrays, self.inputs, strict=True):
             own[...] = array
 
-    def _start(self, arena_bytes: int) -> int:
-        """Starts in an arena of this size; returns the size that is needed, and raises for all other faults."""
-        self._memory = _aligned(arena_bytes)
-        self._library.mpm_arena_init(self._arena, ctypes.c_void_p(self._memory.ctypes.data), arena_bytes)
+    def _start(self, arena: Arena) -> int:
+        """Starts in this arena; returns the size that is needed, and raises for all faults but a small one."""
+        self._arena = arena
         kernels = ctypes.c_void_p.in_dll(self._library, "mpm_all_kernels")
         status = self._library.mpm_init(
             self._state,
             ctypes.c_void_p(self._file.ctypes.data),
             len(self._model),
-            self._arena,
+            ctypes.byref(arena.state),
             ctypes.byref(kernels),
             ctypes.c_uint32.in_dll(self._library, "mpm_all_kernels_count").value,
         )
         if status == ARENA_TOO_SMALL:
-            return max(2 * arena_bytes, self._error()[0][1])
+            return max(2 * len(arena.memory), self._error()[0][1])
         self._check(status)
-        numbers = (ctypes.c_uint32 * 9)()
-        self._library.mpm_host_report(self._state, numbers)
-        return numbers[0]
+        self._numbers = (ctypes.c_uint32 * 9)()
+        self._library.mpm_host_report(self._state, self._numbers)
+        return self._numbers[0]
+
+    def _read_plan(self) -> list[PlannedBuffer]:
+        size = ctypes.sizeof(library.Buffer) * self._numbers[8]
+        return _planned((library.Buffer * self._numbers[8]).from_buffer_copy(self._arena.memory[:size].tobytes()))
 
     def _error(self) -> tuple[list[int], str]:
         numbers, what = (ctypes.c_int64 * 5)(), ctypes.c_char_p()
@@ -206,6 +228,29 @@ def _least_arena(model: bytes, start: Any) -> int:
             return needed
         size = needed
     raise MicroError(f"the model needs an arena of more than {LARGEST_ARENA:,} bytes. Is it made for a chip?")
+
+
+def _check_room(needed: int, numbers: Any, arena_bytes: int | None, arena: Arena | None) -> None:
+    """Raises MicroError where an arena is too small; `numbers` are those of mpm_host_report."""
+    if arena_bytes is not None and arena_bytes < needed:
+        raise MicroError(
+            f"the model needs an arena of {needed:,} bytes, and arena_bytes is {arena_bytes:,}. "
+            "Give it that many, or none to have it measured."
+        )
+    if arena is None:
+        return
+    table = ctypes.sizeof(library.Buffer) * numbers[8]  # the start works on it
+    persistent, state = numbers[2], arena.state
+    scratch = max(numbers[1], table)
+    left = state.persistent_bytes or max(0, state.scratch_bytes - max(scratch, state.scratch_used))
+    wrong = []
+    if scratch > state.scratch_bytes:
+        wrong.append(f"{scratch:,} bytes of scratch memory, and the arena has {state.scratch_bytes:,}")
+    if persistent > left - state.persistent_used:
+        free = max(0, left - state.persistent_used)
+        wrong.append(f"{persistent:,} bytes that outlive a run, and the arena has {free:,} left")
+    if wrong:
+        raise MicroError(f"the model needs {'; '.join(wrong)}. Make the Arena larger, or give the model its own.")
 
 
 def _planned(buffers: Any) -> list[PlannedBuffer]:

@@ -44,6 +44,19 @@ class Buffer(ctypes.Structure):
     )
 
 
+class Arena(ctypes.Structure):
+    """`struct mpm_arena` of `c/include/mpm.h`."""
+
+    _fields_ = (
+        ("scratch", ctypes.c_void_p),
+        ("persistent", ctypes.c_void_p),
+        ("scratch_bytes", ctypes.c_uint32),
+        ("persistent_bytes", ctypes.c_uint32),
+        ("scratch_used", ctypes.c_uint32),
+        ("persistent_used", ctypes.c_uint32),
+    )
+
+
 def source_folder() -> Path:
     """Where the C sources are: in an installed package beside this file, in the repository at its root.
 
