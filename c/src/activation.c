@@ -11,7 +11,7 @@ int32_t mpm_quantised(float value, float scale) {
     return whole;
 }
 
-enum mpm_status mpm_activation_range(struct mpm_prep *p, uint32_t activation, const struct mpm_tensor *out,
+MPM_ONCE enum mpm_status mpm_activation_range(struct mpm_prep *p, uint32_t activation, const struct mpm_tensor *out,
                                      int32_t *low, int32_t *high) {
     const int is_16 = out->type == MPM_INT16;
     const int32_t zero = out->zero_point;
@@ -28,7 +28,7 @@ enum mpm_status mpm_activation_range(struct mpm_prep *p, uint32_t activation, co
     return MPM_OK;
 }
 
-enum mpm_status mpm_activation_range_f32(struct mpm_prep *p, uint32_t activation, float *low, float *high) {
+MPM_ONCE enum mpm_status mpm_activation_range_f32(struct mpm_prep *p, uint32_t activation, float *low, float *high) {
     MPM_SUPPORT(p, activation <= 3, "the fused activation is not NONE, RELU, RELU_N1_TO_1 or RELU6");
     *low = activation == 0 ? -3.402823466e38f : activation == 2 ? -1.0f : 0.0f;
     *high = activation == 2 ? 1.0f : activation == 3 ? 6.0f : 3.402823466e38f;

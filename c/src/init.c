@@ -65,14 +65,12 @@ static int is_custom(struct mpm_prep *p, uint32_t code, const char *name) {
     return name != NULL && strlen(name) == said.count && memcmp(f->base + said.at, name, said.count) == 0;
 }
 
-static uint32_t code_of(struct mpm_prep *p, uint32_t op) {
+uint32_t mpm_code_of(struct mpm_prep *p, uint32_t op) {
     struct mpm_file *f = &p->m->file;
     return mpm_element(f, p->model, MODEL_CODES, (uint32_t)mpm_field_i32(f, op, OP_CODE, 0));
 }
 
-uint32_t mpm_builtin_of(struct mpm_prep *p, uint32_t op) {
-    struct mpm_file *f = &p->m->file;
-    const uint32_t code = code_of(p, op);
+uint32_t mpm_builtin_of(struct mpm_file *f, uint32_t code) {
     const uint32_t old = mpm_field_u8(f, code, CODE_OLD, 0);
     const uint32_t new = (uint32_t)mpm_field_i32(f, code, CODE_BUILTIN, 0);
     return new > old ? new : old; /* as the schema asks: the wider field was added later */
@@ -85,7 +83,7 @@ static uint32_t type_of(struct mpm_prep *p, uint32_t input) {
 
 static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
     struct mpm_interpreter *m = p->m;
-    const uint32_t code = code_of(p, p->op_table), builtin = mpm_builtin_of(p, p->op_table);
+    const uint32_t code = mpm_code_of(p, p->op_table), builtin = mpm_builtin_of(&m->file, code);
     uint32_t i, known = 0;
     for (i = 0; i < m->kernel_count; i++) {
         const struct mpm_kernel *k = m->kernels[i];

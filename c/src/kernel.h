@@ -10,6 +10,15 @@
 #define MPM_TEXT(words) (words)
 #endif
 
+/* APART: not to be put into its caller. ONCE: what only mpm_init runs, made small rather than fast. */
+#ifdef __GNUC__
+#define MPM_APART __attribute__((noinline))
+#define MPM_ONCE __attribute__((cold))
+#else
+#define MPM_APART
+#define MPM_ONCE
+#endif
+
 #define MPM_ANY_TYPE 255u
 #define MPM_CUSTOM 32 /* the number that stands for all custom operators */
 
@@ -94,8 +103,9 @@ void *mpm_scratch(struct mpm_prep *p, uint32_t bytes);
 /* The kernel may write output 0 over input i: it reads each element before it writes what lies there. */
 void mpm_may_overlay(struct mpm_prep *p, uint32_t i);
 
-/* The BuiltinOperator of the operator at this place in the file. */
-uint32_t mpm_builtin_of(struct mpm_prep *p, uint32_t op);
+/* The operator code of the operator at this place in the file, and the BuiltinOperator of a code. */
+uint32_t mpm_code_of(struct mpm_prep *p, uint32_t op);
+uint32_t mpm_builtin_of(struct mpm_file *f, uint32_t code);
 
 /* A tensor of any subgraph. */
 enum mpm_status mpm_tensor_at(struct mpm_prep *p, uint32_t subgraph, uint32_t index, struct mpm_tensor *t);

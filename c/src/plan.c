@@ -143,11 +143,10 @@ void mpm_may_overlay(struct mpm_prep *p, uint32_t i) {
 /* Whether the buffer belongs to this subgraph and needs a place of its own. */
 static int is_placed_here(const struct mpm_prep *p, uint32_t i) {
     const struct mpm_buffer *b = &p->buffers[i];
-    uint32_t end = p->tensor_buffers;
+    const struct mpm_graph *graph = &p->m->graphs[p->subgraph];
     if (b->root != i) return 0;
     if (i >= p->tensor_buffers) return b->tensor == MPM_SCRATCH + p->subgraph;
-    if ((uint32_t)p->subgraph + 1 < p->m->graph_count) end = p->m->graphs[p->subgraph + 1].done;
-    return i >= p->m->graphs[p->subgraph].done && i < end;
+    return i >= graph->done && ((uint32_t)p->subgraph + 1 >= p->m->graph_count || i < graph[1].done);
 }
 
 static int alive_together(const struct mpm_buffer *a, const struct mpm_buffer *b) {
@@ -156,17 +155,15 @@ static int alive_together(const struct mpm_buffer *a, const struct mpm_buffer *b
 
 /* The lowest offset from `base` at which b meets no placed buffer that is needed at the same time. */
 static uint32_t lowest_free(const struct mpm_prep *p, const struct mpm_buffer *b, uint32_t base) {
-    uint32_t at = base, i;
-    int moved = 1;
-    while (moved) {
-        moved = 0;
-        for (i = 0; i < p->buffer_count; i++) {
-            const struct mpm_buffer *other = &p->buffers[i];
-            if (other->offset == MPM_NO_ROOM || !alive_together(b, other)) continue;
-            if (at < other->offset + other->bytes && other->offset < at + b->bytes && is_placed_here(p, i)) {
-                at = other->offset + other->bytes;
-                moved = 1;
-            }
+    const struct mpm_buffer *const end = p->buffers + p->buffer_count, *o = p->buffers;
+    uint32_t at = base;
+    while (o != end) {
+        if (o->offset != MPM_NO_ROOM && alive_together(b, o) && at < o->offset + o->bytes && o->offset < at + b->bytes &&
+            is_placed_here(p, (uint32_t)(o - p->buffers))) {
+            at = o->offset + o->bytes;
+            o = p->buffers; /* what was below may be in the way now */
+        } else {
+            o++;
         }
     }
     return at;

@@ -67,9 +67,11 @@ static enum mpm_status quantization_of(struct mpm_prep *p, uint32_t table, int32
     t->scales = f->base + scales.at;
     t->scale_count = scales.count;
     t->channel_dim = mpm_field_i32(f, quant, QUANT_DIM, 0);
-    for (i = 0; !p->planned && i < scales.count; i++) /* once is enough: every tensor is read before the planning ends */
-        if (!is_scale(mpm_u32(f, scales.at + 4 * i)))
-            return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a scale is not a positive, normal float32"));
+    for (i = 0; !p->planned && i < scales.count; i++) { /* once is enough: every tensor is read before the planning ends */
+        uint32_t bits;
+        memcpy(&bits, t->scales + 4 * (size_t)i, 4); /* mpm_vector has seen that all lie in the file */
+        if (!is_scale(bits)) return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a scale is not a positive, normal float32"));
+    }
     memcpy(&t->scale, t->scales, 4);
     if (zeros.count != 0) {
         const int32_t low = (int32_t)mpm_u32(f, zeros.at), high = (int32_t)mpm_u32(f, zeros.at + 4);

@@ -32,7 +32,7 @@ static enum mpm_status run_elu(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mpm_tensor *out) {
     MPM_TRY(mpm_in(p, 0, in));
     MPM_TRY(mpm_out(p, 0, out));
     MPM_NEED(p, in->type == out->type && in->count == out->count, "input and output differ in type or shape");
@@ -41,7 +41,7 @@ static enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mp
     return MPM_OK;
 }
 
-static enum mpm_status prepare_elu(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_elu(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct elu *e = mpm_keep(p, sizeof *e);
     if (e == NULL) return MPM_ARENA_TOO_SMALL;
@@ -100,7 +100,7 @@ static enum mpm_status run_hard_swish(struct mpm_interpreter *m, const void *par
 
 static int16_t to_16(int32_t multiplier) { return (int16_t)(multiplier >= 0x7fff8000 - 1 ? 0x7fff : (multiplier + 0x8000) >> 16); }
 
-static enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_multiplier m;
     float fine;

@@ -132,7 +132,7 @@ static void common_unit(struct mpm_binary *o, float a, float b, float out, int a
 
 enum kind { ADD, SUB, MUL, DIV, SQUARED, PLAIN };
 
-static enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, enum kind kind, int has_activation) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, enum kind kind, int has_activation) {
     struct mpm_tensor a, b, out;
     struct mpm_binary *o;
     const uint32_t activation = has_activation ? mpm_field_u8(&p->m->file, p->options, 0, 0) : 0;
@@ -169,7 +169,7 @@ static enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, en
 }
 
 #define OPERATOR(NAME, NUMBER, KIND, ACTIVATION, ...) \
-    static enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
         static const struct forms forms = {__VA_ARGS__}; \
         return prepare(p, &forms, KIND, ACTIVATION); \
     } \

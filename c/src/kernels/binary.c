@@ -35,7 +35,7 @@ static int32_t dim_of(const struct mpm_tensor *t, uint32_t rank, uint32_t i) {
     return i + t->rank < rank ? 1 : t->dims[i + t->rank - rank];
 }
 
-static enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary *o, const struct mpm_tensor *a,
+static MPM_ONCE enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary *o, const struct mpm_tensor *a,
                                  const struct mpm_tensor *b, const struct mpm_tensor *out) {
     struct mpm_spread full;
     struct mpm_spread *s;
@@ -74,7 +74,7 @@ static enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary *o, const
     return MPM_OK;
 }
 
-enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
+MPM_ONCE enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
                                    struct mpm_tensor *b, struct mpm_tensor *out) {
     struct mpm_binary *o = mpm_keep(p, sizeof *o);
     if (o == NULL) return MPM_ARENA_TOO_SMALL;

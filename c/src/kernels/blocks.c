@@ -38,7 +38,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p, int to_batch) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, int to_batch) {
     struct mpm_tensor in, out, border;
     const struct mpm_tensor *wide = to_batch ? &in : &out, *deep = to_batch ? &out : &in;
     int32_t block[MPM_MAX_RANK], around[4] = {0, 0, 0, 0};
@@ -78,8 +78,8 @@ static enum mpm_status prepare(struct mpm_prep *p, int to_batch) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_space_to_batch(struct mpm_prep *p) { return prepare(p, 1); }
-static enum mpm_status prepare_batch_to_space(struct mpm_prep *p) { return prepare(p, 0); }
+static MPM_ONCE enum mpm_status prepare_space_to_batch(struct mpm_prep *p) { return prepare(p, 1); }
+static MPM_ONCE enum mpm_status prepare_batch_to_space(struct mpm_prep *p) { return prepare(p, 0); }
 
 const struct mpm_kernel mpm_space_to_batch_nd = {38, MPM_ANY_TYPE, 0, NULL, prepare_space_to_batch};
 const struct mpm_kernel mpm_batch_to_space_nd = {37, MPM_ANY_TYPE, 0, NULL, prepare_batch_to_space};

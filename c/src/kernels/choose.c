@@ -58,7 +58,7 @@ static int can_cast(uint32_t type) {
            type == MPM_INT32 || type == MPM_UINT32;
 }
 
-static enum mpm_status prepare_cast(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_cast(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct cast *c = mpm_keep(p, sizeof *c);
     if (c == NULL) return MPM_ARENA_TOO_SMALL;
@@ -101,7 +101,7 @@ static enum mpm_status run_gather(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_gather(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_gather(struct mpm_prep *p) {
     struct mpm_tensor in, indices, out;
     struct mpm_file *f = &p->m->file;
     uint32_t axis, batch_dims, k;
@@ -155,7 +155,7 @@ static enum mpm_status run_select(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_select(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_select(struct mpm_prep *p) {
     struct mpm_tensor t[3], out;
     uint32_t i, k;
     struct select *s = mpm_keep(p, sizeof *s);
@@ -253,7 +253,7 @@ static void batches(const struct mpm_tensor *t, int32_t sizes[3], uint32_t steps
     }
 }
 
-static enum mpm_status prepare_batch_matmul(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_batch_matmul(struct mpm_prep *p) {
     struct mpm_tensor a, b, out;
     struct mpm_file *f = &p->m->file;
     int32_t in_a[3], in_b[3], all[3];

@@ -24,7 +24,7 @@ struct forms {
     mpm_binary_fn f32, s32, s64, s8, boolean;
 };
 
-static enum mpm_status prepare(struct mpm_prep *p, const struct forms *f) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *f) {
     struct mpm_tensor a, b, out;
     struct mpm_binary *o;
     struct mpm_multiplier m;
@@ -53,7 +53,7 @@ static enum mpm_status prepare(struct mpm_prep *p, const struct forms *f) {
     COMPARE(NAME##_s64, int64_t, OPERATION) \
     COMPARE_S8(NAME##_s8, OPERATION) \
     COMPARE(NAME##_bool, uint8_t, OPERATION) \
-    static enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
         static const struct forms forms = {NAME##_f32, NAME##_s32, NAME##_s64, NAME##_s8, NAME##_bool}; \
         return prepare(p, &forms); \
     } \
@@ -69,11 +69,11 @@ OPERATOR(greater_equal, 62, >=)
 COMPARE(and_bool, uint8_t, &&)
 COMPARE(or_bool, uint8_t, ||)
 
-static enum mpm_status prepare_and(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_and(struct mpm_prep *p) {
     static const struct forms forms = {NULL, NULL, NULL, NULL, and_bool};
     return prepare(p, &forms);
 }
-static enum mpm_status prepare_or(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_or(struct mpm_prep *p) {
     static const struct forms forms = {NULL, NULL, NULL, NULL, or_bool};
     return prepare(p, &forms);
 }

@@ -37,12 +37,12 @@ static enum mpm_status run_call(struct mpm_interpreter *m, const struct call *c)
 }
 
 /* A tensor on either side of a call. `end`: the numbers of tensors of the subgraph or of the operator. */
-static enum mpm_status side(struct mpm_prep *p, uint32_t graph, struct mpm_vector ends, uint32_t i, struct mpm_tensor *t) {
+static MPM_ONCE enum mpm_status side(struct mpm_prep *p, uint32_t graph, struct mpm_vector ends, uint32_t i, struct mpm_tensor *t) {
     MPM_NEED(p, i < ends.count, "operator and subgraph differ in the number of inputs or outputs");
     return mpm_tensor_at(p, graph, mpm_u32(&p->m->file, ends.at + 4 * i), t);
 }
 
-static enum mpm_status connect(struct mpm_prep *p, struct link *l, const struct mpm_tensor *to, const struct mpm_tensor *from) {
+static MPM_ONCE enum mpm_status connect(struct mpm_prep *p, struct link *l, const struct mpm_tensor *to, const struct mpm_tensor *from) {
     MPM_NEED(p, to->type == from->type && to->bytes == from->bytes && !to->constant, "operator and subgraph differ in a tensor's type or size");
     l->to = to->data;
     l->from = from->data;
@@ -51,7 +51,7 @@ static enum mpm_status connect(struct mpm_prep *p, struct link *l, const struct 
 }
 
 /* A call of subgraph `graph`: its inputs from `ins` of the operator, its outputs (if wanted) to the operator's. */
-static enum mpm_status prepare_call(struct mpm_prep *p, struct call *c, int32_t graph, struct mpm_vector ins, int outs) {
+static MPM_ONCE enum mpm_status prepare_call(struct mpm_prep *p, struct call *c, int32_t graph, struct mpm_vector ins, int outs) {
     struct mpm_file *f = &p->m->file;
     struct mpm_vector inner_in, inner_out;
     struct link *links;
@@ -92,7 +92,7 @@ static enum mpm_status run_while(struct mpm_interpreter *m, const void *params) 
     }
 }
 
-static enum mpm_status prepare_if(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_if(struct mpm_prep *p) {
     struct mpm_tensor condition;
     struct mpm_vector rest = p->inputs;
     struct branch *b = mpm_keep(p, sizeof *b);
@@ -109,7 +109,7 @@ static enum mpm_status prepare_if(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_while(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_while(struct mpm_prep *p) {
     struct mpm_file *f = &p->m->file;
     struct mpm_tensor in, out;
     struct link *first;
@@ -146,7 +146,7 @@ static enum mpm_status run_once(struct mpm_interpreter *m, const void *params) {
     return mpm_run_graph(m, c->graph);
 }
 
-static enum mpm_status prepare_call_once(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_call_once(struct mpm_prep *p) {
     struct call *c = mpm_keep(p, sizeof *c);
     if (c == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(prepare_call(p, c, mpm_field_i32(&p->m->file, p->options, 0, 0), p->inputs, 0));

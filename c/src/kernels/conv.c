@@ -42,7 +42,7 @@ void mpm_conv_table(const struct mpm_conv *c, const int8_t *filter, uint32_t str
     }
 }
 
-static enum mpm_status options_of(struct mpm_prep *p, int depthwise, struct mpm_conv *c, const struct mpm_tensor *in,
+static MPM_ONCE enum mpm_status options_of(struct mpm_prep *p, int depthwise, struct mpm_conv *c, const struct mpm_tensor *in,
                                   const struct mpm_tensor *out) {
     struct mpm_file *f = &p->m->file;
     /* Conv2DOptions: padding, stride_w, stride_h, activation, dilation_w, dilation_h; DepthwiseConv2DOptions has the
@@ -63,7 +63,7 @@ static enum mpm_status options_of(struct mpm_prep *p, int depthwise, struct mpm_
     return MPM_OK;
 }
 
-static enum mpm_status types_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in,
+static MPM_ONCE enum mpm_status types_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in,
                                 const struct mpm_tensor *filter, const struct mpm_tensor *out, uint32_t channel_dim) {
     MPM_NEED(p, in->type == out->type, "input and output differ in type");
     MPM_SUPPORT(p, filter->constant, "the filter is not a constant");
@@ -90,7 +90,7 @@ static enum mpm_status types_of(struct mpm_prep *p, struct mpm_conv *c, const st
     return MPM_OK;
 }
 
-static enum mpm_status bias_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in, int32_t depth) {
+static MPM_ONCE enum mpm_status bias_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in, int32_t depth) {
     struct mpm_tensor bias;
     if (!mpm_has_input(p, 2)) return MPM_OK;
     MPM_TRY(mpm_in(p, 2, &bias));
@@ -104,7 +104,7 @@ static enum mpm_status bias_of(struct mpm_prep *p, struct mpm_conv *c, const str
     return MPM_OK;
 }
 
-enum mpm_status mpm_prepare_conv(struct mpm_prep *p, int depthwise, struct mpm_conv **made) {
+MPM_ONCE enum mpm_status mpm_prepare_conv(struct mpm_prep *p, int depthwise, struct mpm_conv **made) {
     struct mpm_tensor in, filter, out;
     struct mpm_conv *c = mpm_keep(p, sizeof *c);
     int32_t depth;

@@ -93,7 +93,7 @@ static void each(const struct mpm_conv *c, int depthwise, int is_16) {
         each(c, DEPTHWISE, IS_16); \
         return MPM_OK; \
     } \
-    static enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
         struct mpm_conv *c; \
         MPM_TRY(mpm_prepare_conv(p, DEPTHWISE, &c)); \
         p->run = run_##NAME; \

@@ -71,7 +71,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_conv *c;
     uint32_t depth, weights, gathered = 0;
     MPM_TRY(mpm_prepare_conv(p, 0, &c));

@@ -110,7 +110,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_conv *c;
     MPM_TRY(mpm_prepare_conv(p, 1, &c));
     c->table = mpm_scratch(p, c->out_depth * (uint32_t)sizeof *c->table);

@@ -20,7 +20,7 @@ static enum mpm_status run_fill(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status begin_fill(struct mpm_prep *p, const struct mpm_tensor *out, const void *value) {
+static MPM_ONCE enum mpm_status begin_fill(struct mpm_prep *p, const struct mpm_tensor *out, const void *value) {
     struct fill *f = mpm_keep(p, sizeof *f);
     if (f == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_SUPPORT(p, out->type != MPM_INT4, "int4 is not supported here");
@@ -33,7 +33,7 @@ static enum mpm_status begin_fill(struct mpm_prep *p, const struct mpm_tensor *o
     return MPM_OK;
 }
 
-static enum mpm_status prepare_fill(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_fill(struct mpm_prep *p) {
     struct mpm_tensor value, out;
     int32_t dims[MPM_MAX_RANK];
     uint32_t i, rank;
@@ -46,7 +46,7 @@ static enum mpm_status prepare_fill(struct mpm_prep *p) {
     return begin_fill(p, &out, value.data);
 }
 
-static enum mpm_status prepare_zeros_like(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_zeros_like(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
@@ -68,7 +68,7 @@ static enum mpm_status run_shape(struct mpm_interpreter *m, const void *params) 
     return MPM_OK;
 }
 
-static enum mpm_status prepare_shape(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_shape(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct shape *s = mpm_keep(p, sizeof *s);
     if (s == NULL) return MPM_ARENA_TOO_SMALL;
@@ -114,7 +114,7 @@ static enum mpm_status run_broadcast_args(struct mpm_interpreter *m, const void 
     return MPM_OK;
 }
 
-static enum mpm_status prepare_broadcast_args(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_broadcast_args(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     uint32_t i;
     struct broadcast_args *o = mpm_keep(p, sizeof *o);

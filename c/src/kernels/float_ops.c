@@ -13,7 +13,7 @@ struct rows {
     float beta;
 };
 
-static enum mpm_status rows_of(struct mpm_prep *p, struct rows **made) {
+static MPM_ONCE enum mpm_status rows_of(struct mpm_prep *p, struct rows **made) {
     struct mpm_tensor in, out;
     struct rows *r = mpm_keep(p, sizeof *r);
     if (r == NULL) return MPM_ARENA_TOO_SMALL;
@@ -83,19 +83,19 @@ static enum mpm_status run_l2(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_softmax(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_softmax(struct mpm_prep *p) {
     struct rows *r;
     MPM_TRY(rows_of(p, &r));
     r->beta = mpm_field_f32(&p->m->file, p->options, 0, 0.0f);
     p->run = run_softmax;
     return MPM_OK;
 }
-static enum mpm_status prepare_log_softmax(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_log_softmax(struct mpm_prep *p) {
     struct rows *r;
     p->run = run_log_softmax;
     return rows_of(p, &r);
 }
-static enum mpm_status prepare_l2(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_l2(struct mpm_prep *p) {
     struct rows *r;
     p->run = run_l2;
     return rows_of(p, &r);
@@ -123,7 +123,7 @@ static float clamp_pool(const struct mpm_pool *p, float x) { return x < p->low_f
         mpm_each_tile(params, sizeof(float), NAME##_tile); \
         return MPM_OK; \
     } \
-    static enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
         struct mpm_pool *pool; \
         MPM_TRY(mpm_prepare_pool(p, &pool)); \
         p->run = run_##NAME; \
@@ -169,7 +169,7 @@ static enum mpm_status run_lstm(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_lstm(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_lstm(struct mpm_prep *p) {
     struct mpm_lstm *l;
     p->run = run_lstm;
     return mpm_prepare_lstm(p, &l);

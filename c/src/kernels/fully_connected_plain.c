@@ -58,7 +58,7 @@ static enum mpm_status run_s16(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status scales(struct mpm_prep *p, struct dense *d, const struct mpm_tensor *in, const struct mpm_tensor *filter,
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct dense *d, const struct mpm_tensor *in, const struct mpm_tensor *filter,
                               const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
@@ -77,7 +77,7 @@ static enum mpm_status scales(struct mpm_prep *p, struct dense *d, const struct 
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, filter, out, bias;
     struct dense *d = mpm_keep(p, sizeof *d);
     const uint32_t activation = mpm_field_u8(&p->m->file, p->options, 0, 0);

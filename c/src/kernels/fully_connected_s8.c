@@ -70,7 +70,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status scales(struct mpm_prep *p, struct fully_connected *f, const struct mpm_tensor *in,
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct fully_connected *f, const struct mpm_tensor *in,
                               const struct mpm_tensor *filter, const struct mpm_tensor *out) {
     struct mpm_multiplier one;
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
@@ -96,7 +96,7 @@ static enum mpm_status scales(struct mpm_prep *p, struct fully_connected *f, con
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, filter, out, bias;
     struct fully_connected *f = mpm_keep(p, sizeof *f);
     int32_t low = 0, high = 0;

@@ -22,7 +22,7 @@ static enum mpm_status run_padded(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status join(struct mpm_prep *p, int32_t axis, int new_dim) {
+static MPM_ONCE enum mpm_status join(struct mpm_prep *p, int32_t axis, int new_dim) {
     struct mpm_tensor in, out;
     const struct mpm_move *list = NULL;
     uint32_t i, dim, at = 0, inner, outer, bytes;
@@ -57,15 +57,15 @@ static enum mpm_status join(struct mpm_prep *p, int32_t axis, int new_dim) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_concatenation(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_concatenation(struct mpm_prep *p) {
     MPM_SUPPORT(p, mpm_field_u8(&p->m->file, p->options, 1, 0) == 0, "a fused activation is not supported here");
     return join(p, mpm_field_i32(&p->m->file, p->options, 0, 0), 0);
 }
 
-static enum mpm_status prepare_pack(struct mpm_prep *p) { return join(p, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
+static MPM_ONCE enum mpm_status prepare_pack(struct mpm_prep *p) { return join(p, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
 
 /* The values that stand before and after each dim: constant [rank][2]. */
-static enum mpm_status paddings(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out, int32_t before[MPM_MAX_RANK]) {
+static MPM_ONCE enum mpm_status paddings(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out, int32_t before[MPM_MAX_RANK]) {
     struct mpm_tensor t;
     uint32_t i;
     MPM_TRY(mpm_in(p, 1, &t));
@@ -81,7 +81,7 @@ static enum mpm_status paddings(struct mpm_prep *p, const struct mpm_tensor *in,
     return MPM_OK;
 }
 
-static enum mpm_status pad(struct mpm_prep *p, int has_value) {
+static MPM_ONCE enum mpm_status pad(struct mpm_prep *p, int has_value) {
     struct mpm_tensor in, out, value;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t before[MPM_MAX_RANK], step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK], start = 0;
@@ -115,10 +115,10 @@ static enum mpm_status pad(struct mpm_prep *p, int has_value) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_pad(struct mpm_prep *p) { return pad(p, mpm_has_input(p, 2)); }
+static MPM_ONCE enum mpm_status prepare_pad(struct mpm_prep *p) { return pad(p, mpm_has_input(p, 2)); }
 
 /* 3^rank moves, of which most are empty: each dim is the mirrored part before, the middle, or the mirrored part after. */
-static enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     int32_t before[MPM_MAX_RANK], step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK];
     const struct mpm_move *list = NULL;
@@ -157,7 +157,7 @@ static enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
 }
 
 /* Both are one copy of 6 dims [batch][y][dy][x][dx][depth], in two orders. */
-static enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
+static MPM_ONCE enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
     struct mpm_tensor in, out, *wide, *deep;
     const int32_t n = mpm_field_i32(&p->m->file, p->options, 0, 0);
     const struct mpm_move *list = NULL;
@@ -188,8 +188,8 @@ static enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_space_to_depth(struct mpm_prep *p) { return blocks(p, 1); }
-static enum mpm_status prepare_depth_to_space(struct mpm_prep *p) { return blocks(p, 0); }
+static MPM_ONCE enum mpm_status prepare_space_to_depth(struct mpm_prep *p) { return blocks(p, 1); }
+static MPM_ONCE enum mpm_status prepare_depth_to_space(struct mpm_prep *p) { return blocks(p, 0); }
 
 const struct mpm_kernel mpm_concatenation = {2, MPM_ANY_TYPE, 0, NULL, prepare_concatenation};
 const struct mpm_kernel mpm_pack = {83, MPM_ANY_TYPE, 0, NULL, prepare_pack};

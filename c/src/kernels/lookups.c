@@ -33,7 +33,7 @@ static enum mpm_status run_gather_nd(struct mpm_interpreter *m, const void *para
     return MPM_OK;
 }
 
-static enum mpm_status prepare_gather_nd(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_gather_nd(struct mpm_prep *p) {
     struct mpm_tensor in, indices, out;
     struct gather_nd *g = mpm_keep(p, sizeof *g);
     if (g == NULL) return MPM_ARENA_TOO_SMALL;
@@ -77,7 +77,7 @@ static enum mpm_status run_embedding(struct mpm_interpreter *m, const void *para
     return MPM_OK;
 }
 
-static enum mpm_status prepare_embedding(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_embedding(struct mpm_prep *p) {
     struct mpm_tensor ids, rows, out;
     struct embedding *e = mpm_keep(p, sizeof *e);
     int widens;
@@ -129,7 +129,7 @@ static enum mpm_status run_update(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_update(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_update(struct mpm_prep *p) {
     struct mpm_tensor in, update, starts, out;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK];

@@ -4,7 +4,7 @@ static int is_matrix(const struct mpm_tensor *t, uint32_t rows, uint32_t columns
     return t->rank == 2 && (uint32_t)t->dims[0] == rows && (uint32_t)t->dims[1] == columns;
 }
 
-static enum mpm_status gate_scales(struct mpm_prep *p, struct mpm_gate *g, float in, float weights, float hidden,
+static MPM_ONCE enum mpm_status gate_scales(struct mpm_prep *p, struct mpm_gate *g, float in, float weights, float hidden,
                                    float recurrent) {
     const float gate_scale = 1.0f / 4096; /* Q3.12 */
     struct mpm_multiplier a, b;
@@ -18,7 +18,7 @@ static enum mpm_status gate_scales(struct mpm_prep *p, struct mpm_gate *g, float
     return MPM_OK;
 }
 
-static enum mpm_status gates(struct mpm_prep *p, struct mpm_lstm *l, const struct mpm_tensor *in,
+static MPM_ONCE enum mpm_status gates(struct mpm_prep *p, struct mpm_lstm *l, const struct mpm_tensor *in,
                              const struct mpm_tensor *hidden) {
     const uint32_t weight_type = in->type == MPM_FLOAT32 ? MPM_FLOAT32 : MPM_INT8;
     const uint32_t bias_type = in->type == MPM_FLOAT32 ? MPM_FLOAT32 : in->type == MPM_INT8 ? MPM_INT32 : MPM_INT64;
@@ -55,7 +55,7 @@ static int log2_of(float scale, int32_t *log2) {
     return scale > power * 0.9993f && scale < power * 1.0007f;
 }
 
-static enum mpm_status state_scales(struct mpm_prep *p, struct mpm_lstm *l, const struct mpm_tensor *cell,
+static MPM_ONCE enum mpm_status state_scales(struct mpm_prep *p, struct mpm_lstm *l, const struct mpm_tensor *cell,
                                     const struct mpm_tensor *hidden) {
     const float unit = 1.0f / 32768; /* Q0.15 */
     struct mpm_multiplier m;
@@ -78,7 +78,7 @@ static enum mpm_status state_scales(struct mpm_prep *p, struct mpm_lstm *l, cons
     return MPM_OK;
 }
 
-static enum mpm_status no_extras(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status no_extras(struct mpm_prep *p) {
     uint32_t i;
     MPM_NEED(p, p->inputs.count == LSTM_ENDS, "the operator must have 24 inputs");
     for (i = 9; i < LSTM_ENDS; i++)
@@ -87,7 +87,7 @@ static enum mpm_status no_extras(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-enum mpm_status mpm_prepare_lstm(struct mpm_prep *p, struct mpm_lstm **made) {
+MPM_ONCE enum mpm_status mpm_prepare_lstm(struct mpm_prep *p, struct mpm_lstm **made) {
     struct mpm_tensor in, out, hidden, cell;
     struct mpm_file *f = &p->m->file;
     struct mpm_lstm *l = mpm_keep(p, sizeof *l);

@@ -51,7 +51,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_lstm *l;
     MPM_TRY(mpm_prepare_lstm(p, &l));
     MPM_SUPPORT(p, l->in_zero == 0 && l->hidden_zero == 0, "int16 needs zero points of 0");

@@ -7,23 +7,35 @@
 
 static int32_t saturate(int32_t x) { return mpm_clamp(x, -32768, 32767); }
 
-/* The four gates of a unit, before their activations: Q3.12. */
-static void gates_of(const struct mpm_lstm *l, const int8_t *x, const int8_t *hidden, uint32_t unit, int32_t out[4]) {
-    const int8_t *rows[4];
-    int32_t from_in[4], from_hidden[4] = {0, 0, 0, 0};
+/* A unit's rows of weights, gate by gate. */
+struct rows {
+    const int8_t *in[4], *hidden[4];
+};
+
+static void first_rows(const struct mpm_lstm *l, struct rows *r) {
     uint32_t i;
     for (i = 0; i < 4; i++) {
-        rows[i] = (const int8_t *)l->gates[i].weights + (size_t)unit * l->depth;
-        from_in[i] = 0;
+        r->in[i] = l->gates[i].weights;
+        r->hidden[i] = l->gates[i].recurrent;
     }
-    mpm_dot4_s8(x, rows, l->depth, -l->in_zero, from_in);
-    for (i = 0; i < 4; i++) rows[i] = (const int8_t *)l->gates[i].recurrent + (size_t)unit * l->units;
-    mpm_dot4_s8(hidden, rows, l->units, -l->hidden_zero, from_hidden);
+}
+
+static int32_t gate(const struct mpm_gate *g, int32_t in, int32_t hidden, uint32_t unit) {
+    in = mpm_wrapping_add(in, ((const int32_t *)g->bias)[unit]);
+    return saturate(saturate(mpm_scaled(in, g->in_multiplier, g->in_shift)) +
+                    saturate(mpm_scaled(hidden, g->recurrent_multiplier, g->recurrent_shift)));
+}
+
+/* The four gates of a unit, before their activations: Q3.12. Leaves the rows of the next unit. */
+static void gates_of(const struct mpm_lstm *l, const int8_t *x, const int8_t *hidden, uint32_t unit, struct rows *r, int32_t out[4]) {
+    int32_t from_in[4] = {0, 0, 0, 0}, from_hidden[4] = {0, 0, 0, 0};
+    uint32_t i;
+    mpm_dot4_s8(x, r->in, l->depth, -l->in_zero, from_in);
+    mpm_dot4_s8(hidden, r->hidden, l->units, -l->hidden_zero, from_hidden);
     for (i = 0; i < 4; i++) {
-        const struct mpm_gate *g = &l->gates[i];
-        const int32_t in = mpm_wrapping_add(from_in[i], ((const int32_t *)g->bias)[unit]);
-        out[i] = saturate(saturate(mpm_scaled(in, g->in_multiplier, g->in_shift)) +
-                          saturate(mpm_scaled(from_hidden[i], g->recurrent_multiplier, g->recurrent_shift)));
+        r->in[i] += l->depth;
+        r->hidden[i] += l->units;
+        out[i] = gate(&l->gates[i], from_in[i], from_hidden[i], unit);
     }
 }
 
@@ -49,9 +61,11 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
         for (t = 0; t < l->steps; t++) {
             const int8_t *x = (const int8_t *)l->in + mpm_lstm_row(l, b, t) * l->depth;
             int8_t *out = (int8_t *)l->out + mpm_lstm_row(l, b, t) * l->units;
+            struct rows rows;
+            first_rows(l, &rows);
             for (u = 0; u < l->units; u++) {
                 int32_t gates[4];
-                gates_of(l, x, hidden, u, gates);
+                gates_of(l, x, hidden, u, &rows, gates);
                 out[u] = step_of(l, gates, &cell[u]);
             }
             memcpy(hidden, out, l->units);
@@ -60,7 +74,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_lstm *l;
     MPM_TRY(mpm_prepare_lstm(p, &l));
     p->run = run;

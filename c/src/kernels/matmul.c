@@ -28,6 +28,14 @@ static inline int32_t add_products(uint32_t a, uint32_t b, int32_t sum) {
 #define HAS_PAIRS 0
 #endif
 
+/* GCC would put the steps of a loop that is written out together, and then needs more instructions than with loads that
+ * step on as they load. */
+#ifdef __GNUC__
+#define STEPS(pointer) __asm__("" : "+r"(pointer))
+#else
+#define STEPS(pointer) (void)0
+#endif
+
 int32_t mpm_sum_s8(const int8_t *values, uint32_t count) {
     int32_t sum = 0;
     for (; count >= 4; count -= 4, values += 4) sum += values[0] + values[1] + values[2] + values[3];
@@ -35,13 +43,27 @@ int32_t mpm_sum_s8(const int8_t *values, uint32_t count) {
     return sum;
 }
 
+#define STEP() \
+    do { \
+        const int32_t value = *x++ + offset; \
+        s0 += value * *w0++; \
+        s1 += value * *w1++; \
+        s2 += value * *w2++; \
+        s3 += value * *w3++; \
+        STEPS(x); \
+        STEPS(w0); \
+        STEPS(w1); \
+        STEPS(w2); \
+        STEPS(w3); \
+    } while (0)
+
 void mpm_dot4_s8(const int8_t *x, const int8_t *const w[4], uint32_t depth, int32_t offset, int32_t sums[4]) {
     const int8_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3], *const end = x + depth;
     int32_t s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
 #if HAS_PAIRS
-    const int8_t *const fours = x + (depth & ~3u);
+    const int8_t *const words = x + (depth & ~3u);
     const uint32_t offsets = ((uint32_t)offset & 0xffffu) * 0x10001u;
-    for (; x != fours; x += 4, w0 += 4, w1 += 4, w2 += 4, w3 += 4) {
+    for (; x != words; x += 4, w0 += 4, w1 += 4, w2 += 4, w3 += 4) {
         const uint32_t word = load4(x), y0 = load4(w0), y1 = load4(w1), y2 = load4(w2), y3 = load4(w3);
         uint32_t pair = even(word);
         __asm__("sadd16 %0, %0, %1" : "+r"(pair) : "r"(offsets));
@@ -57,18 +79,23 @@ void mpm_dot4_s8(const int8_t *x, const int8_t *const w[4], uint32_t depth, int3
         s3 = add_products(pair, odd(y3), s3);
     }
 #endif
-    while (x != end) { /* loads that step on as they load: unrolled, this takes as many instructions */
-        const int32_t value = *x++ + offset;
-        s0 += value * *w0++;
-        s1 += value * *w1++;
-        s2 += value * *w2++;
-        s3 += value * *w3++;
+    {
+        const int8_t *const fours = x + ((uint32_t)(end - x) & ~3u);
+        while (x != fours) {
+            STEP();
+            STEP();
+            STEP();
+            STEP();
+        }
+        while (x != end) STEP();
     }
     sums[0] = s0;
     sums[1] = s1;
     sums[2] = s2;
     sums[3] = s3;
 }
+
+#undef STEP
 
 static int32_t dot(const int8_t *a, const int8_t *b, uint32_t depth) {
     int32_t sum = 0;

@@ -17,14 +17,14 @@ uint32_t mpm_span(const struct mpm_tensor *t, uint32_t begin, uint32_t end) {
     return product;
 }
 
-enum mpm_status mpm_axis(struct mpm_prep *p, int32_t axis, uint32_t rank, uint32_t *made) {
+MPM_ONCE enum mpm_status mpm_axis(struct mpm_prep *p, int32_t axis, uint32_t rank, uint32_t *made) {
     const int32_t positive = axis < 0 ? axis + (int32_t)rank : axis;
     MPM_NEED(p, positive >= 0 && (uint32_t)positive < rank, "an axis is out of range");
     *made = (uint32_t)positive;
     return MPM_OK;
 }
 
-enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK], uint32_t *found) {
+MPM_ONCE enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK], uint32_t *found) {
     struct mpm_tensor t;
     uint32_t k;
     MPM_TRY(mpm_in(p, i, &t));
@@ -39,7 +39,7 @@ enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32
     return MPM_OK;
 }
 
-enum mpm_status mpm_keep_move(struct mpm_prep *p, const struct mpm_move **list, const void *from, void *to,
+MPM_ONCE enum mpm_status mpm_keep_move(struct mpm_prep *p, const struct mpm_move **list, const void *from, void *to,
                               uint32_t element_bytes, uint32_t rank, const struct mpm_dim *dims) {
     struct mpm_dim merged[MPM_MAX_RANK];
     struct mpm_move *move;

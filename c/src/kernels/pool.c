@@ -1,6 +1,6 @@
 #include "pool.h"
 
-enum mpm_status mpm_prepare_pool(struct mpm_prep *p, struct mpm_pool **made) {
+MPM_ONCE enum mpm_status mpm_prepare_pool(struct mpm_prep *p, struct mpm_pool **made) {
     struct mpm_tensor in, out;
     struct mpm_file *f = &p->m->file;
     struct mpm_pool *pool = mpm_keep(p, sizeof *pool);

@@ -40,13 +40,13 @@ static int32_t average(int32_t sum, int32_t count) {
         mpm_each_tile(params, sizeof(T), max_##NAME); \
         return MPM_OK; \
     } \
-    static enum mpm_status prepare_average_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_average_##NAME(struct mpm_prep *p) { \
         struct mpm_pool *pool; \
         MPM_TRY(mpm_prepare_pool(p, &pool)); \
         p->run = run_average_##NAME; \
         return MPM_OK; \
     } \
-    static enum mpm_status prepare_max_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_max_##NAME(struct mpm_prep *p) { \
         struct mpm_pool *pool; \
         MPM_TRY(mpm_prepare_pool(p, &pool)); \
         p->run = run_max_##NAME; \

@@ -26,7 +26,7 @@ INNER(prelu_s8, int8_t, int8_t, integer(o, x, alpha))
 INNER(prelu_s16, int16_t, int8_t, integer(o, x, alpha))
 INNER(prelu_f32, float, float, x >= 0.0f ? x : x * alpha)
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, alpha, out;
     struct mpm_binary *o;
     struct mpm_multiplier m;

@@ -45,6 +45,20 @@ static enum mpm_status run_integers(struct mpm_interpreter *m, const void *param
     return MPM_OK;
 }
 
+/* The usual pair, without a choice at each element. */
+static enum mpm_status run_16_to_8(struct mpm_interpreter *m, const void *params) {
+    const struct quantize *q = params;
+    const int16_t *in = q->in;
+    int8_t *out = q->out;
+    uint32_t i;
+    (void)m;
+    for (i = 0; i < q->count; i++) {
+        const int32_t x = mpm_scaled(*in++ - q->zero_in, q->multiplier, q->shift);
+        *out++ = (int8_t)mpm_clamp(mpm_wrapping_add(x, q->zero_out), -128, 127);
+    }
+    return MPM_OK;
+}
+
 static enum mpm_status run_from_f32(struct mpm_interpreter *m, const void *params) {
     const struct quantize *q = params;
     uint32_t i;
@@ -67,7 +81,7 @@ static int is_integer(uint32_t type) {
     return type == MPM_INT8 || type == MPM_UINT8 || type == MPM_INT16 || type == MPM_INT32;
 }
 
-static enum mpm_status ends(struct mpm_prep *p, struct quantize **made, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status ends(struct mpm_prep *p, struct quantize **made, struct mpm_tensor *in, struct mpm_tensor *out) {
     struct quantize *q = mpm_keep(p, sizeof *q);
     if (q == NULL) return MPM_ARENA_TOO_SMALL;
     *made = q;
@@ -87,7 +101,7 @@ static enum mpm_status ends(struct mpm_prep *p, struct quantize **made, struct m
     return MPM_OK;
 }
 
-static enum mpm_status prepare_quantize(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_quantize(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_multiplier scaled;
     struct quantize *q;
@@ -104,11 +118,11 @@ static enum mpm_status prepare_quantize(struct mpm_prep *p) {
     scaled = mpm_multiplier_of(in.scale, 1.0f, out.scale);
     q->multiplier = scaled.value;
     q->shift = (int8_t)scaled.shift;
-    p->run = run_integers;
+    p->run = in.type == MPM_INT16 && out.type == MPM_INT8 ? run_16_to_8 : run_integers;
     return MPM_OK;
 }
 
-static enum mpm_status prepare_dequantize(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_dequantize(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct quantize *q;
     MPM_TRY(ends(p, &q, &in, &out));

@@ -82,7 +82,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
 }
 
 /* The mean divides within the multiplier, as the reference does. */
-static enum mpm_status scales(struct mpm_prep *p, struct reduce *r, const struct mpm_tensor *in, const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct reduce *r, const struct mpm_tensor *in, const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     int32_t shift = 31;
     MPM_NEED(p, in->scale > 0 && out->scale > 0, "input or output has no scale");
@@ -100,7 +100,7 @@ static enum mpm_status scales(struct mpm_prep *p, struct reduce *r, const struct
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p, uint8_t kind) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, uint8_t kind) {
     struct mpm_tensor in, out;
     int32_t axes[MPM_MAX_RANK], step[MPM_MAX_RANK];
     uint32_t i, k, count, gone = 0;
@@ -137,11 +137,11 @@ static enum mpm_status prepare(struct mpm_prep *p, uint8_t kind) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_mean(struct mpm_prep *p) { return prepare(p, MEAN); }
-static enum mpm_status prepare_sum(struct mpm_prep *p) { return prepare(p, SUM); }
-static enum mpm_status prepare_max(struct mpm_prep *p) { return prepare(p, MAX); }
-static enum mpm_status prepare_min(struct mpm_prep *p) { return prepare(p, MIN); }
-static enum mpm_status prepare_all(struct mpm_prep *p) { return prepare(p, ALL); }
+static MPM_ONCE enum mpm_status prepare_mean(struct mpm_prep *p) { return prepare(p, MEAN); }
+static MPM_ONCE enum mpm_status prepare_sum(struct mpm_prep *p) { return prepare(p, SUM); }
+static MPM_ONCE enum mpm_status prepare_max(struct mpm_prep *p) { return prepare(p, MAX); }
+static MPM_ONCE enum mpm_status prepare_min(struct mpm_prep *p) { return prepare(p, MIN); }
+static MPM_ONCE enum mpm_status prepare_all(struct mpm_prep *p) { return prepare(p, ALL); }
 
 static float comparable(const struct reduce *r, int32_t at) {
     return r->type == MPM_FLOAT32 ? ((const float *)r->in)[at] : (float)load(r, at);
@@ -163,7 +163,7 @@ static enum mpm_status run_arg(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_arg(struct mpm_prep *p, uint8_t kind) {
+static MPM_ONCE enum mpm_status prepare_arg(struct mpm_prep *p, uint8_t kind) {
     struct mpm_tensor in, out;
     int32_t axes[MPM_MAX_RANK], step[MPM_MAX_RANK];
     uint32_t i, axis;
@@ -193,8 +193,8 @@ static enum mpm_status prepare_arg(struct mpm_prep *p, uint8_t kind) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_arg_max(struct mpm_prep *p) { return prepare_arg(p, MAX); }
-static enum mpm_status prepare_arg_min(struct mpm_prep *p) { return prepare_arg(p, MIN); }
+static MPM_ONCE enum mpm_status prepare_arg_max(struct mpm_prep *p) { return prepare_arg(p, MAX); }
+static MPM_ONCE enum mpm_status prepare_arg_min(struct mpm_prep *p) { return prepare_arg(p, MIN); }
 
 const struct mpm_kernel mpm_mean = {40, MPM_ANY_TYPE, 0, NULL, prepare_mean};
 const struct mpm_kernel mpm_sum = {74, MPM_ANY_TYPE, 0, NULL, prepare_sum};

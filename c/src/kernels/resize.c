@@ -116,7 +116,7 @@ static enum mpm_status run_nearest(struct mpm_interpreter *m, const void *params
 }
 
 /* `options`: the first of the two fields, align_corners and half_pixel_centers. */
-static enum mpm_status begin(struct mpm_prep *p, struct resize **made, struct mpm_tensor *in, uint32_t options) {
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct resize **made, struct mpm_tensor *in, uint32_t options) {
     struct mpm_tensor out;
     int32_t size[MPM_MAX_RANK];
     uint32_t i;
@@ -142,7 +142,7 @@ static enum mpm_status begin(struct mpm_prep *p, struct resize **made, struct mp
     return MPM_OK;
 }
 
-static enum mpm_status prepare_bilinear(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_bilinear(struct mpm_prep *p) {
     struct mpm_tensor in;
     struct resize *r;
     MPM_TRY(begin(p, &r, &in, 2));
@@ -153,7 +153,7 @@ static enum mpm_status prepare_bilinear(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_nearest(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_nearest(struct mpm_prep *p) {
     struct mpm_tensor in;
     struct resize *r;
     MPM_TRY(begin(p, &r, &in, 0));

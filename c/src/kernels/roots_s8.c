@@ -34,7 +34,7 @@ static enum mpm_status run_rsqrt(struct mpm_interpreter *m, const void *params) 
     return MPM_OK;
 }
 
-static enum mpm_status prepare_rsqrt(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_rsqrt(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_multiplier m;
     float scale;
@@ -83,7 +83,7 @@ static enum mpm_status run_normal(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_normal(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_normal(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct normal *n = mpm_keep(p, sizeof *n);
     if (n == NULL) return MPM_ARENA_TOO_SMALL;

@@ -2,7 +2,7 @@
  * BROADCAST_TO. */
 #include "move.h"
 
-static enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mpm_tensor *out) {
     MPM_TRY(mpm_in(p, 0, in));
     MPM_TRY(mpm_out(p, 0, out));
     MPM_NEED(p, in->type == out->type, "input and output differ in type");
@@ -10,7 +10,7 @@ static enum mpm_status ends(struct mpm_prep *p, struct mpm_tensor *in, struct mp
     return MPM_OK;
 }
 
-static enum mpm_status finish(struct mpm_prep *p, const struct mpm_move *list) {
+static MPM_ONCE enum mpm_status finish(struct mpm_prep *p, const struct mpm_move *list) {
     p->run = mpm_run_moves;
     p->params = (void *)(uintptr_t)list;
     return MPM_OK;
@@ -20,7 +20,7 @@ static const uint8_t *element(const struct mpm_tensor *t, int32_t index) {
     return (const uint8_t *)t->data + (ptrdiff_t)index * (ptrdiff_t)mpm_type_bytes(t->type);
 }
 
-static enum mpm_status prepare_slice(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_slice(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t begin[MPM_MAX_RANK], size[MPM_MAX_RANK], step[MPM_MAX_RANK], start = 0;
@@ -67,7 +67,7 @@ static int32_t strided_dim(const struct strided *s, uint32_t i, int32_t size, in
     return from > to ? (from - to - step - 1) / -step : 0;
 }
 
-static enum mpm_status prepare_strided_slice(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_strided_slice(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_file *f = &p->m->file;
     struct strided s;
@@ -107,7 +107,7 @@ static enum mpm_status prepare_strided_slice(struct mpm_prep *p) {
 }
 
 /* Cuts `in` along an axis into the outputs; each has `part` of it, or what its own shape says where part is 0. */
-static enum mpm_status cut(struct mpm_prep *p, uint32_t input, int32_t axis, int squeezed) {
+static MPM_ONCE enum mpm_status cut(struct mpm_prep *p, uint32_t input, int32_t axis, int squeezed) {
     struct mpm_tensor in, out;
     const struct mpm_move *list = NULL;
     uint32_t i, at = 0, dim, inner;
@@ -134,21 +134,21 @@ static enum mpm_status cut(struct mpm_prep *p, uint32_t input, int32_t axis, int
     return finish(p, list);
 }
 
-static enum mpm_status prepare_split(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_split(struct mpm_prep *p) {
     int32_t axis[MPM_MAX_RANK];
     MPM_TRY(mpm_values(p, 0, 1, axis, NULL));
     return cut(p, 1, axis[0], 0);
 }
 
-static enum mpm_status prepare_split_v(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_split_v(struct mpm_prep *p) {
     int32_t axis[MPM_MAX_RANK];
     MPM_TRY(mpm_values(p, 2, 1, axis, NULL));
     return cut(p, 0, axis[0], 0);
 }
 
-static enum mpm_status prepare_unpack(struct mpm_prep *p) { return cut(p, 0, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
+static MPM_ONCE enum mpm_status prepare_unpack(struct mpm_prep *p) { return cut(p, 0, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
 
-static enum mpm_status prepare_transpose(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_transpose(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t order[MPM_MAX_RANK], step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK];
@@ -173,7 +173,7 @@ static enum mpm_status prepare_transpose(struct mpm_prep *p) {
     return finish(p, list);
 }
 
-static enum mpm_status prepare_reverse(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_reverse(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t axes[MPM_MAX_RANK], step[MPM_MAX_RANK], start = 0;
@@ -197,7 +197,7 @@ static enum mpm_status prepare_reverse(struct mpm_prep *p) {
     return finish(p, list);
 }
 
-static enum mpm_status prepare_broadcast_to(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_broadcast_to(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct mpm_dim dims[MPM_MAX_RANK];
     int32_t step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK];

@@ -9,7 +9,7 @@ struct sum_scale {
     int32_t multiplier, shift, in_zero, out_zero;
 };
 
-static enum mpm_status scale_of(struct mpm_prep *p, struct sum_scale *s, const struct mpm_tensor *in, const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status scale_of(struct mpm_prep *p, struct sum_scale *s, const struct mpm_tensor *in, const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     if (in->type == MPM_FLOAT32) return MPM_OK;
     MPM_NEED(p, in->scale > 0 && out->scale > 0, "input or output has no scale");
@@ -57,7 +57,7 @@ static enum mpm_status run_add_n(struct mpm_interpreter *m, const void *params) 
     return MPM_OK;
 }
 
-static enum mpm_status prepare_add_n(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_add_n(struct mpm_prep *p) {
     struct mpm_tensor first, in, out;
     uint32_t k;
     struct add_n *o = mpm_keep(p, (uint32_t)(sizeof *o + p->inputs.count * sizeof o->in[0]));
@@ -117,7 +117,7 @@ static enum mpm_status run_cumsum(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_cumsum(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_cumsum(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     int32_t axes[MPM_MAX_RANK];
     uint32_t axis;

@@ -38,7 +38,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, feature, time, bias, state, out;
     const int32_t rank = mpm_field_i32(&p->m->file, p->options, 0, 0);
     struct svdf *s = mpm_keep(p, sizeof *s);

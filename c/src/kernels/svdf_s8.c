@@ -35,64 +35,72 @@ static void features(const struct svdf *s, const int8_t *in, const int8_t *weigh
         made[i] = mpm_clamp(mpm_scaled(made[i], s->multiplier_1, s->shift_1), low, -low - 1) + s->state_zero;
 }
 
-/* Moves a memory one step on, and returns its product with the filter's weights in time. */
+/* Moves the memories of `count` filters one step on; their products with the weights in time go to `sums`. Fours of
+ * loads and stores side by side become one of a word. A function of its own, so that it has all registers. */
 #define REMEMBER(T, NAME) \
-    static int32_t remember_##NAME(const struct svdf *s, T *memory, const T *weights, int32_t value) { \
+    static MPM_APART void NAME(const struct svdf *s, T *memory, const T *weights, const int32_t *fed, uint32_t count, int32_t *sums) { \
         const int32_t zero = s->state_zero; \
-        T *const last = memory + s->memory - 1; \
-        int32_t sum = 0; \
-        if (zero == 0) { \
+        const ptrdiff_t steps = s->memory - 1; \
+        for (; count > 0; count--, memory++, weights++) { \
+            T *const last = memory + steps; \
+            const int32_t value = *fed++; \
+            int32_t sum = 0; \
             for (; last - memory >= 4; memory += 4, weights += 4) { \
                 const T x0 = memory[1], x1 = memory[2], x2 = memory[3], x3 = memory[4]; \
                 memory[0] = x0, memory[1] = x1, memory[2] = x2, memory[3] = x3; \
-                sum = mpm_wrapping_add(sum, weights[0] * x0); \
-                sum = mpm_wrapping_add(sum, weights[1] * x1); \
-                sum = mpm_wrapping_add(sum, weights[2] * x2); \
-                sum = mpm_wrapping_add(sum, weights[3] * x3); \
+                sum = mpm_wrapping_add(sum, weights[0] * (x0 - zero)); \
+                sum = mpm_wrapping_add(sum, weights[1] * (x1 - zero)); \
+                sum = mpm_wrapping_add(sum, weights[2] * (x2 - zero)); \
+                sum = mpm_wrapping_add(sum, weights[3] * (x3 - zero)); \
             } \
+            for (; memory != last; memory++, weights++) { \
+                memory[0] = memory[1]; \
+                sum = mpm_wrapping_add(sum, *weights * (*memory - zero)); \
+            } \
+            *last = (T)value; \
+            *sums++ = mpm_wrapping_add(sum, *weights * (*last - zero)); \
         } \
-        for (; memory != last; memory++, weights++) { \
-            memory[0] = memory[1]; \
-            sum = mpm_wrapping_add(sum, *weights * (*memory - zero)); \
-        } \
-        *last = (T)value; \
-        return mpm_wrapping_add(sum, *weights * (*last - zero)); \
     }
-REMEMBER(int8_t, s8)
-REMEMBER(int16_t, s16)
+REMEMBER(int8_t, remember_s8)
+REMEMBER(int16_t, remember_s16)
 
 static int8_t finished(const struct svdf *s, int32_t sum) {
     return (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(sum, s->multiplier_2, s->shift_2), s->out_zero), -128, 127);
 }
 
-static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
-    const struct svdf *s = params;
+/* All filters of one example. `state`: elements before its memories. */
+static void example(const struct svdf *s, const int8_t *in, size_t state, int8_t *out) {
     const uint32_t filters = (uint32_t)s->units * s->rank;
-    const int8_t *in = s->in;
-    int8_t *out = s->out;
-    size_t state = 0;
-    uint32_t b, f;
-    (void)m;
-    for (b = 0; b < s->batch; b++, in += s->depth) {
-        const int32_t *bias = s->bias;
-        uint32_t left = 0;
-        int32_t fed[4], sum = 0;
-        size_t time = 0;
-        for (f = 0; f < filters; f++, time += s->memory, state += s->memory) {
-            if (f % 4 == 0) features(s, in, s->feature + (size_t)f * s->depth, filters - f, fed);
+    const int32_t *bias = s->bias;
+    int32_t fed[4], sums[4], sum = 0;
+    uint32_t f, i, left = 0;
+    for (f = 0; f < filters; f += 4) {
+        const uint32_t n = filters - f < 4 ? filters - f : 4;
+        const size_t at = (size_t)f * s->memory;
+        features(s, in, s->feature + (size_t)f * s->depth, n, fed);
+        if (s->state_16) remember_s16(s, (int16_t *)s->state + state + at, (const int16_t *)s->time + at, fed, n, sums);
+        else remember_s8(s, (int8_t *)s->state + state + at, (const int8_t *)s->time + at, fed, n, sums);
+        for (i = 0; i < n; i++) {
             if (left == 0) {
                 left = s->rank;
                 sum = bias == NULL ? 0 : *bias++;
             }
-            sum = mpm_wrapping_add(sum, s->state_16 ? remember_s16(s, (int16_t *)s->state + state, (const int16_t *)s->time + time, fed[f % 4])
-                                                    : remember_s8(s, (int8_t *)s->state + state, (const int8_t *)s->time + time, fed[f % 4]));
+            sum = mpm_wrapping_add(sum, sums[i]);
             if (--left == 0) *out++ = finished(s, sum);
         }
     }
+}
+
+static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
+    const struct svdf *s = params;
+    uint32_t b;
+    (void)m;
+    for (b = 0; b < s->batch; b++)
+        example(s, s->in + (size_t)b * s->depth, (size_t)b * s->units * s->rank * s->memory, s->out + (size_t)b * s->units);
     return MPM_OK;
 }
 
-static enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const struct mpm_tensor *in,
+static MPM_ONCE enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const struct mpm_tensor *in,
                               const struct mpm_tensor *feature_weights, const struct mpm_tensor *time,
                               const struct mpm_tensor *state) {
     struct mpm_tensor out, bias;
@@ -136,7 +144,7 @@ static enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const struct m
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, feature_weights, time, state;
     struct svdf *s = mpm_keep(p, sizeof *s);
     if (s == NULL) return MPM_ARENA_TOO_SMALL;

@@ -83,7 +83,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status scales(struct mpm_prep *p, struct transposed *t, const struct mpm_tensor *in, const struct mpm_tensor *filter,
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct transposed *t, const struct mpm_tensor *in, const struct mpm_tensor *filter,
                               const struct mpm_tensor *out, uint32_t activation) {
     if (t->type == MPM_FLOAT32) return mpm_activation_range_f32(p, activation, &t->low_f32, &t->high_f32);
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
@@ -101,7 +101,7 @@ static enum mpm_status scales(struct mpm_prep *p, struct transposed *t, const st
     return t->table == NULL ? MPM_ARENA_TOO_SMALL : MPM_OK;
 }
 
-static enum mpm_status bias_of(struct mpm_prep *p, struct transposed *t) {
+static MPM_ONCE enum mpm_status bias_of(struct mpm_prep *p, struct transposed *t) {
     struct mpm_tensor bias;
     if (!mpm_has_input(p, 3)) return MPM_OK;
     MPM_TRY(mpm_in(p, 3, &bias));
@@ -113,7 +113,7 @@ static enum mpm_status bias_of(struct mpm_prep *p, struct transposed *t) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_tensor in, filter, out;
     struct mpm_file *f = &p->m->file;
     struct mpm_window w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1};

@@ -27,7 +27,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static enum mpm_status begin(struct mpm_prep *p, struct unary **made, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct unary **made, struct mpm_tensor *in, struct mpm_tensor *out) {
     struct unary *o = mpm_keep(p, sizeof *o);
     if (o == NULL) return MPM_ARENA_TOO_SMALL;
     *made = o;
@@ -117,7 +117,7 @@ INNER(round_f32, float, rintf(x))
 INNER(not_bool, uint8_t, !x)
 
 #define FLOAT_OPERATOR(NAME, NUMBER) \
-    static enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
+    static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \
         struct mpm_tensor in, out; \
         struct unary *o; \
         MPM_TRY(begin(p, &o, &in, &out)); \
@@ -140,7 +140,7 @@ FLOAT_OPERATOR(floor, 8)
 FLOAT_OPERATOR(round, 116)
 FLOAT_OPERATOR(hard_swish, 117)
 
-static enum mpm_status prepare_not(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_not(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     MPM_TRY(begin(p, &o, &in, &out));
@@ -150,7 +150,7 @@ static enum mpm_status prepare_not(struct mpm_prep *p) {
 }
 const struct mpm_kernel mpm_logical_not = {87, MPM_ANY_TYPE, 0, NULL, prepare_not};
 
-static enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type, inner_fn s8, inner_fn s16, inner_fn f32) {
+static MPM_ONCE enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type, inner_fn s8, inner_fn s16, inner_fn f32) {
     o->inner = type == MPM_INT8 ? s8 : type == MPM_INT16 ? s16 : type == MPM_FLOAT32 ? f32 : NULL;
     MPM_SUPPORT(p, o->inner != NULL, "this type is not supported here");
     o->low = type == MPM_INT16 ? -32768 : -128;
@@ -158,7 +158,7 @@ static enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type
     return MPM_OK;
 }
 
-static enum mpm_status prepare_relu(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_relu(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     struct mpm_multiplier m;
@@ -172,7 +172,7 @@ static enum mpm_status prepare_relu(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_abs(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_abs(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     MPM_TRY(begin(p, &o, &in, &out));
@@ -186,7 +186,7 @@ static enum mpm_status prepare_abs(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_relu6(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_relu6(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     MPM_TRY(begin(p, &o, &in, &out));
@@ -197,7 +197,7 @@ static enum mpm_status prepare_relu6(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_leaky_relu(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_leaky_relu(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     struct mpm_multiplier m;
@@ -219,7 +219,7 @@ static enum mpm_status prepare_leaky_relu(struct mpm_prep *p) {
 }
 
 /* The input in Q4.27 for int8; for int16 in units of 1 / (3 * 4096), or of a power of two of it. */
-static enum mpm_status sigmoid_input(struct mpm_prep *p, struct unary *o, const struct mpm_tensor *in, int powers) {
+static MPM_ONCE enum mpm_status sigmoid_input(struct mpm_prep *p, struct unary *o, const struct mpm_tensor *in, int powers) {
     if (in->type == MPM_INT8) {
         const struct mpm_multiplier m = mpm_multiplier_of(in->scale, 134217728.0f, 1.0f); /* 2^27 */
         o->multiplier = m.value;
@@ -244,7 +244,7 @@ static enum mpm_status sigmoid_input(struct mpm_prep *p, struct unary *o, const 
     return MPM_OK;
 }
 
-static enum mpm_status prepare_logistic(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_logistic(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     MPM_TRY(begin(p, &o, &in, &out));
@@ -253,7 +253,7 @@ static enum mpm_status prepare_logistic(struct mpm_prep *p) {
     return sigmoid_input(p, o, &in, 1);
 }
 
-static enum mpm_status prepare_tanh(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_tanh(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct unary *o;
     MPM_TRY(begin(p, &o, &in, &out));

@@ -32,7 +32,7 @@ static uint32_t find_handle(struct mpm_prep *p, uint32_t graph, uint32_t tensor,
         const uint32_t count = mpm_vector(f, table, GRAPH_OPS, 4).count;
         for (i = 0; i < count; i++) {
             const uint32_t op = mpm_element(f, table, GRAPH_OPS, i);
-            if (mpm_builtin_of(p, op) != VAR_HANDLE) continue;
+            if (mpm_builtin_of(f, mpm_code_of(p, op)) != VAR_HANDLE) continue;
             if (graph != 0 ? first_number(f, op, OP_OUTPUTS, 0) == tensor : same_variable(f, mpm_child(f, op, OP_OPTIONS), options)) return op;
         }
         if (graph != 0) return 0;
@@ -41,7 +41,7 @@ static uint32_t find_handle(struct mpm_prep *p, uint32_t graph, uint32_t tensor,
 }
 
 /* The value that is assigned to the variable first in the file: it says how large the variable is. */
-static enum mpm_status value_of(struct mpm_prep *p, uint32_t options, struct mpm_tensor *t) {
+static MPM_ONCE enum mpm_status value_of(struct mpm_prep *p, uint32_t options, struct mpm_tensor *t) {
     struct mpm_file *f = &p->m->file;
     uint32_t g, i;
     for (g = 0; g < p->m->graph_count; g++) {
@@ -49,7 +49,7 @@ static enum mpm_status value_of(struct mpm_prep *p, uint32_t options, struct mpm
         for (i = 0; i < count && f->bad == 0; i++) {
             const uint32_t op = mpm_element(f, graph, GRAPH_OPS, i);
             uint32_t handle;
-            if (mpm_builtin_of(p, op) != ASSIGN_VARIABLE) continue;
+            if (mpm_builtin_of(f, mpm_code_of(p, op)) != ASSIGN_VARIABLE) continue;
             handle = find_handle(p, graph, first_number(f, op, OP_INPUTS, 0), 0);
             if (handle != 0 && same_variable(f, mpm_child(f, handle, OP_OPTIONS), options))
                 return mpm_tensor_at(p, g, first_number(f, op, OP_INPUTS, 1), t);
@@ -71,7 +71,7 @@ static enum mpm_status run_handle(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status prepare_handle(struct mpm_prep *p) {
+static MPM_ONCE enum mpm_status prepare_handle(struct mpm_prep *p) {
     struct mpm_tensor out, value;
     struct mpm_resource *r;
     struct handle *h = mpm_keep(p, sizeof *h);
@@ -131,7 +131,7 @@ static enum mpm_status run_assign(struct mpm_interpreter *m, const void *params)
     return MPM_OK;
 }
 
-static enum mpm_status begin(struct mpm_prep *p, int assigns) {
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, int assigns) {
     struct mpm_tensor handle, value;
     struct access *a = mpm_keep(p, sizeof *a);
     if (a == NULL) return MPM_ARENA_TOO_SMALL;
@@ -147,8 +147,8 @@ static enum mpm_status begin(struct mpm_prep *p, int assigns) {
     return MPM_OK;
 }
 
-static enum mpm_status prepare_read(struct mpm_prep *p) { return begin(p, 0); }
-static enum mpm_status prepare_assign(struct mpm_prep *p) { return begin(p, 1); }
+static MPM_ONCE enum mpm_status prepare_read(struct mpm_prep *p) { return begin(p, 0); }
+static MPM_ONCE enum mpm_status prepare_assign(struct mpm_prep *p) { return begin(p, 1); }
 
 const struct mpm_kernel mpm_var_handle = {VAR_HANDLE, MPM_ANY_TYPE, 0, NULL, prepare_handle};
 const struct mpm_kernel mpm_read_variable = {143, MPM_ANY_TYPE, 0, NULL, prepare_read};

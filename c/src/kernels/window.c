@@ -9,7 +9,7 @@ static int32_t size_of(int32_t size, int32_t taps, int32_t stride, int32_t step,
     return out;
 }
 
-enum mpm_status mpm_fit_window(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out,
+MPM_ONCE enum mpm_status mpm_fit_window(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out,
                                int32_t stride_y, int32_t stride_x, uint32_t padding, struct mpm_window *w) {
     int32_t top, left, i;
     MPM_NEED(p, in->rank == 4 && out->rank == 4, "an image must have 4 dims");
