@@ -168,8 +168,6 @@ CASES = {
 }  # fmt: skip
 NOT_IN_LITERT = {"elu"}
 NOT_IN_INT8 = {"remainder", "cumulative sum"}
-NOT_IN_OURS = {"log softmax", "elu", "hard swish", "transposed"}
-"""The embedded runtime lacks these in int8."""
 ENOUGH = {"gelu by tanh", "grouped", "dense", "mean pool", "negative pad", "nearest resize"}
 """In int8 others stand for these."""
 ROUNDED_OTHERWISE = {"attention", "dense, three dims"}
@@ -207,7 +205,7 @@ def test_int8_bytes_are_the_same_in_every_runtime_and_near_the_real_numbers(name
     bytes_out = tflm(exported.model, stored)[0]
     if name not in NOT_IN_LITERT | ROUNDED_OTHERWISE:
         np.testing.assert_array_equal(bytes_out, litert(exported.model, stored)[0])
-    if name not in NOT_IN_OURS and shutil.which("cc"):
+    if shutil.which("cc"):
         np.testing.assert_array_equal(bytes_out, Interpreter(exported.model).run(stored)[0])
     if name in ROUNDED_OTHERWISE:
         np.testing.assert_allclose(bytes_out, litert(exported.model, stored)[0], atol=1)

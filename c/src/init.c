@@ -170,7 +170,7 @@ static enum mpm_status open_graphs(struct mpm_prep *p, uint32_t *variables) {
         outputs = mpm_vector(&m->file, p->graph, GRAPH_OUTPUTS, 4);
         p->op = 0xffff;
         if (ops.count >= 0xffff || inputs.count > 0x7fff || outputs.count > 0x7fff)
-            return mpm_fail(p, MPM_UNSUPPORTED, -1, MPM_TEXT("a subgraph has more than 65,534 operators"));
+            return MPM_LACKS(p, "a subgraph has more than 65,534 operators");
         graph->op_count = (uint16_t)ops.count;
         graph->input_count = (uint16_t)inputs.count;
         graph->output_count = (uint16_t)outputs.count;
@@ -239,10 +239,10 @@ static enum mpm_status open_file(struct mpm_prep *p, const void *model, uint32_t
         return mpm_fail(p, MPM_BAD_FILE, -1, MPM_TEXT("not a .tflite file: it does not say TFL3 at byte 4"));
     p->model = mpm_follow(f, 0);
     if (f->bad == 0 && mpm_field_i32(f, p->model, MODEL_VERSION, 0) != 3)
-        return mpm_fail(p, MPM_UNSUPPORTED, -1, MPM_TEXT("the schema's version is not 3"));
+        return MPM_LACKS(p, "the schema's version is not 3");
     graphs = mpm_vector(f, p->model, MODEL_SUBGRAPHS, 4).count;
     if (f->bad == 0 && (graphs == 0 || graphs > MPM_MAX_GRAPHS))
-        return mpm_fail(p, MPM_UNSUPPORTED, -1, MPM_TEXT("the model has no subgraph, or more than 64"));
+        return MPM_LACKS(p, "the model has no subgraph, or more than 64");
     p->m->graph_count = (uint16_t)graphs;
     return MPM_OK;
 }

@@ -74,14 +74,24 @@ struct mpm_prep {
 /* Stops with a place and a reason; returns `status`. */
 enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t tensor, const char *what);
 
-/* `return`s from prepare with MPM_BAD_MODEL or MPM_UNSUPPORTED unless the condition holds. */
+/* `return`s from prepare with MPM_BAD_MODEL or MPM_UNSUPPORTED unless the condition holds. Without texts a call takes
+ * one argument instead of four: there are some ten of them in a kernel. */
+#ifdef MPM_NO_TEXT
+enum mpm_status mpm_bad_model(struct mpm_prep *p);
+enum mpm_status mpm_unsupported(struct mpm_prep *p);
+#define MPM_BAD(p, what) mpm_bad_model(p)
+#define MPM_LACKS(p, what) mpm_unsupported(p)
+#else
+#define MPM_BAD(p, what) mpm_fail((p), MPM_BAD_MODEL, -1, (what))
+#define MPM_LACKS(p, what) mpm_fail((p), MPM_UNSUPPORTED, -1, (what))
+#endif
 #define MPM_NEED(p, condition, what) \
     do { \
-        if (!(condition)) return mpm_fail((p), MPM_BAD_MODEL, -1, MPM_TEXT(what)); \
+        if (!(condition)) return MPM_BAD(p, what); \
     } while (0)
 #define MPM_SUPPORT(p, condition, what) \
     do { \
-        if (!(condition)) return mpm_fail((p), MPM_UNSUPPORTED, -1, MPM_TEXT(what)); \
+        if (!(condition)) return MPM_LACKS(p, what); \
     } while (0)
 #define MPM_TRY(call) \
     do { \

@@ -96,7 +96,7 @@ enum mpm_status mpm_plan_lifetimes(struct mpm_prep *p, uint32_t *variables) {
     p->op = 0xffff;
     for (i = 0; i < inputs.count; i++) {
         MPM_TRY(buffer_for(p, mpm_u32(f, inputs.at + 4 * i), variables, &b));
-        if (b == NULL) return mpm_fail(p, MPM_BAD_MODEL, -1, MPM_TEXT("an input of the model is a constant"));
+        if (b == NULL) return MPM_BAD(p, "an input of the model is a constant");
         b->first = 0;
     }
     for (i = 0; i < ops; i++) {
@@ -233,7 +233,7 @@ enum mpm_status mpm_plan_place(struct mpm_prep *p, uint32_t base, uint32_t *end)
         if (largest == NULL) break;
         largest->offset = lowest_free(p, largest, base);
         if (largest->offset > 0x7fffffffu - largest->bytes)
-            return mpm_fail(p, MPM_UNSUPPORTED, -1, MPM_TEXT("the model needs more than 2 GB of memory"));
+            return MPM_LACKS(p, "the model needs more than 2 GB of memory");
     }
     for (i = 0; i < p->buffer_count; i++)
         if (is_placed_here(p, i) && p->buffers[i].offset + p->buffers[i].bytes > *end)

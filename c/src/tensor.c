@@ -27,6 +27,11 @@ enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t ten
     return status;
 }
 
+#ifdef MPM_NO_TEXT
+enum mpm_status mpm_bad_model(struct mpm_prep *p) { return mpm_fail(p, MPM_BAD_MODEL, -1, ""); }
+enum mpm_status mpm_unsupported(struct mpm_prep *p) { return mpm_fail(p, MPM_UNSUPPORTED, -1, ""); }
+#endif
+
 static enum mpm_status shape_of(struct mpm_prep *p, uint32_t table, int32_t index, struct mpm_tensor *t) {
     struct mpm_file *f = &p->m->file;
     const struct mpm_vector shape = mpm_vector(f, table, TENSOR_SHAPE, 4);
@@ -154,7 +159,7 @@ int mpm_has_input(struct mpm_prep *p, uint32_t i) {
 }
 
 static enum mpm_status end_at(struct mpm_prep *p, struct mpm_vector ends, uint32_t i, struct mpm_tensor *t) {
-    if (i >= ends.count) return mpm_fail(p, MPM_BAD_MODEL, -1, MPM_TEXT("the operator has too few inputs or outputs"));
+    if (i >= ends.count) return MPM_BAD(p, "the operator has too few inputs or outputs");
     return mpm_tensor_at(p, p->subgraph, mpm_u32(&p->m->file, ends.at + 4 * i), t);
 }
 
@@ -162,6 +167,6 @@ enum mpm_status mpm_in(struct mpm_prep *p, uint32_t i, struct mpm_tensor *t) { r
 
 enum mpm_status mpm_out(struct mpm_prep *p, uint32_t i, struct mpm_tensor *t) {
     MPM_TRY(end_at(p, p->outputs, i, t));
-    if (t->constant || t->variable) return mpm_fail(p, MPM_BAD_MODEL, -1, MPM_TEXT("an operator writes a constant"));
+    if (t->constant || t->variable) return MPM_BAD(p, "an operator writes a constant");
     return MPM_OK;
 }

@@ -84,8 +84,8 @@ static MPM_ONCE enum mpm_status types_of(struct mpm_prep *p, struct mpm_conv *c,
     c->per_channel = filter->scale_count > 1;
     c->in_scale = in->scale;
     c->out_scale = out->scale;
-    c->in_zero = (int16_t)in->zero_point;
-    c->out_zero = (int16_t)out->zero_point;
+    c->in_zero = (int8_t)in->zero_point;
+    c->out_zero = (int8_t)out->zero_point;
     c->is_int4 = filter->type == MPM_INT4;
     return MPM_OK;
 }
@@ -133,7 +133,8 @@ MPM_ONCE enum mpm_status mpm_prepare_conv(struct mpm_prep *p, int depthwise, str
     c->window.width = (uint16_t)filter.dims[2];
     c->in_depth = (uint16_t)in.dims[3];
     c->out_depth = (uint16_t)depth;
-    c->batch = (uint32_t)in.dims[0];
+    MPM_SUPPORT(p, in.dims[0] <= 65535, "the batch is larger than 65,535");
+    c->batch = (uint16_t)in.dims[0];
     c->in = in.data;
     c->filter = filter.data;
     c->out = out.data;

@@ -5,7 +5,7 @@
 #include "matmul.h"
 #include "window.h"
 
-/* 80 bytes on a 32-bit chip. */
+/* 76 bytes on a 32-bit chip. */
 struct mpm_conv {
     const void *in, *filter, *bias; /* bias may be null */
     void *out;
@@ -16,11 +16,11 @@ struct mpm_conv {
         struct { float in_scale, out_scale; }; /* quantised */
         struct { float low_f32, high_f32; };   /* float32 */
     };
-    uint32_t batch;
+    uint16_t batch;
     uint16_t in_depth, out_depth;
     uint16_t filter_depth;          /* of CONV_2D: the input's, or that of a group of it */
     struct mpm_window window;
-    int16_t in_zero, out_zero;
+    int8_t in_zero, out_zero;
     int16_t low, high;              /* the fused activation's range, quantised */
     uint8_t per_channel;            /* scales: one a channel, or one for all */
     uint8_t is_int4, bias_is_64;
