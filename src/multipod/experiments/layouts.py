@@ -121,8 +121,8 @@ def run(report: Report) -> Outcome:
         Section(
             "The share of the weight update",
             "The optimizer alone, on weights and gradients that are there, over the whole update; Transformer; medians "
-            "of 15 rounds in which all four take turns. Virtual devices share two cores: whole, they do the same work eight "
-            "times over, which is what splitting spares; of real devices each would do it once.",
+            "of 15 rounds in which all four take turns. Virtual devices share two cores: whole, all do the same work "
+            "over again, which is what splitting spares; of real devices each would do it once.",
             ("optimizer", "whole on every device", "split over 8"),
             [(name, f"{whole:.1%}", f"{split:.1%}") for name, whole, split in shares],
         ),
