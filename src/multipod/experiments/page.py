@@ -89,7 +89,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _row(claim: Claim) -> tuple[str, ...]:
     spread = "" if claim.spread is None else f" (spread {_number(claim.spread)})"
-    seeds = f", {len(claim.seeds)} seeds" if claim.seeds else ""
+    count = len(claim.seeds)
+    seeds = f", {count} seed{'s' if count > 1 else ''}" if count else ""
     holds = "yes" if claim.holds else "**no**"
     return claim.claim, claim.source, f"{_number(claim.measured)}{spread}{seeds}", _number(claim.threshold), holds
 
