@@ -56,6 +56,14 @@ class Timeouts:
         return max(2, round(1.5 * self.limit_s))
 
     @property
+    def service_s(self) -> float:
+        """In a run that survives: JAX's coordination service takes a process for lost, which ends waits for it.
+
+        The launcher knows sooner; this frees what hangs in a barrier of a checkpoint.
+        """
+        return max(10.0, self.silence_s)
+
+    @property
     def grace_s(self) -> float:
         """From asking a process to end (SIGTERM) to ending it (SIGKILL)."""
         return min(5.0, self.limit_s / 10)
@@ -81,7 +89,9 @@ def compiler(variable: str) -> str:
     return os.environ.get(variable) or {"CC": "cc", "CXX": "c++"}[variable]
 
 
-def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None, processes: int = 1) -> dict[str, str]:
+def settings(
+    cpu_devices: int, timeouts: Timeouts, cache: Path | None, processes: int = 1, survives: bool = False
+) -> dict[str, str]:
     """The environment variables of a run, as values.
 
     Args:
@@ -90,11 +100,13 @@ def settings(cpu_devices: int, timeouts: Timeouts, cache: Path | None, processes
       cache: the folder of compiled programs; None turns the cache off.
       processes: of the run on this host. All get the thread pool that one process would have, because
         XLA cuts its work by the pool's size, and other cuts round differently.
+      survives: a collective between processes that waits for a dead one is given up sooner (`Timeouts.service_s`): it
+        costs no more than the update it is in. Where the launcher hears of a death it is cut off at once.
     """
     flags = {
         "xla_cpu_collective_call_warn_stuck_timeout_seconds": timeouts.warn_s,
         "xla_cpu_collective_call_terminate_timeout_seconds": timeouts.collective_s,
-        "xla_cpu_collective_timeout_seconds": timeouts.collective_s,
+        "xla_cpu_collective_timeout_seconds": round(timeouts.service_s) if survives else timeouts.collective_s,
     }
     values = {
         "JAX_NUM_CPU_DEVICES": str(cpu_devices),
@@ -117,6 +129,7 @@ def prepare(
     timeouts: Timeouts | None = None,
     cache: Path | None = None,
     processes: int = 1,
+    survives: bool = False,
     environment: MutableMapping[str, str] = os.environ,
 ) -> None:
     """Writes `settings` into the environment. What the user has set there stays as it is.
@@ -124,7 +137,7 @@ def prepare(
     Raises:
       RuntimeError: JAX is imported already and was not prepared in the same way.
     """
-    wanted = settings(cpu_devices, timeouts or Timeouts(), cache, processes)
+    wanted = settings(cpu_devices, timeouts or Timeouts(), cache, processes, survives)
     if "jax" in sys.modules and environment is os.environ:
         if environment.get("JAX_NUM_CPU_DEVICES") != wanted["JAX_NUM_CPU_DEVICES"]:
             raise RuntimeError(

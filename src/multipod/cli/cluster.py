@@ -19,12 +19,14 @@ class Cluster:
       processes: how many there are.
       process: the number of this one, where the environment says it.
       explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
+      survives: the processes come and go, and the launcher says who trains with whom (`multipod.train.world`).
     """
 
     name: str
     processes: int
     process: int
     explicit: bool = False
+    survives: bool = False
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
@@ -62,7 +64,8 @@ def _tpu(env: Mapping[str, str]) -> Cluster | None:
 def _launcher(env: Mapping[str, str]) -> Cluster | None:
     if "MULTIPOD_PROCESSES" not in env:
         return None
-    return Cluster("multipod launch", int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"]), explicit=True)
+    processes, process = int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"])
+    return Cluster("multipod launch", processes, process, True, survives="MULTIPOD_SURVIVES" in env)
 
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (

@@ -11,6 +11,8 @@ import click
 from multipod.errors import ClusterError
 from multipod.layout.layout import parse_shape
 from multipod.runtime import CPU_DEVICES, Timeouts
+from multipod.train.roster import Rules
+from multipod.train.roster import survive as survive_run
 from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to_stderr
 
 
@@ -23,21 +25,120 @@ from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to
     show_default=f"{Timeouts().limit_s:g}",
     help="The longest that a process may wait for another; all lower time-outs follow from it.",
 )
+@click.option("--survive", is_flag=True, help="Go on without a process that dies, and take another in for it.")
+@click.option(
+    "--least",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --survive: the fewest processes that it goes on with.",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="With --survive: processes that wait, ready, to take a place that falls empty.",
+)
+@click.option("--no-replace", is_flag=True, help="With --survive: start no process in the place of a dead one.")
+@click.option(
+    "--mirror-every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="With --survive: copy the state to memory, and what one process alone holds to the next, every K updates.",
+)
+@click.option(
+    "--evict",
+    type=click.FloatRange(1.5),
+    metavar="FACTOR",
+    help="With --survive: let a process go whose device is slower than the median by this factor for long.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start all again from the last checkpoint, so often at most, when the run cannot go on otherwise.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def launch(processes: int, timeout: float | None, command: tuple[str, ...]) -> None:
+def launch(
+    processes: int,
+    timeout: float | None,
+    survive: bool,
+    least: int,
+    spares: int,
+    no_replace: bool,
+    mirror_every: int,
+    evict: float | None,
+    restarts: int,
+    command: tuple[str, ...],
+) -> None:
     """Run a multipod COMMAND as several processes on this machine.
 
     multipod launch --processes 4 -- train digits --mesh 2x4
 
     When one process dies or is stuck, the others are ended, and the message says which it was and how
-    to go on.
+    to go on. With --survive the others go on at once, without a restart; see docs/design/availability.md.
     """
     timeouts = settle_timeouts(command, timeout)
-    arguments = worker_arguments(command, processes, timeouts)
-    outcome = supervise(workers(arguments, processes, os.environ), timeouts)
+    worker_arguments(command, processes, timeouts)  # what it refuses is refused before anything is started
+    rules = Rules(processes, least, spares, not no_replace, mirror_every, evict or 0.0) if survive else None
+    check_rules(command, processes, least, spares, rules)
+    outcome = attempts(list(command), processes, timeouts, timeout, rules, restarts)
     if outcome.exit_code:
-        to_stderr(f"multipod: {report(outcome, processes, command, timeout)}")
+        to_stderr(f"multipod: {report(outcome, processes, command, timeout, survive)}")
         sys.exit(outcome.exit_code)
+
+
+def check_rules(command: Sequence[str], processes: int, least: int, spares: int, rules: Rules | None) -> None:
+    """Refuses options that do not fit each other.
+
+    Raises:
+      ClusterError: all that is wrong.
+    """
+    wrong = []
+    if rules is None and (least > 1 or spares):
+        wrong.append("--least and --spares say how a run survives. Add --survive, or leave them out.")
+    if rules is not None and command[0] != "train":
+        wrong.append(f"--survive goes with `train`, and this is `{command[0]}`. Leave out --survive.")
+    if least > processes:
+        wrong.append(f"--least {least} is more than --processes {processes}. Lower it.")
+    if rules is not None and option(command, "--fail") is not None:
+        wrong.append("--survive decides itself which chips are missing. Leave out --fail.")
+    if wrong:
+        raise ClusterError("launch: " + "\n".join(wrong))
+
+
+def attempts(
+    command: Sequence[str],
+    processes: int,
+    timeouts: Timeouts,
+    timeout: float | None,
+    rules: Rules | None,
+    restarts: int,
+) -> Outcome:
+    """Runs the command, and again from its last checkpoint while it fails and may; how it ended at last."""
+    now = list(command)
+    while True:
+        arguments = worker_arguments(now, processes, timeouts)
+        count = processes + (0 if rules is None else rules.spares)
+        started = workers(arguments, processes, os.environ, count, rules is not None)
+        outcome = supervise(started, timeouts) if rules is None else survive_run(started, rules, timeouts)
+        if outcome.exit_code != 1 or not restarts:
+            return outcome
+        restarts -= 1
+        again = "from the start"
+        if outcome.saved is not None and outcome.folder:
+            now = resumed(outcome.folder, command, processes)
+            again = f"from update {outcome.saved}"
+        elif outcome.folder and option(command, "--out") is not None and option(command, "--resume") is None:
+            return outcome  # its folder is there and holds no checkpoint
+        to_stderr(f"multipod: launch: {outcome.reason}. All start again {again}; restarts left: {restarts}.")
 
 
 def settle_timeouts(command: Sequence[str], given_s: float | None) -> Timeouts:
@@ -116,8 +217,14 @@ def option(command: Sequence[str], name: str) -> str | None:
     return found
 
 
-def workers(arguments: Sequence[str], processes: int, environment: Mapping[str, str]) -> list[Worker]:
-    """One worker a rank, each told its place in the cluster by its environment.
+def workers(
+    arguments: Sequence[str],
+    processes: int,
+    environment: Mapping[str, str],
+    count: int | None = None,
+    survives: bool = False,
+) -> list[Worker]:
+    """One worker a rank, each told its place in the cluster by its environment; `count` of them, spares included.
 
     JAX_NUM_CPU_DEVICES is taken out: the launcher decides the number of devices, by `--cpu-devices`.
     """
@@ -128,12 +235,14 @@ def workers(arguments: Sequence[str], processes: int, environment: Mapping[str, 
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # JAX's default listens on every network
         "MULTIPOD_PROCESSES": str(processes),
     }
+    if survives:
+        cluster |= {"MULTIPOD_SURVIVES": "1"}
     return [
         Worker(
             [sys.executable, "-m", "multipod", *arguments],
             {**inherited, **cluster, "MULTIPOD_PROCESS_ID": str(rank)},
         )
-        for rank in range(processes)
+        for rank in range(processes if count is None else count)
     ]
 
 
@@ -148,7 +257,9 @@ def free_port() -> int:
         return port
 
 
-def report(outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None) -> str:
+def report(
+    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, survive: bool = False
+) -> str:
     """What a user is told of a run that did not end well: who, why, the last lines, the next move."""
     ended = {1: "", 2: " The other process was ended."}.get(processes, " All other processes were ended.")
     if outcome.exit_code == INTERRUPTED:
@@ -160,18 +271,25 @@ def report(outcome: Outcome, processes: int, command: Sequence[str], timeout: fl
         parts += ["Its last lines:", *(f"  {line}" for line in outcome.lines)]
     if outcome.stuck:
         parts.append("If it was slow and not stuck, give a longer --timeout.")
-    return "\n".join([*parts, next_move(outcome, processes, command, timeout)])
+    return "\n".join([*parts, next_move(outcome, processes, command, timeout, survive)])
 
 
-def next_move(outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None) -> str:
+def next_move(
+    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, survive: bool = False
+) -> str:
     """How to go on: from the last checkpoint, or from the start."""
-    launcher = ["multipod", "launch", "--processes", str(processes)]
+    launcher = ["multipod", "launch", "--processes", str(processes), *(["--survive"] if survive else [])]
     if timeout is not None:
         launcher += ["--timeout", f"{timeout:g}"]
     if outcome.saved is None or not outcome.folder:
         return f"No checkpoint was saved. To start again: {shlex.join([*launcher, '--', *command])}"
-    resumed = ["train", "--resume", outcome.folder, *_kept_options(command, processes)]
-    return f"Update {outcome.saved} is saved. To go on from it: {shlex.join([*launcher, '--', *resumed])}"
+    again = resumed(outcome.folder, command, processes)
+    return f"Update {outcome.saved} is saved. To go on from it: {shlex.join([*launcher, '--', *again])}"
+
+
+def resumed(folder: str, command: Sequence[str], processes: int) -> list[str]:
+    """The command that goes on with the run in `folder`, which this command began."""
+    return ["train", "--resume", folder, *_kept_options(command, processes)]
 
 
 def _kept_options(command: Sequence[str], processes: int) -> list[str]:

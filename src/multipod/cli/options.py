@@ -143,10 +143,11 @@ def settle(
     devices = cpu_devices or max(1, (math.prod(shape) if shape and found.processes > 1 else 8) // found.processes)
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache()
     here = found.processes if found.explicit else 1  # only the launcher's are known to share this host
-    runtime.prepare(devices, timeouts, folder, here, environment)
+    runtime.prepare(devices, timeouts, folder, here, found.survives, environment)
     descriptor = environment.get(CONTROL_FD)
     heartbeat = None if descriptor is None else Heartbeat(int(descriptor), timeouts.beat_s)
-    cluster.join(found, timeouts)
+    if not found.survives:  # else it joins one world after the other, as it hears of them
+        cluster.join(found, timeouts)
     return Where(shape, fail, devices, timeouts, folder, found, heartbeat)
 
 

@@ -112,6 +112,10 @@ def run(request: Request, where: Where) -> int:
     from multipod.train.loop import train as loop
     from multipod.train.stop import stop_on_signals
 
+    if where.cluster.survives:
+        from multipod.cli.surviving import run_in_worlds
+
+        return run_in_worlds(request, where)
     request, where = remembered(request, where)
     recipe = chosen_recipe(request.recipe, request.changes, where)
     program = program_of(recipe, make_mesh(recipe.layout))
@@ -151,8 +155,8 @@ def run(request: Request, where: Where) -> int:
     return 130 if ended.interrupted else 0
 
 
-def remembered(request: Request, where: Where) -> tuple[Request, Where]:
-    """A resumed run's recipe, changes, mesh and failed chips, from its folder.
+def remembered(request: Request, where: Where, devices: int = 0) -> tuple[Request, Where]:
+    """A resumed run's recipe, changes, mesh and failed chips, from its folder; `devices` there are, JAX's if 0.
 
     The mesh only if there are devices for it, and the failed chips only with the mesh: a --mesh of its own
     means a whole one. A --fail of its own adds to those that had failed before.
@@ -172,7 +176,11 @@ def remembered(request: Request, where: Where) -> tuple[Request, Where]:
     request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *asked])
     mesh = tuple(facts.get("chips", facts["mesh"].values()))
     elsewhere = any(change.startswith("layout.mesh=") for change in asked)
-    if where.mesh is None and not elsewhere and math.prod(mesh) * facts.get("tile", 1) <= jax.device_count():
+    if (
+        where.mesh is None
+        and not elsewhere
+        and math.prod(mesh) * facts.get("tile", 1) <= (devices or jax.device_count())
+    ):
         failed = tuple(f"{row},{column}" for row, column in facts.get("failed", ()))
         where = replace(where, mesh=mesh, fail=(*failed, *where.fail))
     return request, where
@@ -272,8 +280,10 @@ def planned(file: Path, recipe: str, where: Where) -> "Plan":
 
 
 @contextmanager
-def watched_by(folder: "RunFolder", request: Request, where: Where, state: "State | None") -> Iterator[list[Any]]:
-    """The observers of this process: all of them on process 0, none on the others."""
+def watched_by(
+    folder: "RunFolder", request: Request, where: Where, state: "State | None", first: bool = True
+) -> Iterator[list[Any]]:
+    """The observers of this process: all of them on process 0, none on the others. The `first` say where they write."""
     import jax
 
     from multipod.train.observers import jsonl, progress, tensorboard
@@ -286,7 +296,8 @@ def watched_by(folder: "RunFolder", request: Request, where: Where, state: "Stat
     observers: list[Any] = [jsonl.JsonLines(folder.metrics), tensorboard.TensorBoard(folder.tensorboard)]
     if not request.quiet:
         console = Console()
-        announce(console, folder, where)
+        if first:
+            announce(console, folder, where)
         observers.append(progress.Bar(console) if console.is_terminal else progress.PlainLines(sys.stdout))
         observers.append(Summary(console))
     with ExitStack() as stack:
@@ -345,7 +356,9 @@ def resume_command(folder: "RunFolder", where: Where, options: str = "") -> str:
     """The command that goes on with this run, as it was started or, by `options`, moved."""
     command = f"multipod train --resume {shlex.quote(str(folder.path))}{options}"
     if where.cluster.name == "multipod launch":
-        command = f"multipod launch --processes {where.cluster.processes} -- {command.removeprefix('multipod ')}"
+        survive = " --survive" if where.cluster.survives else ""
+        command = command.removeprefix("multipod ")
+        command = f"multipod launch --processes {where.cluster.processes}{survive} -- {command}"
     return command
 
 
@@ -355,7 +368,7 @@ def tell_launcher(where: Where, stack: ExitStack, folder: "RunFolder") -> Callab
     if beat is None:
         return lambda update: None
     stack.callback(beat.close)
-    beat.note(folder=folder.path)
+    beat.note(folder=str(folder.path))
     return lambda update: beat.note(saved=update)
 
 

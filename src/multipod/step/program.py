@@ -220,11 +220,11 @@ class Program:
         """Whether an update looks at its own numbers (`step.guard`)."""
         return self.recipe.trouble.watches or self.faulty
 
-    def stop_flags(self, stop: bool) -> jax.Array:
-        """One int32 for each device, 1 to ask for a stop; `update` tells every process whether any did."""
+    def stop_flags(self, stop: int) -> jax.Array:
+        """One int32 for each device, 1 to ask for a stop, 0 for none; `update` tells every process their sum."""
         return self._each_device(np.full(1, stop, np.int32))
 
-    def asked(self, stop: bool, limits: tuple[float, float] = (math.inf, math.inf), flip: int = 0) -> Asked:
+    def asked(self, stop: int, limits: tuple[float, float] = (math.inf, math.inf), flip: int = 0) -> Asked:
         """What a watched update takes in place of the flags.
 
         `flip` is of the first device of this process: see `Asked`.

@@ -14,6 +14,7 @@ class Times:
     step_s: list[float] = field(default_factory=list)
     inside_s: list[float] = field(default_factory=list)
     data_s: list[float] = field(default_factory=list)
+    first_step_s: float = 0.0
 
     def add(self, step_s: float, inside_s: float, data_s: float) -> None:
         """One update: end to end; of it the compiled step, from dispatch to result; of it waiting for data."""

@@ -42,7 +42,7 @@ class Coping:
     def __post_init__(self) -> None:
         self.watch = Watch(self.program.recipe.trouble)
 
-    def asked(self, stop: bool, flip: int = 0) -> Asked:
+    def asked(self, stop: int, flip: int = 0) -> Asked:
         """What goes with the next update: the wish to stop, and what is usual."""
         assert isinstance(self.program, Program)  # those in stages are not watched
         return self.program.asked(stop, self.watch.limits(), flip)

@@ -140,6 +140,38 @@ class Troubled:
 
 
 @dataclass(frozen=True)
+class Regrouped:
+    """The run goes on with other processes, after `update` updates: some died or were let go, or some came.
+
+    Told with the first update that they made together.
+
+    Attributes:
+      update: updates done when they began.
+      generation: how often the processes have changed.
+      processes: how many there are now, of `seats`.
+      seats: how many there are on a whole mesh.
+      lost: ranks that are no more, with why.
+      came: ranks that are new.
+      source: where the state came from: memory (all had it), peers (some had it and gave it to the others), mirror
+        (also from copies that were kept for the dead), checkpoint, or start.
+      repeated: updates that had been done and were done again.
+      seconds: from the end of the last good update before to the end of the first one after.
+      planned: nobody died: a process was waited for or let go between two updates.
+    """
+
+    update: int
+    generation: int
+    processes: int
+    seats: int
+    lost: dict[str, str]
+    came: list[int]
+    source: str
+    repeated: int
+    seconds: float
+    planned: bool = False
+
+
+@dataclass(frozen=True)
 class Ended:
     """The run is over, or was asked to stop.
 
@@ -192,7 +224,7 @@ class Ended:
     troubled: dict[str, int] = field(default_factory=dict)
 
 
-Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | Troubled | Ended
+Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | Troubled | Regrouped | Ended
 
 Observer = Callable[[Event], None]
 """Called with each event, by process 0 alone. What it raises ends the run."""

@@ -3,6 +3,7 @@
 The launcher (`multipod.train.supervise`) gives each process one end of a socket pair. `Heartbeat`
 writes a JSON line to it every `beat_s`; the fields are those of `Beat`. JAX's own heartbeat comes
 from a thread of C++, and goes on when Python hangs; this one is sent by Python and carries the phase.
+A launcher of a run that survives (`multipod.train.roster`) answers with JSON lines of its own.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from multipod.errors import PeerLostError
 
@@ -44,6 +46,12 @@ class Beat:
       folder: the run's folder; empty while not known.
       saved: updates in the last checkpoint that this process completed; None before the first.
       done: the loop is over, and no further beat will come.
+      identity: what this process would train, versions included; empty while not known. Peers must have the same.
+      generation: of the world that this process is in (`multipod.train.worlds`); -1 while in none.
+      joined: it has all its peers in that world.
+      broken: why it left that world, where no peer's death was the reason that it knew; empty while in it.
+      left: the last generation that it has left for good; nothing of it is kept here.
+      speed_s: how long a small fixed computation takes on this process's device; 0 while not known.
     """
 
     phase: str
@@ -53,6 +61,12 @@ class Beat:
     folder: str = ""
     saved: int | None = None
     done: bool = False
+    identity: str = ""
+    generation: int = -1
+    joined: bool = False
+    broken: str = ""
+    left: int = -1
+    speed_s: float = 0.0
 
 
 def end_group() -> None:
@@ -74,14 +88,15 @@ class Heartbeat:
     """
 
     def __init__(self, descriptor: int, beat_s: float, lost: Callable[[], None] = end_group) -> None:
+        self.told: Callable[[str], None] = lambda line: None
+        """Given each line that the launcher says, in a thread of its own; set it before saying `identity`."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._beat_s = beat_s
         self._lost = lost
         self._place = ("starting", 0, time.monotonic())
         self._begun = 0
-        self._folder = ""
-        self._saved: int | None = None
+        self._noted: dict[str, Any] = {}
         self._closed = False
         self._wake = threading.Event()
         self._sender = threading.Thread(target=self._send, name="heartbeat", daemon=True)
@@ -99,12 +114,9 @@ class Heartbeat:
         if phase != before:
             self._wake.set()
 
-    def note(self, folder: str | os.PathLike[str] | None = None, saved: int | None = None) -> None:
-        """Tells the launcher at once where the run is written, or that `saved` updates are on disk."""
-        if folder is not None:
-            self._folder = os.fspath(folder)
-        if saved is not None:
-            self._saved = saved
+    def note(self, **fields: Any) -> None:
+        """Tells the launcher at once: fields of `Beat` as `folder`, where the run is written, or `saved`."""
+        self._noted = {**self._noted, **fields}  # a new value each time: the sending thread reads it as it is
         self._wake.set()
 
     def close(self) -> None:
@@ -116,7 +128,7 @@ class Heartbeat:
     def _beat(self) -> Beat:
         phase, update, since_s = self._place
         age_s = time.monotonic() - since_s
-        return Beat(phase, update, self._begun, age_s, self._folder, self._saved, self._closed)
+        return Beat(phase, update, self._begun, age_s, done=self._closed, **self._noted)
 
     def _send(self) -> None:
         done = False
@@ -132,7 +144,10 @@ class Heartbeat:
                 self._wake.wait(self._beat_s)
 
     def _listen(self) -> None:
+        rest = b""
         with self._socket, contextlib.suppress(OSError):  # a reset connection is an end as well
-            while self._socket.recv(64):
-                pass  # nothing is said in this direction
+            while data := self._socket.recv(1 << 16):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self.told(line.decode(errors="replace"))
         self._lost()

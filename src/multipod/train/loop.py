@@ -30,6 +30,10 @@ from multipod.train.heartbeat import Pulse, silent
 from multipod.train.injecting import Faults, none
 from multipod.train.saving import Saving
 from multipod.train.stop import StopRequest
+from multipod.train.world import Left
+
+REGROUP = 1 << 14
+"""The wish to leave, among flags that are added over the devices: more than all wishes to stop (of 16,383 devices)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ class Surroundings:
       past: seconds of the run before this process, by what they went into.
       repeated: updates that are done again from here on (`Started`).
       faults: what is to go wrong; nothing, but for `multipod chaos`.
+      keep: given the state after each update, and its event, before anything else is done with it; and whether all
+        processes leave after this update.
+      regroup: whether this process wants all to leave after the update that is to be done, and come together anew.
+      due: begin with the evaluation and the save that are due at the update the run goes on from: they may not have
+        been done.
+      times: where the times of updates are collected.
       clock: a monotonic clock in seconds.
       began: what the clock said when the process started.
     """
@@ -60,6 +70,10 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     pulse: Pulse = silent
     meet: Callable[[str], None] = lambda name: None
+    keep: Callable[[State, Updated, bool], None] = lambda state, event, regrouping: None
+    regroup: Callable[[], bool] = lambda: False
+    due: bool = False
+    times: Times = field(default_factory=Times)
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
     reading: Reading = field(default_factory=Reading)
@@ -83,6 +97,9 @@ def train(program: AnyProgram, around: Surroundings, state: State | None = None)
     """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
 
     Returns the last state, which is also the last checkpoint, and the summary.
+
+    Raises:
+      Left: all processes agreed to leave, after an update, evaluated and saved if that was due.
     """
     run = _Run(program, around, state)
     run.start()
@@ -101,8 +118,8 @@ class _Run:
         around.pulse("starting", 0)
         self.state = program.init() if state is None else state
         self.update = int(self.state.update)
-        self.times = Times()
-        self.compile_s = self.first_step_s = 0.0
+        self.times = around.times
+        self.compile_s = 0.0
         self.stopped = self.reached = False
         self.skipped = 0
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
@@ -148,16 +165,19 @@ class _Run:
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.around.clock
-        flags: dict[bool, Any] = {stop: self.program.stop_flags(stop) for stop in (False, True)}
+        wishes = (0, 1, REGROUP, REGROUP + 1)
+        flags: dict[int, Any] = {wish: self.program.stop_flags(wish) for wish in wishes}
         watched, faults = self.program.watched, self.around.faults
         batch, waited = self.next_batch(incoming)
         self.account.lose("input", waited)
         news = troubled = None
+        if self.around.due:
+            self.evaluate_and_save()
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped and not self.reached:
             self.around.pulse("updating", self.update)
             flip = faults.before(self.update)
-            dispatched, taken, wish = clock(), batch, self.wants_stop()
+            dispatched, taken, wish = clock(), batch, self.wish()
             asked = self.coping.asked(wish, flip) if watched else flags[wish]
             self.state, sums = compiled(self.state, taken, asked)
             if news is not None:
@@ -173,7 +193,7 @@ class _Run:
                 self.state, sums, troubled = self.coping(compiled, self.state, sums, taken, asked, again)
             now = clock()
             self.update += 1
-            self.first_step_s = self.first_step_s or now - self.around.began
+            self.times.first_step_s = self.times.first_step_s or now - self.around.began
             self.times.add(now - ended, now - dispatched - waited, waited)
             incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
@@ -181,8 +201,11 @@ class _Run:
                 values = _bare(sums)
             else:  # a pipe that fills has nothing to tell yet
                 values = self.finished(_values(sums)) if int(sums["count"]) else {}
-            news = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
+            news = last = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
             faults.after(self.update, int(self.state.position) - 1, self.batches)
+            leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
+            if not troubled:
+                self.around.keep(self.state, news, leaving)
             self.tell_skipped(self.batches.source)
             ended = now
             if troubled or self.is_due(self.recipe.evaluate_every) or self.saves():
@@ -190,8 +213,11 @@ class _Run:
                 news = None
                 if troubled:
                     self.act(troubled)
+                    self.around.keep(self.state, last, leaving)
                 self.evaluate_and_save()
                 ended = clock()
+            if leaving:
+                self.leave(news)
         if news is not None:
             self.tell(news)
         if self.stopped:
@@ -200,6 +226,14 @@ class _Run:
         if not self.stopped and (self.evaluated is None or self.evaluated.update != self.update):
             self.evaluate()
         return self.evaluated
+
+    def leave(self, news: Updated | None) -> None:
+        """Ends what is under way, for all processes to come together anew."""
+        if news is not None:
+            self.tell(news)
+        self.conclude()
+        self.saving.settle(self.update)
+        raise Left(f"after update {self.update}")
 
     def evaluate_and_save(self) -> None:
         """What is due after this update. A run that goes on from a checkpoint finds all evaluations before it told."""
@@ -224,10 +258,12 @@ class _Run:
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""
-        return int(sums["stop"]) > 0 or (jax.process_count() == 1 and self.around.stop.asked)
+        return int(sums["stop"]) % REGROUP > 0 or (jax.process_count() == 1 and self.around.stop.asked)
 
-    def wants_stop(self) -> bool:
-        return self.around.stop.asked or 0 < self.around.stop_after <= self.update + 1 < self.recipe.updates
+    def wish(self) -> int:
+        """What this process tells the others with the next update: 1 to stop, `REGROUP` to leave, or both added."""
+        stop = self.around.stop.asked or 0 < self.around.stop_after <= self.update + 1 < self.recipe.updates
+        return stop + REGROUP * self.around.regroup()
 
     def is_due(self, every: int) -> bool:
         return every > 0 and self.update % every == 0 and self.update < self.recipe.updates and not self.stopped
@@ -340,7 +376,7 @@ class _Run:
             accuracy=evaluated.values.get("accuracy") if evaluated else None,
             rate=self.times.rate(self.recipe.batch),
             median_step_s=median,
-            first_step_s=self.first_step_s,
+            first_step_s=self.times.first_step_s,
             compile_s=self.compile_s,
             gradient_sum_share=alone_s / median if median else 0.0,
             data_share=self.times.data_share,

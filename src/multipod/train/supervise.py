@@ -311,6 +311,7 @@ class _Child:
 
     rank: Rank
     process: subprocess.Popen[bytes]
+    started_s: float = 0.0
     channels: list[_Channel] = field(default_factory=list)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
@@ -357,6 +358,25 @@ class _Crew:
                     "and the limits on processes and open files (ulimit -a)."
                 ) from error
 
+    def restart(self, number: int, worker: Worker) -> None:
+        """Starts the rank anew, whose process has ended."""
+        gone = self.children[number]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(gone.rank.pid, signal.SIGKILL)  # what it started may have outlived it
+        gone.process.wait(timeout=KILL_S)
+        for channel in gone.channels:
+            self._read(channel, most=64)
+            if channel.open:
+                self.selector.unregister(channel.descriptor)
+            channel.close()
+        self._start(number, worker)
+        self.children[number] = self.children.pop()
+
+    def say(self, number: int, line: str) -> None:
+        """Sends a line to the rank; a rank that is gone does not hear it."""
+        with suppress(OSError):
+            os.write(self.children[number].channels[0].descriptor, line.encode() + b"\n")
+
     def _start(self, number: int, worker: Worker) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -369,7 +389,7 @@ class _Crew:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-            child = _Child(Rank(number, process.pid, heard_s=self.clock_s), process)
+            child = _Child(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
             self.children.append(child)  # before anything else can fail: __exit__ ends what is listed
             self._open(child, ours.detach(), lambda line: self._hear(child, line))
         if process.stdout is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ from multipod.train.events import (
     Ended,
     Evaluated,
     Event,
+    Regrouped,
     Saved,
     SaveFailed,
     Skipped,
@@ -30,7 +31,7 @@ WAITING_BYTES = 64 << 20
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, SaveFailed, Troubled, Ended)
+    for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, SaveFailed, Troubled, Regrouped, Ended)
 }
 _FLOATS = {  # the fields in which null stands for NaN; elsewhere it is None
     kind: {field.name for field in fields(kind) if field.type in (float, dict[str, float])} for kind in _KINDS.values()
@@ -61,7 +62,7 @@ class JsonLines:
     def __call__(self, event: Event) -> None:
         """Writes one event."""
         self._waiting += encode(event)
-        if isinstance(event, Evaluated | Saved | Ended) or self._clock() - self._flushed >= FLUSH_S:
+        if isinstance(event, Evaluated | Saved | Regrouped | Ended) or self._clock() - self._flushed >= FLUSH_S:
             with contextlib.suppress(OSError):
                 self._flush()
             self._flushed = self._clock()
@@ -117,8 +118,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _lines(path)]
 
 
-def keep_until(path: Path, update: int) -> None:
+def keep_until(path: Path, update: int, again: Sequence[str] = ()) -> None:
     """Removes what happened after `update` updates, and every `Ended`: a run that goes on adds its own.
+
+    Events of the kinds `again` at that update go too: they will be told again.
 
     The file is replaced in one move: a crash leaves the old one or the new one. A missing file stays missing.
 
@@ -128,7 +131,14 @@ def keep_until(path: Path, update: int) -> None:
     """
     if path.exists():
         kept = (
-            line for line, record in _lines(path) if record["event"] != "ended" and record.get("update", 0) <= update
+            line
+            for line, record in _lines(path)
+            if record["event"] == "regrouped"  # time that is lost stays lost
+            or (
+                record["event"] != "ended"
+                and record.get("update", 0) <= update
+                and not (record["event"] in again and record["update"] == update)
+            )
         )
         replace_file(path, b"".join(kept))
 

@@ -1,0 +1,371 @@
+"""`multipod train` in processes that come and go: under `multipod launch --survive`."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from multipod.cli.cluster import keep_stdout_for_python
+from multipod.cli.main import BEGAN
+from multipod.cli.options import Where, chosen_recipe
+from multipod.errors import CheckpointError, ClusterError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from multipod.cli.train import Request
+    from multipod.recipe.recipe import Recipe
+    from multipod.step.program import Program
+    from multipod.step.state import State
+    from multipod.train.events import Ended, Regrouped, Updated
+    from multipod.train.joining import Connection
+    from multipod.train.member import Member
+    from multipod.train.run_folder import RunFolder
+    from multipod.train.snapshots import Memory
+    from multipod.train.stop import StopRequest
+
+
+def run_in_worlds(request: "Request", where: Where) -> int:
+    """Trains in one world after the other, as the launcher says; returns the exit code."""
+    from multipod.cli.train import remembered
+    from multipod.recipe.text import to_text
+    from multipod.train.facts import data_identities, versions
+    from multipod.train.member import Member, identity, live_through
+    from multipod.train.stop import stop_on_signals
+
+    beat = where.heartbeat
+    assert beat is not None
+    beat("starting", 0)
+    keep_stdout_for_python()
+    request, where = remembered(request, where, where.cluster.processes * where.cpu_devices)
+    recipe = checked(chosen_recipe(request.recipe, request.changes, replace(where, fail=())), where)
+    member = Member(beat, where.cluster.process, where.timeouts)
+    with stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once") as stop:
+        member.ready(identity(to_text(recipe), versions(), data_identities(recipe)))
+        here = Here(request, where, recipe, member, stop)
+        ended = live_through(member, here.train_in)
+        beat.close()
+    return 130 if ended.interrupted else 0
+
+
+def checked(recipe: "Recipe", where: Where) -> "Recipe":
+    """Refuses what cannot change its processes on the way.
+
+    Raises:
+      ClusterError: --fail, or a sum with which every device has an optimizer state of its own.
+    """
+    if where.fail:
+        raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
+    if recipe.layout.local_state:
+        raise ClusterError(
+            f"layout.gradient_sum={recipe.layout.gradient_sum} keeps an optimizer state on every device, which cannot "
+            "be handed on. Leave out --survive (--restarts works), or take another sum."
+        )
+    return recipe
+
+
+@dataclass
+class Here:
+    """What one process carries from world to world: all but the devices.
+
+    Attributes:
+      folder: of the run; empty while not known.
+      recent: the last updates that this process saw done, for a leader who was not there.
+      last_s: when the last of them was done, on this process's clock; None before the first.
+      made: the most updates done so far, those done again not counted twice.
+    """
+
+    request: "Request"
+    where: Where
+    recipe: "Recipe"
+    member: "Member"
+    stop: "StopRequest"
+    memory: "Memory | None" = None
+    folder: str = ""
+    recent: deque["Updated"] = field(default_factory=lambda: deque(maxlen=4))
+    times: Any = None
+    last_s: float | None = None
+    made: int = 0
+
+    def train_in(self, connection: "Connection") -> "Ended":
+        """Trains in one world: to the end, or until `Left`."""
+        from multipod.cli.train import finish
+        from multipod.train.loop import Surroundings
+        from multipod.train.loop import train as loop
+
+        world, member = connection.world, self.member
+        program = self.program_in(connection)
+        _ = program.lowered  # what does not fit the mesh is refused here
+        met = self.meet_peers(connection)
+        folder = self.found_folder(program, met)
+        member.beat.note(folder=str(folder.path))
+        with ExitStack() as stack:
+            checkpoints: Any = Later(lambda: self.checkpoints(folder))
+            state, source = self.found_state(met, program, checkpoints)
+            update = 0 if state is None else int(state.update)
+            observers = stack.enter_context(self.observers(folder, update, met, world.generation))
+            keeper = Keeper(self, connection, program, source, update, met)
+            around = Surroundings(
+                checkpoints=checkpoints,
+                observers=observers,
+                pulse=keeper.pulse,
+                meet=lambda name: keeper.meet(name),
+                keep=lambda state, event, leaving: keeper.keep(state, event, leaving, observers),
+                regroup=lambda: member.ending(world),
+                due=world.generation > 0 and update > 0,
+                times=self.times,
+                stop=self.stop,
+                stop_after=self.request.stop_after,
+                reading=self.request.reading,
+                evaluate_beside=self.request.evaluate_beside,
+                resume=self.resume_command(folder),
+                folder=str(folder.path),
+                facts=self.facts(program),
+                began=BEGAN,
+            )
+            _, ended = loop(program, around, state)
+            checkpoints.close()
+        finish(folder, self.where)
+        return ended
+
+    def program_in(self, connection: "Connection") -> "Program":
+        """The recipe's program on the mesh of this world, around the empty seats."""
+        import jax
+
+        from multipod.layout.seats import seated
+        from multipod.step.program import Program
+
+        world = connection.world
+        devices: dict[int, list[Any]] = {}
+        for device in jax.devices():
+            devices.setdefault(world.seats[device.process_index], []).append(device)
+        layout, mesh = seated(self.recipe.layout, devices, world.total)
+        return Program(replace(self.recipe, layout=layout), mesh)
+
+    def meet_peers(self, connection: "Connection") -> "Met":
+        """Tells the peers what this process has, and hears what they have."""
+        from multipod.train.clock import Times
+        from multipod.train.snapshots import Memory
+
+        world = connection.world
+        if self.memory is None:
+            self.memory, self.times = Memory(), Times()
+        self.memory.every = world.mirror_every
+        idle_s = -1.0 if self.last_s is None else time.monotonic() - self.last_s
+        recent = [asdict(event) for event in self.recent]
+        said = {
+            "held": self.memory.manifest(),
+            "folder": self.folder or world.folder,
+            "idle_s": idle_s,
+            "made": self.made,
+        }
+        connection.post("met", msgspec.json.encode({**said, "recent": recent}).decode())
+        heard = connection.posted("met", partial(self.member.look, world))
+        return Met([msgspec.json.decode(text) for text in heard])
+
+    def found_folder(self, program: "Program", met: "Met") -> "RunFolder":
+        """The run's folder: known to a peer, or made now."""
+        from multipod.cli.train import run_folder
+        from multipod.train.run_folder import RunFolder
+
+        known = met.folder
+        folder = RunFolder(Path(known)) if known else run_folder(self.request, self.where, program)
+        self.folder = str(folder.path)
+        return folder
+
+    def found_state(self, met: "Met", program: "Program", checkpoints: Any) -> "tuple[State | None, str]":
+        """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
+        from multipod.train.snapshots import chosen, placed
+
+        assert self.memory is not None
+        choice = chosen(met.held, program.shapes)
+        if choice is not None:
+            own = self.memory.at(choice.stamp)
+            state = placed(choice, own, program.shapes, mesh_of(program))
+            self.memory.kept = [] if own is None else [own]
+            return state, choice.source
+        self.memory.kept = []
+        first = not any(idle_s >= 0 for idle_s in met.idle_s)
+        if first and self.request.begin is not None:
+            return self.request.begin(program), "start"
+        if first and self.request.resume is None and not met.folder:
+            return None, "start"
+        try:
+            state = checkpoints.restore(program.shapes, self.request.at if first else None)
+        except CheckpointError:
+            if self.request.resume is not None or checkpoints.updates():
+                raise
+            return None, "start"
+        return state, "checkpoint"
+
+    def checkpoints(self, folder: "RunFolder") -> Any:
+        """Those of the run, for the processes of this world."""
+        from multipod.train.checkpoint import Checkpoints
+
+        beat = self.member.beat
+        return Checkpoints(folder.checkpoints, self.recipe.keep_checkpoints, committed=lambda n: beat.note(saved=n))
+
+    @contextmanager
+    def observers(self, folder: "RunFolder", update: int, met: "Met", generation: int) -> Iterator[list[Any]]:
+        """The observers of this world: all on its first process, none on the others."""
+        import jax
+
+        from multipod.cli.train import watched_by
+        from multipod.train.observers import jsonl
+
+        request = self.request
+        if jax.process_index() == 0 and (generation or update):
+            jsonl.keep_until(folder.metrics, update, again=("evaluated",) if generation else ())
+            fill(folder.metrics, met.recent, update)
+        with watched_by(folder, request, self.where, None, first=generation == 0) as observers:
+            yield observers
+
+    def facts(self, program: "Program") -> dict[str, Any]:
+        """What the observers are told of where the run is."""
+        from multipod.cli.train import facts_of
+
+        return facts_of(program, self.request, self.where)
+
+    def resume_command(self, folder: "RunFolder") -> str:
+        """The command that goes on with the run, should it be stopped."""
+        from multipod.cli.reading import as_options
+        from multipod.cli.train import resume_command
+
+        return resume_command(folder, self.where, as_options(self.request.reading))
+
+
+@dataclass(frozen=True)
+class Met:
+    """What the processes of a world said of themselves when they met, process by process."""
+
+    said: list[dict[str, Any]]
+
+    @property
+    def held(self) -> list[str]:
+        """Their manifests."""
+        return [one["held"] for one in self.said]
+
+    @property
+    def folder(self) -> str:
+        """Of the run, if somebody knows it."""
+        return next((one["folder"] for one in self.said if one["folder"]), "")
+
+    @property
+    def idle_s(self) -> list[float]:
+        """Seconds since each saw an update done; -1 for none yet."""
+        return [one["idle_s"] for one in self.said]
+
+    @property
+    def made(self) -> int:
+        """The most updates that had been done."""
+        return max(one["made"] for one in self.said)
+
+    @property
+    def recent(self) -> dict[int, "Updated"]:
+        """The last updates that somebody saw done, by number."""
+        from multipod.train.events import Updated
+
+        return {event["update"]: msgspec.convert(event, Updated) for one in self.said for event in one["recent"]}
+
+
+class Keeper:
+    """Keeps the state and the peace of one world: what the loop calls at each update."""
+
+    def __init__(
+        self, here: Here, connection: "Connection", program: "Program", source: str, update: int, met: Met
+    ) -> None:
+        from multipod.train.snapshots import Mirror
+
+        self.here, self.connection, self.world = here, connection, connection.world
+        self.source, self.update, self.met = source, update, met
+        self.mirror = Mirror(program.shapes, mesh_of(program))
+        self.began_s = time.monotonic()
+        self.first = True
+
+    def pulse(self, phase: str, update: int) -> None:
+        """Tells the launcher, and stops here if this world is over."""
+        self.here.member.look(self.world)
+        self.here.member.beat(phase, update)
+
+    def meet(self, name: str) -> None:
+        """Waits until all processes of this world are here."""
+        self.connection.post(name, "")
+        self.connection.posted(name, lambda: self.here.member.look(self.world))
+
+    def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> None:
+        """Copies the state to memory if that is due, and remembers the update."""
+        from multipod.train.snapshots import taken
+
+        here = self.here
+        here.member.look(self.world)
+        assert here.memory is not None
+        if leaving or event.update % here.memory.every == 0:
+            here.memory.add(self.mirror(taken(state, (event.update, self.world.generation))))
+        now = time.monotonic()
+        if self.first:
+            self.first = False
+            here.member.beat.note(joined=True)
+            if self.world.generation:
+                for observer in observers:
+                    observer(self.regrouped(now))
+        here.recent.append(event)
+        here.last_s, here.made = now, max(here.made, event.update)
+
+    def regrouped(self, now: float) -> "Regrouped":
+        """What is told of how this world came to be."""
+        from multipod.train.events import Regrouped
+
+        idle_s = max(self.met.idle_s)
+        return Regrouped(
+            update=self.update,
+            generation=self.world.generation,
+            processes=len(self.world.seats),
+            seats=self.world.total,
+            lost=self.world.lost,
+            came=list(self.world.came),
+            source=self.source,
+            repeated=max(0, self.met.made - self.update),
+            seconds=max(0.0, idle_s) + now - self.began_s,
+            planned=self.world.planned,
+        )
+
+
+def mesh_of(program: "Program") -> "Mesh":
+    """The program's mesh, which has devices here."""
+    from jax.sharding import Mesh
+
+    assert isinstance(program.mesh, Mesh)
+    return program.mesh
+
+
+class Later:
+    """An object that is made when it is first used; what makes it may be a collective."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._made = make, None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            if name == "close":
+                return lambda: None
+            self._made = self._make()
+        return getattr(self._made, name)
+
+
+def fill(metrics: Path, recent: dict[int, "Updated"], update: int) -> None:
+    """Adds to the file the updates up to this one that its last writer did not get to write."""
+    from multipod.train.observers import jsonl
+
+    if not metrics.exists():
+        return
+    there = [record["update"] for record in jsonl.read(metrics) if record["event"] == "updated"]
+    missing = [recent[number] for number in sorted(recent) if max(there, default=0) < number <= update]
+    if missing:
+        with open(metrics, "ab") as file:
+            file.writelines(map(jsonl.encode, missing))

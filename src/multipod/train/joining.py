@@ -1,0 +1,149 @@
+"""Joins a world, leaves it, and cuts what hangs in it: all that is asked of JAX's insides to survive a peer.
+
+`jax.distributed` knows one world a process: its number of processes is fixed, and what the others do when one of them
+dies is to abort. So each world here is a new one: its own coordination service (held by the launcher's helper, so that
+no rank's death takes it away), a new client, new CPU devices and new connections among them. The names used are not all
+public: `jax._src.distributed.global_state` and `get_distributed_runtime_client`. They are used in this file alone, and
+are the same in JAX 0.10.2 and 0.12.0.
+"""
+
+import gc
+import itertools
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.extend.backend
+
+from multipod.errors import PeerLostError
+from multipod.train.world import World
+
+LISTENING, ESTABLISHED = "0A", "01"
+POLL_S = 0.01
+
+
+class Connection:
+    """This process's part in a world: made by `join`, ended by `leave`."""
+
+    def __init__(self, world: World, rank: int, client: Any) -> None:
+        self.world, self.rank, self.client = world, rank, client
+        self.ports: set[int] = set()
+
+    def post(self, name: str, text: str) -> None:
+        """Puts `text` where all processes of this world can read it, as what this one says of `name`."""
+        self.client.key_value_set(f"multipod/{name}/{self.world.process_of(self.rank)}", text)
+
+    def posted(self, name: str, look: Callable[[], None]) -> list[str]:
+        """What each process posted as `name`, in their order, once all did; `look` raises to end the wait."""
+        folder = f"multipod/{name}/"
+        while True:
+            look()
+            found = {key.rsplit("/", 1)[1]: text for key, text in self.client.key_value_dir_get(folder)}
+            if len(found) == len(self.world.ranks):
+                return [found[str(process)] for process in range(len(self.world.ranks))]
+            time.sleep(POLL_S)
+
+    def cut(self) -> int:
+        """Closes the connections over which CPU collectives go: what waits in one fails at once.
+
+        Each is taken by one of its two processes, on the port that gloo listens on; that one shuts it down, and the
+        other sees it closed. Returns how many were.
+        """
+        found = 0
+        for descriptor, local in _sockets(ESTABLISHED):
+            if local in self.ports:
+                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
+                    ours.shutdown(socket.SHUT_RDWR)
+                    found += 1
+        return found
+
+
+def join(world: World, rank: int, wait_s: float, silent_s: float) -> Connection:
+    """Joins the other processes of `world`; returns when all are there.
+
+    `wait_s` is the longest wait for a peer; `silent_s` is after which the service takes a process for lost.
+
+    Raises:
+      PeerLostError: some process did not come.
+    """
+    from jax._src import distributed
+    from jax._src.lib import _jax
+
+    client = _jax.get_distributed_runtime_client(
+        world.address,
+        world.process_of(rank),
+        init_timeout=max(1, round(wait_s)),
+        shutdown_timeout=1,
+        heartbeat_timeout=max(1, round(silent_s)),
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    try:
+        client.connect()
+    except Exception as error:
+        raise PeerLostError(
+            f"rank {rank} could not join world {world.generation}: {str(error).splitlines()[0][:200]}. "
+            "A peer has died, or the launcher's helper has."
+        ) from error
+    state: Any = distributed.global_state
+    state.client, state.process_id, state.num_processes = client, world.process_of(rank), len(world.ranks)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _count_anew()
+    connection = Connection(world, rank, client)
+    before = {port for _, port in _sockets(LISTENING)}
+    jax.devices()  # makes the devices, and with them the port on which gloo listens
+    connection.ports = {port for _, port in _sockets(LISTENING)} - before
+    return connection
+
+
+def leave(connection: Connection | None) -> None:
+    """Gives up the devices of this world, all arrays on them, and all compiled programs.
+
+    Without a connection only what is left of an abandoned world is forgotten, not closed.
+    """
+    from jax._src import distributed
+
+    state: Any = distributed.global_state
+    state.client = state.preemption_sync_manager = None
+    if connection is not None:
+        with suppress(Exception):  # of a broken world: the service may not answer
+            connection.client.shutdown()
+        connection.client = None
+    gc.collect()  # frames of what failed hold arrays
+    jax.extend.backend.clear_backends()
+    gc.collect()
+
+
+def _count_anew() -> None:
+    """Lets Orbax number its operations from 0: a process that comes later must not be behind the others."""
+    with suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.futures import synchronization
+
+        numbers = synchronization.OperationIdGenerator
+        numbers._operation_id_counter = itertools.count()
+        numbers._operation_id = next(numbers._operation_id_counter)
+
+
+def _sockets(state: str) -> list[tuple[int, int]]:
+    """(descriptor, local port) of this process's TCP sockets in this state; empty where there is no /proc."""
+    wanted = {}
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == state:
+                    wanted[words[9]] = int(words[1].rsplit(":", 1)[1], 16)
+    found = []
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                inode = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/self/fd/{name}"))
+                if inode and inode[1] in wanted:
+                    found.append((int(name), wanted[inode[1]]))
+    return found
