@@ -1,9 +1,10 @@
 """`multipod train` in processes that come and go: under `multipod launch --survive`."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,7 @@ class Here:
       recent: the last updates that this process saw done, for a leader who was not there.
       last_s: when the last of them was done, on this process's clock; None before the first.
       made: the most updates done so far, those done again not counted twice.
+      prepared: numbers of processes for which the update was compiled ahead.
     """
 
     request: "Request"
@@ -92,10 +94,11 @@ class Here:
     times: Any = None
     last_s: float | None = None
     made: int = 0
+    prepared: set[int] = field(default_factory=set)
 
     def train_in(self, connection: "Connection") -> "Ended":
         """Trains in one world: to the end, or until `Left`."""
-        from multipod.cli.train import finish
+        from multipod.cli.train import example_log, finish
         from multipod.train.loop import Surroundings
         from multipod.train.loop import train as loop
 
@@ -111,12 +114,18 @@ class Here:
             update = 0 if state is None else int(state.update)
             observers = stack.enter_context(self.observers(folder, update, met, world.generation))
             keeper = Keeper(self, connection, program, source, update, met)
+            log = stack.enter_context(example_log(self.request, folder, program, state, world.generation))
+
+            def keep(state: "State", event: "Updated", leaving: bool) -> None:
+                keeper.keep(state, event, leaving, observers)
+                log.keep(state, event, leaving)
+
             around = Surroundings(
                 checkpoints=checkpoints,
                 observers=observers,
-                pulse=keeper.pulse,
-                meet=lambda name: keeper.meet(name),
-                keep=lambda state, event, leaving: keeper.keep(state, event, leaving, observers),
+                pulse=log.pulse(keeper.pulse),
+                meet=keeper.meet,
+                keep=keep,
                 regroup=lambda: member.ending(world),
                 due=world.generation > 0 and update > 0,
                 times=self.times,
@@ -134,8 +143,8 @@ class Here:
         finish(folder, self.where)
         return ended
 
-    def program_in(self, connection: "Connection") -> "Program":
-        """The recipe's program on the mesh of this world, around the empty seats."""
+    def program_in(self, connection: "Connection", without: int = 0) -> "Program":
+        """The recipe's program on the mesh of this world, around the empty seats; and the last so many taken ones."""
         import jax
 
         from multipod.layout.seats import seated
@@ -144,9 +153,28 @@ class Here:
         world = connection.world
         devices: dict[int, list[Any]] = {}
         for device in jax.devices():
+            if device.process_index >= len(world.seats) - without:
+                continue
             devices.setdefault(world.seats[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, devices, world.total)
         return Program(replace(self.recipe, layout=layout), mesh)
+
+    def prepare(self, connection: "Connection") -> None:
+        """Compiles the update for one process less, into the cache: what is waited for when a process dies.
+
+        In that world process k has the devices that process k has in this one, whoever dies; so this need not know. It
+        differs where a schedule goes around the hole: there nothing is prepared.
+        """
+        from multipod.layout.layout import BUILT_IN_SUMS
+
+        world = connection.world
+        left = len(world.seats) - 1
+        known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
+        if known or left < 1 or world.process_of(self.member.rank) >= left:
+            return
+        self.prepared.add(left)
+        with suppress(Exception):  # if it is for nothing, the next world says why
+            self.program_in(connection, without=1).compile_update()
 
     def meet_peers(self, connection: "Connection") -> "Met":
         """Tells the peers what this process has, and hears what they have."""
@@ -311,6 +339,7 @@ class Keeper:
         if self.first:
             self.first = False
             here.member.beat.note(joined=True)
+            threading.Thread(target=here.prepare, args=(self.connection,), name="ahead", daemon=True).start()
             if self.world.generation:
                 for observer in observers:
                     observer(self.regrouped(now))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from multipod.plan.search import Plan
     from multipod.step.programs import AnyProgram
     from multipod.step.state import State
+    from multipod.train.events import Updated
+    from multipod.train.example_log import ExampleLog
+    from multipod.train.heartbeat import Pulse
     from multipod.train.run_folder import RunFolder
 
 
@@ -42,6 +45,7 @@ class Request:
     plan: "Plan | None" = None
     evaluate_beside: bool = False
     begin: "Callable[[AnyProgram], State] | None" = None
+    log_examples: bool = False
 
 
 @click.command()
@@ -63,6 +67,7 @@ class Request:
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
+@click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
 @reading_options
 @what_options
 @where_options
@@ -74,6 +79,7 @@ def train(
     stop_after: int | None,
     quiet: bool,
     evaluate_beside: bool,
+    log_examples: bool,
     changes: list[str],
     where: Where,
     reading: "Reading",
@@ -96,7 +102,10 @@ def train(
         raise click.UsageError("--resume goes on with a run, which is planned no more: leave out the plan.")
     plan = None if file is None else planned(file, recipe or "", where)
     changes = [*(plan.changes() if plan else ()), *changes]
-    request = Request(recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside)
+    request = Request(
+        recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside,
+        log_examples=log_examples,
+    )  # fmt: skip
     with peers_may_be_lost(where):
         return run(request, where)
 
@@ -134,10 +143,12 @@ def run(request: Request, where: Where) -> int:
         past, repeated = before(folder, state)
         observers = stack.enter_context(watched_by(folder, request, where, state))
         state = request.begin(program) if request.begin else state
+        log = stack.enter_context(example_log(request, folder, program, state))
         around = Surroundings(
             checkpoints=checkpoints,
             observers=observers,
-            pulse=where.heartbeat or silent,
+            pulse=log.pulse(where.heartbeat or silent),
+            keep=log.keep,
             meet=lambda name: meet(name, patience_s),
             stop=stop,
             stop_after=request.stop_after,
@@ -304,6 +315,51 @@ def watched_by(
         for observer in observers:
             stack.callback(observer.close)
         yield observers
+
+
+class Logged:
+    """Writes the log of examples, if it was asked for, from what the loop tells."""
+
+    def __init__(self, log: "ExampleLog | None") -> None:
+        self._log = log
+
+    def pulse(self, pulse: "Pulse") -> "Pulse":
+        """The same pulse; an update that begins is written down."""
+
+        def both(phase: str, update: int) -> None:
+            pulse(phase, update)
+            if self._log is not None and phase == "updating":
+                self._log.begins(update)
+
+        return pulse if self._log is None else both
+
+    def keep(self, state: "State", event: "Updated", leaving: bool) -> None:
+        """Writes down that an update is done."""
+        if self._log is not None:
+            self._log.done(event.update)
+
+
+@contextmanager
+def example_log(
+    request: Request, folder: "RunFolder", program: "Program", state: "State | None", generation: int = 0
+) -> Iterator[Logged]:
+    """The log of examples of a run that goes on from `state`; one that writes nothing unless it was asked for."""
+    if not request.log_examples:
+        yield Logged(None)
+        return
+    from multipod.data.batches import TrainBatches
+    from multipod.data.feed import owned_rows
+    from multipod.layout.mesh import batch_sharding
+    from multipod.train.example_log import ExampleLog
+
+    recipe, rows = program.recipe, owned_rows(batch_sharding(program.mesh), program.rows)
+    batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows, program.padded)
+    offset = 0 if state is None else int(state.position) - int(state.update)
+    log = ExampleLog(folder.path, batches, offset, generation)
+    try:
+        yield Logged(log)
+    finally:
+        log.close()
 
 
 class Summary:

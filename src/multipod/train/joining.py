@@ -99,6 +99,9 @@ def join(world: World, rank: int, wait_s: float, silent_s: float) -> Connection:
     before = {port for _, port in _sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
     connection.ports = {port for _, port in _sockets(LISTENING)} - before
+    # JAX keeps compiled programs from process 0 alone, under a key that on CPU differs between processes: the others
+    # would compile anew in each world. The devices are made, and know their process; nothing else here asks this.
+    state.process_id = 0
     return connection
 
 

@@ -205,7 +205,7 @@ def placed(choice: Choice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any
     for batch in _chunks(leaves):
         for number, whole in zip(batch, gathering.whole([(number, leaves[number]) for number in batch]), strict=True):
             leaf = leaves[number]
-            results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index, w=whole: w[index]))
+            results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, partial(_part, whole)))
     return jax.tree.unflatten(structure, results)
 
 
@@ -216,7 +216,7 @@ class _Gathering:
         self.choice, self.own = choice, own
         self.ring = _one_each(mesh)
         rows, whole = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
-        self._summed = jax.jit(partial(jnp.sum, axis=0, dtype=jnp.uint32), in_shardings=rows, out_shardings=whole)
+        self._summed: Any = jax.jit(_added, in_shardings=rows, out_shardings=whole)
 
     def whole(self, leaves: Sequence[tuple[int, Any]]) -> list[np.ndarray]:
         made = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves]
@@ -234,6 +234,15 @@ class _Gathering:
         _write(row, made)
         total = np.array(self._summed(_rows(self.ring, row)).addressable_shards[0].data)
         return _read(total, [(leaf.shape, leaf.dtype) for _, leaf in leaves])
+
+
+def _part(whole: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    part: np.ndarray = whole[index]
+    return part
+
+
+def _added(rows: jax.Array) -> jax.Array:
+    return rows.sum(axis=0, dtype=jnp.uint32)
 
 
 def _chunks(leaves: Sequence[Any]) -> Iterator[list[int]]:

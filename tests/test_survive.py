@@ -1,0 +1,238 @@
+"""Runs that go on without a process: what the launcher decides, what is kept in memory, how a mesh closes around a hole."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from multipod.cli.launch import launch
+from multipod.errors import LayoutError, RunFolderError
+from multipod.layout.layout import Layout
+from multipod.layout.seats import seated
+from multipod.runtime import Timeouts
+from multipod.train.example_log import used
+from multipod.train.heartbeat import Beat
+from multipod.train.roster import Now, Rules, next_step, verdict
+from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
+from multipod.train.supervise import Outcome, Rank
+from multipod.train.world import World, world_from
+
+RULES, LIMITS = Rules(seats=4), Timeouts(6)
+
+
+def beat(update: int = 5, phase: str = "updating", **fields) -> Beat:
+    given = {"begun": update + 2, "age_s": 0.1, "identity": "same", "generation": 0, "joined": True}
+    return Beat(phase, update, **{**given, **fields})
+
+
+def ranks(count: int = 4, **changes: Rank) -> list[Rank]:
+    made = [Rank(number, 100 + number, heard_s=10.0, beat=beat()) for number in range(count)]
+    return [changes.get(f"r{rank.number}", rank) for rank in made]
+
+
+def now(all_ranks: list[Rank], seats: dict[int, int] | None = None, generation: int = 0, hurt: bool = False) -> Now:
+    found = {number: number for number in range(4) if number < len(all_ranks)} if seats is None else seats
+    return Now(all_ranks, found, generation, 9.0, hurt, 10.5)
+
+
+def test_the_first_world_waits_for_all_and_takes_no_spare():
+    waiting = Rank(3, 103, heard_s=10.0, beat=beat(identity="", generation=-1, joined=False))
+    spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    assert next_step(now([*ranks(r3=waiting), spare], {}, generation=-1), RULES, LIMITS).seats is None
+    step = next_step(now([*ranks(), spare], {}, generation=-1), RULES, LIMITS)
+    assert step.seats == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_the_others_go_on_and_a_spare_takes_the_empty_seat():
+    dead = Rank(1, 101, code=-9, ended_s=10.4)
+    left = {0: 0, 2: 2, 3: 3}
+    assert next_step(now(ranks(r1=dead), left, hurt=True), RULES, LIMITS).seats == left
+    spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    step = next_step(now([*ranks(r1=dead), spare], left, hurt=True), RULES, LIMITS)
+    assert step.seats == {0: 0, 1: 4, 2: 2, 3: 3}
+    assert not step.planned
+
+
+def test_one_who_comes_back_is_taken_in_when_the_others_are_settled():
+    back = Rank(1, 111, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    left = {0: 0, 2: 2, 3: 3}
+    step = next_step(now(ranks(r1=back), left), RULES, LIMITS)
+    assert step.seats == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert step.planned
+    joining = Rank(2, 102, heard_s=10.0, beat=beat(joined=False))
+    assert next_step(now(ranks(r1=back, r2=joining), left), RULES, LIMITS).seats is None
+
+
+def test_fewer_than_the_least_wait_for_one_on_its_way_and_else_end():
+    rules, left = replace(RULES, least=4), {0: 0, 2: 2, 3: 3}
+    starting = Rank(1, 111, heard_s=10.0)
+    assert next_step(now(ranks(r1=starting), left, hurt=True), rules, LIMITS).end is None
+    dead = Rank(1, 101, code=-9, ended_s=10.4, beat=beat())
+    end = next_step(now(ranks(r1=dead), left, hurt=True), rules, LIMITS).end
+    assert end is not None
+    assert end.culprit == 1
+    assert end.reason == "3 of 4 processes are left, and at least 4 are needed: rank 1 (pid 101) was killed by SIGKILL"
+
+
+def test_silent_stuck_and_strange_ranks_are_named():
+    silent = Rank(2, 102, heard_s=1.0, beat=beat())
+    assert "gave no sign of life" in next_step(now(ranks(r2=silent)), RULES, LIMITS).kill[2]
+    ahead = [Rank(number, 100 + number, heard_s=10.0, beat=beat(age_s=30.0)) for number in range(4)]
+    behind = Rank(3, 103, heard_s=10.0, beat=beat(update=4, begun=6, age_s=30.0))
+    assert "made no progress" in next_step(now([*ahead[:3], behind]), RULES, LIMITS).kill[3]
+    other = Rank(1, 101, heard_s=10.0, beat=beat(identity="multipod 9"))
+    why = next_step(now(ranks(r1=other)), RULES, LIMITS).kill[1]
+    assert why == "rank 1 (pid 101) would train something else: it has multipod 9; rank 0 has same"
+
+
+def test_a_run_ends_when_nobody_trains_any_more():
+    done = [Rank(number, number, heard_s=10.0, code=0, beat=beat(done=True)) for number in range(3)]
+    leaving = Rank(3, 3, heard_s=10.0, beat=beat(done=True))
+    assert verdict([*done, leaving], 10.5, LIMITS) == (True, None)
+    assert verdict([*done, replace(leaving, code=0)], 10.5, LIMITS) == (True, Outcome(0))
+    assert verdict([*done, replace(leaving, code=-9)], 10.5, LIMITS) == (True, Outcome(0))
+    assert verdict([*done, replace(leaving, beat=beat())], 10.5, LIMITS) == (False, None)
+    stopped = [replace(rank, code=130) for rank in done]
+    assert verdict(stopped, 10.5, LIMITS)[1] == Outcome(130, reason="the run was interrupted")
+    assert verdict([Rank(0, 1, code=2), Rank(1, 2, code=2)], 10.5, LIMITS) == (False, None)
+
+
+def test_a_world_survives_its_text():
+    world = World(3, (0, 2), (0, 5), 4, "127.0.0.1:99", True, "runs/a", {"1": "killed"}, (5,), 10)
+    assert world_from(world.to_line()) == world
+    assert world.process_of(5) == 1
+    assert world_from("no json") is None
+
+
+LEAVES = {"split": jnp.arange(12.0), "whole": jnp.arange(5)}
+
+
+def piece(number: int, begin: int, size: int) -> tuple[tuple[int, tuple[int]], np.ndarray]:
+    return (number, (begin,)), np.asarray(jax.tree.leaves(LEAVES)[number])[begin : begin + size]
+
+
+def manifest(*snapshots: Snapshot) -> str:
+    return Memory(kept=list(snapshots)).manifest()
+
+
+@given(st.sets(st.integers(0, 3), min_size=1), st.booleans())
+def test_what_is_chosen_is_whole_between_the_living(living, mirrors):
+    """Four processes hold a quarter each, and with mirrors the next one's too; some of them live."""
+
+    def held(process: int) -> Snapshot:
+        own = dict([piece(0, 3 * process, 3), piece(1, 0, 5)])
+        copy = dict([piece(0, 3 * ((process - 1) % 4), 3)] if mirrors else [])
+        return Snapshot((7, 0), {**own, **copy}, frozenset(copy))
+
+    choice = chosen([manifest(held(process)) for process in sorted(living)], LEAVES)
+    reach = living | ({(process - 1) % 4 for process in living} if mirrors else set())
+    assert (choice is None) == (reach != {0, 1, 2, 3})
+    if choice is not None:
+        assert choice.source == ("mirror" if len(living) < 4 else "peers")
+
+
+def test_the_newest_copy_that_all_can_use_is_taken_and_a_newcomer_needs_nothing():
+    whole = dict([piece(0, 0, 12), piece(1, 0, 5)])
+    old, new = Snapshot((6, 0), whole), Snapshot((7, 0), whole)
+    choice = chosen([manifest(old, new), manifest(old)], LEAVES)
+    assert choice is not None
+    assert (choice.stamp, choice.source) == ((7, 0), "peers")
+    choice = chosen([manifest(old, new), manifest(old, new)], LEAVES)
+    assert choice is not None
+    assert (choice.stamp, choice.source) == ((7, 0), "memory")
+    assert chosen([manifest(), manifest()], LEAVES) is None
+
+
+def test_a_state_comes_back_from_memory_on_another_mesh():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    smaller = jax.sharding.Mesh(mesh.devices[:4], ("x",))
+    state = {
+        "weights": jax.device_put(jnp.arange(16.0), NamedSharding(mesh, PartitionSpec("x"))),
+        "half": jax.device_put(jnp.ones((3, 2), jnp.bfloat16) * -0.0, NamedSharding(mesh, PartitionSpec())),
+        "update": jax.device_put(jnp.int32(9), NamedSharding(mesh, PartitionSpec())),
+    }
+    snapshot = taken(state, (9, 0))
+    assert snapshot.nbytes == 64 + 12 + 4
+
+    def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        spec = leaf.sharding.spec
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(smaller, spec))
+
+    shapes = jax.tree.map(shape, state)
+    choice = chosen([manifest(snapshot)], shapes)
+    assert choice is not None
+    back = placed(choice, snapshot, shapes, smaller)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True):
+        assert np.asarray(before).tobytes() == np.asarray(after).tobytes()
+        assert after.sharding.mesh == smaller
+
+
+@pytest.mark.parametrize(
+    ("empty", "failed"),
+    [
+        ((), ()),
+        ((1,), ((0, 2), (0, 3))),
+        ((0, 3), ((0, 0), (0, 1), (1, 2), (1, 3))),
+        ((0, 1), ((0, 0), (0, 1), (0, 2), (0, 3))),
+    ],
+    ids=["whole", "one", "diagonal", "a row"],
+)
+def test_a_mesh_closes_around_empty_seats(empty, failed):
+    devices = {seat: jax.devices()[2 * seat : 2 * seat + 2] for seat in range(4) if seat not in empty}
+    layout, mesh = seated(Layout(mesh=(2, 4)), devices, 4)
+    assert sorted(device.id for device in mesh.devices.flat) == [
+        device.id for seat in sorted(devices) for device in devices[seat]
+    ]
+    assert len(layout.failed) == len(failed)
+    if empty != (0, 3):  # their chips touch only at a corner: those that are left move together
+        assert layout.failed == failed
+    assert dict(mesh.shape) == ({"y": 2, "x": 4} if not empty else {"y": 1, "x": 8 - len(failed)})
+
+
+def test_a_layout_that_the_seats_cannot_carry_is_refused():
+    devices = {0: jax.devices()[:2], 1: jax.devices()[2:4]}
+    with pytest.raises(LayoutError, match="mesh 2x4 needs 8 devices, and 2 processes have 4"):
+        seated(Layout(mesh=(2, 4)), devices, 2)
+    with pytest.raises(
+        LayoutError, match=r"the 1 processes that are left have 2 devices each, and with tiles of model=4"
+    ):
+        seated(Layout(model=4), {0: jax.devices()[:2]}, 2)
+
+
+def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):
+    with pytest.raises(RunFolderError, match="Train with --log-examples"):
+        used(tmp_path)
+    folder = tmp_path / "examples"
+    folder.mkdir()
+
+    def line(update: int, generation: int, examples: list[int] | None = None) -> str:
+        return json.dumps(
+            {"update": update, "generation": generation} | ({} if examples is None else {"examples": examples})
+        )
+
+    # Process 0 did update 1, and update 2 with the others after 1 had died in it; 1 was killed while it wrote.
+    zero = [line(1, 0, [3, 1]), line(1, 0), line(2, 0, [5]), line(2, 1, [5, 4]), line(2, 1)]
+    (folder / "0.jsonl").write_text("\n".join(zero) + "\n")
+    (folder / "1.jsonl").write_text("\n".join([line(1, 0, [2]), line(2, 0, [4]), '{"upd']))
+    assert used(tmp_path) == {1: [1, 2, 3], 2: [4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--least", "2", "--", "train", "digits"], "--least and --spares say how a run survives. Add --survive"),
+        (["--survive", "--", "doctor"], "--survive goes with `train`, and this is `doctor`. Leave out --survive."),
+        (["--survive", "--least", "3", "--", "train", "digits"], "--least 3 is more than --processes 2. Lower it."),
+        (["--survive", "--", "train", "digits", "--fail", "0,1"], "--survive decides itself which chips are missing."),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, said):
+    result = CliRunner().invoke(launch, ["--processes", "2", *options])
+    assert said in str(result.exception)
