@@ -1,4 +1,4 @@
-"""Runs that go on without a process: what the launcher decides, what is kept in memory, how a mesh closes around a hole."""
+"""Runs that go on without a process: what is decided, what is kept in memory, how a mesh closes; and a real one."""
 
 import json
 from dataclasses import replace

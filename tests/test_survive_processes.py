@@ -1,0 +1,71 @@
+"""A run of three processes, of which one is killed and comes back: the result of one process that was left in peace."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from processes import clean_environment
+from test_cli import TINY, losses
+
+from multipod.train.example_log import used
+
+pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
+CHANGES = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=0"]
+SPLIT = ["--set", "layout.shard_update=true", "--log-examples", "--mesh", "1x3", "--set", "batch=129"]
+PATIENCE_S = 150
+
+
+def events(run, kind: str) -> list[dict]:
+    if not (run / "metrics.jsonl").is_file():
+        return []
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [record for line in lines if line.endswith("\n") if (record := json.loads(line))["event"] == kind]
+
+
+def wait_for(what, launcher) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert launcher.poll() is None, launcher.stderr.read()
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(multipod, tmp_path):
+    run = tmp_path / "three"
+    command = [sys.executable, "-m", "multipod", "launch", "--processes", "3", "--survive", "--", "train", TINY]
+    launcher = subprocess.Popen(
+        [*command, *CHANGES, *SPLIT, "--out", "three"], cwd=tmp_path, env=clean_environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: len(events(run, "updated")) > 20, launcher)
+        ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
+        ranks["0"].kill()  # it writes the metrics, and has a third of the optimizer's state to itself
+        wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
+        launcher.send_signal(signal.SIGINT)
+        _, said = launcher.communicate(timeout=PATIENCE_S)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    assert launcher.returncode == 130, said
+    assert "launch: rank 0 (pid" in said
+    assert "was killed by SIGKILL" in said
+    without, whole = events(run, "regrouped")
+    assert (without["processes"], without["source"], without["planned"]) == (2, "mirror", False)
+    assert list(without["lost"]) == ["0"]
+    assert (whole["processes"], whole["source"], whole["planned"]) == (3, "peers", True)
+    assert (whole["came"], whole["repeated"]) == ([0], 0)
+
+    last = max(losses(run))
+    alone = multipod(
+        "train", TINY, *CHANGES, *SPLIT, "--out", "one", "--quiet", "--stop-after", str(last), "--cpu-devices", "3"
+    )
+    assert alone.returncode == 130, alone.stderr
+    one, three = losses(tmp_path / "one"), losses(run)
+    assert three.keys() == one.keys()
+    assert max(abs(one[update] - three[update]) for update in one) < 1e-4
+    assert used(run) == used(tmp_path / "one")
