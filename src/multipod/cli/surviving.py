@@ -1,5 +1,7 @@
 """`multipod train` in processes that come and go: under `multipod launch --survive`."""
 
+import shlex
+import sys
 import threading
 import time
 from collections import deque
@@ -15,7 +17,7 @@ import msgspec
 from multipod.cli.cluster import keep_stdout_for_python
 from multipod.cli.main import BEGAN
 from multipod.cli.options import Where, chosen_recipe
-from multipod.errors import CheckpointError, ClusterError
+from multipod.errors import CheckpointError, ClusterError, RunFolderError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -26,10 +28,15 @@ if TYPE_CHECKING:
     from multipod.step.state import State
     from multipod.train.events import Ended, Regrouped, Updated
     from multipod.train.joining import Connection
+    from multipod.train.lock import RunLock
     from multipod.train.member import Member
     from multipod.train.run_folder import RunFolder
     from multipod.train.snapshots import Memory
     from multipod.train.stop import StopRequest
+
+
+HANDOVER_S = 15.0
+"""How long the first process of a world waits for the one before to let go of the folder."""
 
 
 def run_in_worlds(request: "Request", where: Where) -> int:
@@ -80,6 +87,7 @@ class Here:
       recent: the last updates that this process saw done, for a leader who was not there.
       last_s: when the last of them was done, on this process's clock; None before the first.
       made: the most updates done so far, those done again not counted twice.
+      lock: on the folder, while this process writes there.
       prepared: numbers of processes for which the update was compiled ahead.
     """
 
@@ -94,6 +102,7 @@ class Here:
     times: Any = None
     last_s: float | None = None
     made: int = 0
+    lock: "RunLock | None" = None
     prepared: set[int] = field(default_factory=set)
 
     def train_in(self, connection: "Connection") -> "Ended":
@@ -108,11 +117,14 @@ class Here:
         met = self.meet_peers(connection)
         folder = self.found_folder(program, met)
         member.beat.note(folder=str(folder.path))
+        began_s = time.monotonic()
         with ExitStack() as stack:
-            checkpoints: Any = Later(lambda: self.checkpoints(folder))
+            stack.enter_context(self.held(folder))
+            checkpoints: Any = Later(lambda: self.checkpoints(folder), partial(member.look, world))
             state, source = self.found_state(met, program, checkpoints)
             update = 0 if state is None else int(state.update)
-            observers = stack.enter_context(self.observers(folder, update, met, world.generation))
+            past, repeated = self.past(folder, update, met, world.generation)
+            observers = stack.enter_context(self.observers(folder, update, world.generation))
             keeper = Keeper(self, connection, program, source, update, met)
             log = stack.enter_context(example_log(self.request, folder, program, state, world.generation))
 
@@ -136,7 +148,9 @@ class Here:
                 resume=self.resume_command(folder),
                 folder=str(folder.path),
                 facts=self.facts(program),
-                began=BEGAN,
+                began=began_s if world.generation else BEGAN,
+                past=past,
+                repeated=repeated,
             )
             _, ended = loop(program, around, state)
             checkpoints.close()
@@ -209,6 +223,7 @@ class Here:
 
     def found_state(self, met: "Met", program: "Program", checkpoints: Any) -> "tuple[State | None, str]":
         """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
+        from multipod.cli.train import said
         from multipod.train.snapshots import chosen, placed
 
         assert self.memory is not None
@@ -225,7 +240,7 @@ class Here:
         if first and self.request.resume is None and not met.folder:
             return None, "start"
         try:
-            state = checkpoints.restore(program.shapes, self.request.at if first else None)
+            state = checkpoints.restore(program.shapes, self.request.at if first else None, said)
         except CheckpointError:
             if self.request.resume is not None or checkpoints.updates():
                 raise
@@ -240,7 +255,47 @@ class Here:
         return Checkpoints(folder.checkpoints, self.recipe.keep_checkpoints, committed=lambda n: beat.note(saved=n))
 
     @contextmanager
-    def observers(self, folder: "RunFolder", update: int, met: "Met", generation: int) -> Iterator[list[Any]]:
+    def held(self, folder: "RunFolder") -> Iterator[None]:
+        """Holds the folder while this process is the first of its world, who writes there."""
+        import jax
+
+        from multipod.train.lock import hold
+
+        if jax.process_index() > 0:
+            yield
+            return
+        until_s = time.monotonic() + HANDOVER_S
+        while self.lock is None:
+            try:
+                self.lock = hold(folder.path, shlex.join(["multipod", *sys.argv[1:]]))
+            except RunFolderError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.1)  # who was first before lets go as it leaves that world
+        try:
+            yield
+        finally:
+            self.lock.release()
+            self.lock = None
+
+    def past(self, folder: "RunFolder", update: int, met: "Met", generation: int) -> tuple[dict[str, float], int]:
+        """What the time of the run went into before this world, and the updates that are done again."""
+        import jax
+
+        from multipod.cli.train import before
+        from multipod.train.goodput import past_of
+        from multipod.train.observers import jsonl
+
+        if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
+            return {}, 0
+        if not generation:
+            return before(folder, update)
+        fill(folder.metrics, met.recent, update)
+        events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
+        return past_of(events, update, max(met.idle_s), cause="regroup")
+
+    @contextmanager
+    def observers(self, folder: "RunFolder", update: int, generation: int) -> Iterator[list[Any]]:
         """The observers of this world: all on its first process, none on the others."""
         import jax
 
@@ -250,7 +305,6 @@ class Here:
         request = self.request
         if jax.process_index() == 0 and (generation or update):
             jsonl.keep_until(folder.metrics, update, again=("evaluated",) if generation else ())
-            fill(folder.metrics, met.recent, update)
         with watched_by(folder, request, self.where, None, first=generation == 0) as observers:
             yield observers
 
@@ -333,8 +387,9 @@ class Keeper:
         here = self.here
         here.member.look(self.world)
         assert here.memory is not None
-        if leaving or event.update % here.memory.every == 0:
-            here.memory.add(self.mirror(taken(state, (event.update, self.world.generation))))
+        update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
+        if leaving or update % here.memory.every == 0 or update < event.update:
+            here.memory.add(self.mirror(taken(state, (update, self.world.generation))))
         now = time.monotonic()
         if self.first:
             self.first = False
@@ -374,15 +429,18 @@ def mesh_of(program: "Program") -> "Mesh":
 
 
 class Later:
-    """An object that is made when it is first used; what makes it may be a collective."""
+    """Checkpoints that are opened when they are first used: processes meet for that. Each use looks around before."""
 
-    def __init__(self, make: Any) -> None:
-        self._make, self._made = make, None
+    def __init__(self, make: Any, look: Any) -> None:
+        self._make, self._look, self._made = make, look, None
 
     def __getattr__(self, name: str) -> Any:
+        self._look()
         if self._made is None:
-            if name == "close":
+            if name in ("close", "wait"):
                 return lambda: None
+            if name == "has_failed":
+                return False
             self._made = self._make()
         return getattr(self._made, name)
 

@@ -140,7 +140,7 @@ def run(request: Request, where: Where) -> int:
         checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved, chips=chips)
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at, said) if request.resume else None
-        past, repeated = before(folder, state)
+        past, repeated = before(folder, None if state is None else int(state.update))
         observers = stack.enter_context(watched_by(folder, request, where, state))
         state = request.begin(program) if request.begin else state
         log = stack.enter_context(example_log(request, folder, program, state))
@@ -249,18 +249,18 @@ def said(line: str) -> None:
         click.echo(f"multipod: {line}", err=True)
 
 
-def before(folder: "RunFolder", state: "State | None") -> tuple[dict[str, float], int]:
+def before(folder: "RunFolder", update: int | None) -> tuple[dict[str, float], int]:
     """What the time of a resumed run went into before this process, and the updates that it does again."""
     import jax
 
     from multipod.train.goodput import past_of
     from multipod.train.observers import jsonl
 
-    if state is None or jax.process_index() > 0 or not folder.metrics.exists():
+    if update is None or jax.process_index() > 0 or not folder.metrics.exists():
         return {}, 0
     away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - BEGAN)
     events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
-    return past_of(events, int(state.update), away_s)
+    return past_of(events, update, away_s)
 
 
 def facts_of(program: "AnyProgram", request: Request, where: Where) -> dict[str, Any]:

@@ -13,6 +13,7 @@ The causes, each in seconds:
     trouble     bad updates, and what was done about them
     repeated    updates whose result was lost, and done again
     restart     from the last sign of one process to the start of the next
+    regroup     from the last update of some processes to the start of those that go on, in a run that survives
     other       the rest: the last lines of the report, timing the gradient sum
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, SaveFailed, Started, Troubled, Updated
 
-CAUSES = ("start", "compile", "input", "checkpoint", "evaluation", "trouble", "repeated", "restart", "other")
+CAUSES = ("start", "compile", "input", "checkpoint", "evaluation", "trouble", "repeated", "restart", "regroup", "other")
 
 GOOD, ALL = "good", "all"
 
@@ -109,15 +110,18 @@ def account_of(events: Iterable[Event]) -> Account:
     return account
 
 
-def past_of(events: Iterable[Event], update: int, away_s: float) -> tuple[dict[str, float], int]:
+def past_of(
+    events: Iterable[Event], update: int, away_s: float, cause: str = "restart"
+) -> tuple[dict[str, float], int]:
     """`Started.past` and `Started.repeated` of a process that goes on after `update` updates.
 
     Args:
       events: those that the processes before left, all of them.
       update: of the checkpoint that it goes on from.
       away_s: since their last sign; less than 0 (a clock was set back) counts as 0.
+      cause: what that time went into.
     """
     account = account_of(events)
     account.undo(update)
-    account.lose("restart", away_s)
+    account.lose(cause, away_s)
     return account.past(), account.repeated

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from multipod.errors import ClusterError, MultipodError, PeerLostError
+from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
 from multipod.train.heartbeat import Heartbeat
 from multipod.train.joining import Connection, join, leave
@@ -161,8 +161,6 @@ def _told_broken(member: Member, world: World, error: BaseException) -> None:
     lost = isinstance(error, jax.errors.JaxRuntimeError | PeerLostError)
     if lost:
         member.beat.note(broken=first)
-    elif isinstance(error, MultipodError):
-        raise error
     try:
         # What is no sign of a lost peer may still come of one: the news of it is then under way.
         member.next_world(world.generation, member.timeouts.collective_s if lost else 2.0)

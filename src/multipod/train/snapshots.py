@@ -55,8 +55,8 @@ class Memory:
     kept: list[Snapshot] = field(default_factory=list)
 
     def add(self, snapshot: Snapshot) -> None:
-        """Keeps this one and the one before it."""
-        self.kept = [*(old for old in self.kept[-1:] if old.stamp != snapshot.stamp), snapshot]
+        """Keeps this one and the one before it, if it is of an earlier update: a run may go back to a checkpoint."""
+        self.kept = [*(old for old in self.kept[-1:] if old.stamp[0] < snapshot.stamp[0]), snapshot]
 
     def manifest(self) -> str:
         """What is here, for the others to read."""
