@@ -66,10 +66,15 @@ def checked(recipe: "Recipe", where: Where) -> "Recipe":
     """Refuses what cannot change its processes on the way.
 
     Raises:
-      ClusterError: --fail, or a sum with which every device has an optimizer state of its own.
+      ClusterError: --fail, stages, or a sum with which every device has an optimizer state of its own.
     """
     if where.fail:
         raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
+    if recipe.layout.stage > 1:
+        raise ClusterError(
+            f"layout.stage={recipe.layout.stage}: a pipeline is not cut anew around a lost process. Leave out "
+            "--survive (--restarts works)."
+        )
     if recipe.layout.local_state:
         raise ClusterError(
             f"layout.gradient_sum={recipe.layout.gradient_sum} keeps an optimizer state on every device, which cannot "

@@ -341,7 +341,7 @@ class Logged:
 
 @contextmanager
 def example_log(
-    request: Request, folder: "RunFolder", program: "Program", state: "State | None", generation: int = 0
+    request: Request, folder: "RunFolder", program: "AnyProgram", state: "State | None", generation: int = 0
 ) -> Iterator[Logged]:
     """The log of examples of a run that goes on from `state`; one that writes nothing unless it was asked for."""
     if not request.log_examples:

@@ -231,8 +231,8 @@ class StagedProgram:
         """A host batch on the mesh, of which this process gives `rows` of `total`."""
         return to_mesh(host, rows, total, self.batch_shardings(host))
 
-    def stop_flags(self, stop: bool) -> jax.Array:
-        """One int32 for each data device, 1 to ask for a stop; `update` tells every process whether any did."""
+    def stop_flags(self, stop: int) -> jax.Array:
+        """One int32 for each data device, 1 to ask for a stop, 0 for none; `update` tells every process their sum."""
         flag = np.full(1, stop, np.int32)
         return jax.make_array_from_callback((data_devices(self.mesh),), batch_sharding(self.mesh), lambda _: flag)
 
