@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from multipod.errors import ClusterError
@@ -199,7 +199,7 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
     Raises:
       ClusterError: a worker, or the launcher's helper, could not be started.
     """
-    with _signals() as presses, _Crew(relay) as crew, Services() as services:
+    with _signals() as presses, _Crew(relay) as crew, Services(workers[0].environment) as services:
         roster = _Roster(crew, list(workers), rules, timeouts, services, relay, told)
         outcome = roster.watch(presses)
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
@@ -390,10 +390,9 @@ class _Roster:
 class Services:
     """The launcher's helper (`multipod.train.coordinator`): a coordination service for each world, on loopback."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.addresses: list[str | None] = []
-        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        self._stack = ExitStack()
+        quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             self._helper = subprocess.Popen(
                 [sys.executable, "-m", "multipod.train.coordinator"],
