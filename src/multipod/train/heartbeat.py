@@ -116,6 +116,8 @@ class Heartbeat:
 
     def note(self, **fields: Any) -> None:
         """Tells the launcher at once: fields of `Beat` as `folder`, where the run is written, or `saved`."""
+        if "folder" in fields:
+            fields["folder"] = os.fspath(fields["folder"])
         self._noted = {**self._noted, **fields}  # a new value each time: the sending thread reads it as it is
         self._wake.set()
 
