@@ -21,6 +21,7 @@ from multipod.train.example_log import used
 from multipod.train.heartbeat import Beat
 from multipod.train.roster import Now, Rules, next_step, verdict
 from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
+from multipod.train.straggling import Speeds, stragglers
 from multipod.train.supervise import Outcome, Rank
 from multipod.train.world import World, world_from
 
@@ -222,6 +223,32 @@ def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):
     (folder / "0.jsonl").write_text("\n".join(zero) + "\n")
     (folder / "1.jsonl").write_text("\n".join([line(1, 0, [2]), line(2, 0, [4]), '{"upd']))
     assert used(tmp_path) == {1: [1, 2, 3], 2: [4, 5]}
+
+
+def test_a_straggler_is_one_who_is_slow_most_of_the_time():
+    even = {0: [4e-3] * 10, 1: [5e-3] * 10, 2: [4e-3] * 10}
+    assert stragglers(even, 2.0) == []
+    held_up_once = [4e-3] * 9 + [0.2]
+    assert stragglers({**even, 3: held_up_once}, 2.0) == []
+    (found,) = stragglers({**even, 3: [12e-3] * 10}, 2.0)
+    assert (found.rank, found.count) == (3, 10)
+    assert str(found) == (
+        "rank 3 is 2.7 times as slow as the median rank: 12.0 ms against 4.5 ms for the same work, over 10 times"
+    )
+    assert stragglers({0: [4e-3] * 10, 1: [12e-3] * 10}, 2.0) == []  # of two, nobody knows which is the usual one
+
+
+def test_only_new_times_of_the_same_process_count():
+    speeds = Speeds(steady=2)
+    for _ in range(5):
+        for rank, seconds in ((0, 1e-3), (1, 1e-3), (2, 9e-3)):
+            speeds.add(rank, seconds)  # each beat says it again
+    assert speeds.slow(2.0) == []
+    for rank, seconds in ((0, 1.1e-3), (1, 1.1e-3), (2, 9.1e-3)):
+        speeds.add(rank, seconds)
+    assert [slow.rank for slow in speeds.slow(2.0)] == [2]
+    speeds.forget(2)
+    assert speeds.slow(2.0) == []
 
 
 @pytest.mark.parametrize(

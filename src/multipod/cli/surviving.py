@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from multipod.train.run_folder import RunFolder
     from multipod.train.snapshots import Memory
     from multipod.train.stop import StopRequest
+    from multipod.train.straggling import Probe
 
 
 HANDOVER_S = 15.0
@@ -316,8 +317,14 @@ class Here:
     def facts(self, program: "Program") -> dict[str, Any]:
         """What the observers are told of where the run is."""
         from multipod.cli.train import facts_of
+        from multipod.train.snapshots import mirror_bytes
 
-        return facts_of(program, self.request, self.where)
+        kept = (
+            {"mirror_every": self.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
+            if self.memory
+            else {}
+        )
+        return facts_of(program, self.request, self.where) | kept
 
     def resume_command(self, folder: "RunFolder") -> str:
         """The command that goes on with the run, should it be stopped."""
@@ -372,6 +379,7 @@ class Keeper:
         self.here, self.connection, self.world = here, connection, connection.world
         self.source, self.update, self.met = source, update, met
         self.mirror = Mirror(program.shapes, mesh_of(program))
+        self.probe: Probe | None = None
         self.began_s = time.monotonic()
         self.first = True
 
@@ -403,8 +411,20 @@ class Keeper:
             if self.world.generation:
                 for observer in observers:
                     observer(self.regrouped(now))
+        self.measure()
         here.recent.append(event)
         here.last_s, here.made = now, max(here.made, event.update)
+
+    def measure(self) -> None:
+        """Tells the launcher how fast this process's device is, about each second."""
+        from multipod.train.straggling import Probe
+
+        if time.monotonic() - self.began_s < 1.0:
+            return  # others wait for the first updates
+        self.probe = self.probe or Probe()
+        seconds = self.probe()
+        if seconds:
+            self.here.member.beat.note(speed_s=seconds)
 
     def regrouped(self, now: float) -> "Regrouped":
         """What is told of how this world came to be."""

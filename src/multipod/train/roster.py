@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
+from multipod.train.straggling import Speeds
 from multipod.train.supervise import (
     INTERRUPTED,
     SETTLE_S,
@@ -37,6 +38,7 @@ from multipod.train.world import World
 
 BROKEN_S = 0.3  # a rank that lost its peers says so, and the death that caused it is seen about as soon
 FRUITLESS = 4  # worlds in a row in which not one update was done
+SLOW = 2.0  # times the median rank: such a rank is named
 SOON_S = 20.0  # a replacement that dies sooner than that after its start counts as fruitless, too
 
 
@@ -209,7 +211,7 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
 
 @dataclass(frozen=True)
 class Told:
-    """A change in a run that survives. `what` is started, lost, world or ended; times are of `time.monotonic`."""
+    """A change in a run that survives. `what` is started, lost, slow or world; times are of `time.monotonic`."""
 
     what: str
     at_s: float
@@ -246,6 +248,7 @@ class _Roster:
         self.fruitless, self.fruitful = 0, True
         self.folder = ""
         self.saved: int | None = None
+        self.speeds, self.named = Speeds(rules.steady), set[int]()
         crew.start(workers)
         for child in crew.children:
             self.tell("started", child.rank)
@@ -256,6 +259,8 @@ class _Roster:
         while True:
             self.crew.poll()
             self.take_notes()
+            if self.services.ended:
+                return Outcome(1, None, "the launcher's helper, which holds JAX's coordination service, has died")
             if presses.count > 1:
                 return Outcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
             if presses.count and not passed_on:
@@ -285,6 +290,7 @@ class _Roster:
             if ending:
                 return outcome
             self.bury(interrupted)
+        self.look_for_stragglers()
         hurt = self.hurt_s is not None and clock_s >= self.hurt_s
         now = Now(self.ranks, self.seats, self.generation, self.since_s, hurt, clock_s)
         step = next_step(now, self.rules, self.timeouts)
@@ -300,6 +306,25 @@ class _Roster:
                 return Outcome(1, None, f"{reason}{': ' if said else ''}{said}")
             self.announce(step.seats, step.planned)
         return step.end
+
+    def look_for_stragglers(self) -> None:
+        """Names ranks that are steadily slow, each once, and lets one go if that was asked for."""
+        for rank in self.ranks:
+            if rank.number in self.seats.values() and rank.beat is not None and rank.code is None:
+                self.speeds.add(rank.number, rank.beat.speed_s)
+        for slow in self.speeds.slow(self.rules.evict or SLOW):
+            if slow.rank not in self.named:
+                self.named.add(slow.rank)
+                self.relay(f"launch: {slow}.")
+                self.tell("slow", self.crew.children[slow.rank].rank, str(slow))
+            if (
+                self.rules.evict
+                and len(self.seats) > self.rules.least
+                and _is_in(self.ranks[slow.rank], self.generation)
+            ):
+                self.end(slow.rank, f"{slow}; it was let go")
+                self.speeds.forget(slow.rank)
+                return
 
     def end(self, number: int, why: str) -> None:
         """Ends a rank that is of no use."""
@@ -325,6 +350,8 @@ class _Roster:
                 del self.seats[seat]
                 self.lost[str(rank.number)] = why
                 self.hurt_s = self.crew.clock_s
+            self.speeds.forget(rank.number)
+            self.named.discard(rank.number)
             self.relay(f"launch: {why}.")
             self.tell("lost", rank, why)
             if self.rules.replace and not interrupted and self.may_return(rank):
@@ -428,6 +455,11 @@ class Services:
             raise ClusterError(f"the coordination service of the next world did not start: {answer or 'no answer'}.")
         self.addresses.append(address)
         return address
+
+    @property
+    def ended(self) -> bool:
+        """Whether the helper is no more: its services are gone, and JAX ends all processes that used them."""
+        return self._helper.poll() is not None
 
     def close_until(self, generation: int) -> None:
         """Ends the services of the worlds up to this one: all their processes have left them."""

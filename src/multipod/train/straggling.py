@@ -1,0 +1,107 @@
+"""Which rank is steadily slower than the others: each times a small fixed computation of its own.
+
+In a synchronous run the slowest rank sets everybody's time, so the times of updates say nothing of who it is. What each
+does alone does: some milliseconds on its first device, about each second, between two updates.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+EVERY_S = 1.0
+SIZE, TIMES = 192, 8
+
+
+class Probe:
+    """Times the computation: `TIMES` products of square matrices, a few milliseconds on a CPU."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        def work(x: jax.Array) -> jax.Array:
+            for _ in range(TIMES):
+                x = jnp.tanh(x @ x)
+            return x
+
+        device = jax.local_devices()[0]
+        self._x = jax.device_put(jnp.full((SIZE, SIZE), 0.01), device)
+        self._work = jax.jit(work)
+        jax.block_until_ready(self._work(self._x))
+        self._clock, self._last_s = clock, clock()
+
+    def __call__(self) -> float:
+        """Seconds of the computation; 0 if it is not yet time for the next."""
+        import jax
+
+        if self._clock() - self._last_s < EVERY_S:
+            return 0.0
+        start = self._clock()
+        jax.block_until_ready(self._work(self._x))
+        self._last_s = self._clock()
+        return self._last_s - start
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that is slower than the median rank by `factor`, over the last `count` times of each."""
+
+    rank: int
+    factor: float
+    own_s: float
+    median_s: float
+    count: int
+
+    def __str__(self) -> str:
+        times = f"{1e3 * self.own_s:.1f} ms against {1e3 * self.median_s:.1f} ms"
+        slow = f"rank {self.rank} is {self.factor:.1f} times as slow as the median rank"
+        return f"{slow}: {times} for the same work, over {self.count} times"
+
+
+@dataclass
+class Speeds:
+    """The last times of each rank.
+
+    Attributes:
+      steady: how many must be there, and agree.
+    """
+
+    steady: int = 10
+    taken: dict[int, deque[float]] = field(default_factory=dict)
+    seen: dict[int, float] = field(default_factory=dict)
+
+    def add(self, rank: int, seconds: float) -> None:
+        """Notes what a beat says: the same value again is no new time."""
+        if seconds > 0 and self.seen.get(rank) != seconds:
+            self.seen[rank] = seconds
+            self.taken.setdefault(rank, deque(maxlen=self.steady)).append(seconds)
+
+    def forget(self, rank: int) -> None:
+        """The rank is another process now."""
+        self.taken.pop(rank, None)
+        self.seen.pop(rank, None)
+
+    def slow(self, factor: float) -> list[Straggler]:
+        """The stragglers, slowest first; see `stragglers`."""
+        whole = {rank: times for rank, times in self.taken.items() if len(times) == self.steady}
+        return stragglers(whole, factor)
+
+
+def stragglers(times: Mapping[int, Sequence[float]], factor: float) -> list[Straggler]:
+    """Ranks whose mean time exceeds the median rank's mean by `factor`, and whose every other time does, too.
+
+    Half of the times must be over, not only a few long ones: a rank that was held up once is no straggler. With fewer
+    than three ranks nobody can be told from the median.
+    """
+    if len(times) < 3:
+        return []
+    means = {rank: statistics.fmean(own) for rank, own in times.items()}
+    median_s = statistics.median(means.values())
+    found = [
+        Straggler(rank, mean / median_s, mean, median_s, len(times[rank]))
+        for rank, mean in means.items()
+        if mean > factor * median_s and statistics.median(times[rank]) > factor * median_s
+    ]
+    return sorted(found, key=lambda one: -one.factor)
