@@ -1,0 +1,31 @@
+"""Writes the models that fuzzing begins with: one for each case of the operators' tests, and some of several operators.
+
+    python c/fuzz/seeds.py DIR
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+import test_micro_memory  # noqa: E402
+import test_micro_more_operators  # noqa: E402
+import test_micro_operators  # noqa: E402
+import tflite_networks  # noqa: E402
+from tflite_models import Tensor  # noqa: E402
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    models = [made()[0] for tests in (test_micro_operators, test_micro_more_operators)
+              for family in tests.FAMILIES.values() for _, made in family()]  # fmt: skip
+    models += tflite_networks.networks().values()
+    models += [test_micro_memory.memory(), test_micro_memory.sums([0, 64, 0, 64])]
+    models += [test_micro_memory.variable(Tensor([3]), once=once) for once in (False, True)]
+    for number, model in enumerate(models):
+        (folder / f"{number:03}.tflite").write_bytes(model)
+    print(f"{len(models)} models in {folder}")
+
+
+if __name__ == "__main__":
+    main()
