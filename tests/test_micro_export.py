@@ -417,6 +417,18 @@ def test_fine_tuning_brings_a_model_back_to_its_teacher():
     np.testing.assert_allclose(real, tuned.simulated(examples[0])[0], atol=2 * exported.graph.outputs[0].quant.scale[0])
 
 
+def test_a_layer_norm_keeps_its_variance_in_int8():
+    """NNX takes the mean of squares less the square of the mean: where the mean is large, nothing is left in int8."""
+    far = [np.random.default_rng(seed).normal(20, 1, (1, 4, 16)).astype(np.float32) for seed in range(16)]
+    norm = layer(lambda rngs: nnx.LayerNorm(16, rngs=rngs))
+    assert kinds(traced(lambda s: norm(s), far[0])) == "MEAN SUB SQUARE MEAN ADD RSQRT MUL MUL"
+    exported = convert(lambda s: norm(s), far[0], calibration=far, report=False)
+    stored = to_stored(far[0], exported.graph.inputs[0])
+    found = to_real(tflm(exported.model, stored)[0], exported.graph.outputs[0])
+    want = np.asarray(norm(far[0]))
+    assert np.sqrt(np.mean(np.square(found - want))) < 0.06 * np.sqrt(np.mean(np.square(want)))
+
+
 def test_outputs_may_lie_over_inputs_that_nothing_needs_later():
     exported = convert(lambda x: jnp.tanh(x * 2) + x, x)
     over = in_place(exported.graph)

@@ -1,17 +1,17 @@
 """Writes the models that fuzzing begins with: one for each case of the operators' tests, and some of several operators.
 
-    python c/fuzz/seeds.py DIR
+python c/fuzz/seeds.py DIR
 """
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-import test_micro_memory  # noqa: E402
-import test_micro_more_operators  # noqa: E402
-import test_micro_operators  # noqa: E402
-import tflite_networks  # noqa: E402
-from tflite_models import Tensor  # noqa: E402
+import test_micro_memory
+import test_micro_more_operators
+import test_micro_operators
+import tflite_networks
+from tflite_models import Tensor
 
 
 def main() -> None:

@@ -156,6 +156,27 @@ def _mean(found: Found) -> list[Op] | None:
     return [_again(replace(total, kind="MEAN"), list(total.inputs), found.op.output)]
 
 
+def _centred_variance(found: Found) -> list[Op] | None:
+    """mean(x^2) - mean(x)^2 = mean((x - mean(x))^2).
+
+    The first form, the usual one in layer norms, is a small difference of large numbers: in int8 little is left of it.
+    """
+    x, squares, mean = found["x"], found.ops["squares"], found.ops["mean"]
+    if not np.array_equal(found["axes"].values, found["axes2"].values):
+        return None
+    kept = tuple(1 if dim in [int(axis) % len(x.shape) for axis in np.ravel(found["axes"].values)] else size
+                 for dim, size in enumerate(x.shape))  # fmt: skip
+    name, source = found.op.output.name, found.op.source
+    average, apart, power = (Tensor(name + end, shape) for end, shape in
+                             (("_mean", kept), ("_apart", x.shape), ("_square", x.shape)))  # fmt: skip
+    return [
+        _again(mean, list(mean.inputs), average, keep_dims=True),
+        new("SUB", [x, average], apart, source),
+        new("SQUARE", [apart], power, source),
+        _again(squares, [power, squares.inputs[1]], found.op.output),
+    ]
+
+
 def _reduce_reshape(found: Found) -> list[Op] | None:
     """A reduction that drops the dims itself, where all that the reshape does is to drop them."""
     reduce, x = found.ops["reduce"], found["x"]
@@ -399,6 +420,9 @@ RECOGNISE: list[Rule] = [
     Rule("log softmax", node("SUB", node("SUB", "x", node("REDUCE_MAX", "x", Const("axes"))),
                              node("LOG", node("SUM", _EXP, Const("axes2")))), _softmax("LOG_SOFTMAX")),
     Rule("mean", node("MUL", node("SUM", "x", Const("axes"), name="sum"), Const("c")), _mean),
+    Rule("squares are not below zero", node("RELU", node("MEAN|SUM", node("SQUARE", "x"))), lambda f: f.op.input(0)),
+    Rule("variance", node("SUB", node("MEAN", node("SQUARE", "x"), Const("axes"), name="squares"),
+                          node("SQUARE", node("MEAN", "x", Const("axes2"), name="mean"))), _centred_variance),
     Rule("average without the padding", node("MUL", node("AVERAGE_POOL_2D", _PAD, name="pool"), Const("c")),
          _average_of_inside),
     *TIDY,
