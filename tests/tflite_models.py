@@ -11,8 +11,8 @@ import numpy as np
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "tflite"
 TYPES = {
-    "float32": 0, "int32": 2, "uint8": 3, "int64": 4, "bool": 6, "int16": 7, "int8": 9, "resource": 13, "uint32": 15,
-    "int4": 17,
+    "float32": 0, "int32": 2, "uint8": 3, "int64": 4, "bool": 6, "int16": 7, "int8": 9, "uint64": 12, "resource": 13,
+    "uint32": 15, "int4": 17,
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ class Op:
     options: Sequence[tuple[int, str, Any]] = ()
     kind: int = 0
     custom: str = ""
+    custom_options: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def _op(b: flatbuffers.Builder, op: Op, code: int) -> int:
     if op.options or op.kind:
         options = [(n, "o", b.CreateString(v)) if letter == "s" else (n, letter, v) for n, letter, v in op.options]
         fields += [(3, "B", op.kind), (4, "o", _table(b, options))]
+    if op.custom_options:
+        fields.append((5, "o", _data(b, op.custom_options)))
     return _table(b, fields)
 
 

@@ -51,6 +51,9 @@ def values(rng: np.random.Generator, tensor: Tensor) -> np.ndarray:
         return rng.uniform(-3, 3, tensor.shape).astype(np.float32)
     if tensor.dtype == "bool":
         return rng.integers(0, 2, tensor.shape).astype(bool)
+    if tensor.dtype in ("uint32", "uint64"):  # of every size
+        bits = np.iinfo(tensor.dtype).bits
+        return rng.integers(0, 2**bits, tensor.shape, tensor.dtype) >> rng.integers(0, bits, tensor.shape, tensor.dtype)
     low, high = RANGES[tensor.dtype]
     return rng.integers(low, high + 1, tensor.shape).astype(tensor.dtype)
 

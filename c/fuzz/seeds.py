@@ -19,6 +19,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     models = [made()[0] for tests in (test_micro_operators, test_micro_more_operators)
               for family in tests.FAMILIES.values() for _, made in family()]  # fmt: skip
+    models += [made()[0] for _, made in test_micro_audio.cases()]
     models += tflite_networks.networks().values()
     models += [test_micro_memory.memory(), test_micro_memory.sums([0, 64, 0, 64])]
     models += [test_micro_memory.variable(Tensor([3]), once=once) for once in (False, True)]

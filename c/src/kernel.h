@@ -108,6 +108,8 @@ int mpm_has_input(struct mpm_prep *p, uint32_t i);
 /* Memory that lives as long as the interpreter; null: the arena is full (mpm_fail has been called). Aligned for
  * any type of up to 8 bytes. */
 void *mpm_keep(struct mpm_prep *p, uint32_t bytes);
+/* State of its own that a reset fills with `value`: `bytes` of memory that lives as long as the interpreter. */
+struct mpm_resource *mpm_keep_resource(struct mpm_prep *p, uint32_t bytes, uint8_t value);
 /* Memory while the operator runs. The address is true in the second round only. */
 void *mpm_scratch(struct mpm_prep *p, uint32_t bytes);
 /* The kernel may write output 0 over input i: it reads each element before it writes what lies there. */

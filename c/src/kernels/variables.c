@@ -73,7 +73,6 @@ static enum mpm_status run_handle(struct mpm_interpreter *m, const void *params)
 
 static MPM_ONCE enum mpm_status prepare_handle(struct mpm_prep *p) {
     struct mpm_tensor out, value;
-    struct mpm_resource *r;
     struct handle *h = mpm_keep(p, sizeof *h);
     if (h == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_out(p, 0, &out));
@@ -84,17 +83,7 @@ static MPM_ONCE enum mpm_status prepare_handle(struct mpm_prep *p) {
     p->params = h;
     if (h->id != p->op_table) return MPM_OK; /* an operator before this one has made the variable */
     MPM_TRY(value_of(p, p->options, &value));
-    r = mpm_keep(p, sizeof *r);
-    if (r == NULL) return MPM_ARENA_TOO_SMALL;
-    r->data = mpm_keep(p, value.bytes);
-    if (r->data == NULL) return MPM_ARENA_TOO_SMALL;
-    r->id = h->id;
-    r->bytes = value.bytes;
-    r->value = (uint8_t)value.zero_point;
-    if (!p->final) return MPM_OK; /* what the first round keeps is gone after it */
-    r->next = p->m->resources;
-    p->m->resources = r;
-    return MPM_OK;
+    return mpm_keep_resource(p, value.bytes, (uint8_t)value.zero_point) == NULL ? MPM_ARENA_TOO_SMALL : MPM_OK;
 }
 
 /* 12 bytes on a 32-bit chip. */
