@@ -24,7 +24,6 @@ FIRMWARE = Path(__file__).parent
 RUNTIME = FIRMWARE.parent
 ARM_PACKAGES = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
 RISCV_PACKAGES = "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf qemu-system-misc"
-NUMBERS = {"MPM_CUSTOM": 32, "VAR_HANDLE": 142, "ASSIGN_VARIABLE": 144}
 ROOM = 4096  # bytes of RAM that the stack and the interpreter get on the smallest chip
 
 
@@ -94,31 +93,10 @@ def compile_runtime(target: Target, folder: Path, extra: tuple[str, ...] = ()) -
 
 
 def kernels_of(model: bytes) -> list[str]:
-    """The kernels that a model needs, as the runtime's own search finds them."""
-    from multipod.micro.model_file import read
+    """The kernels that a model needs, as for a bundle."""
+    from multipod.micro.bundle import kernels_of as needed
 
-    declared = {}
-    for source in sorted(RUNTIME.glob("src/kernels/*.c")):
-        text = source.read_text(encoding="utf-8")
-        for name, number in re.findall(r"^const struct mpm_kernel mpm_(\w+) = \{(\w+),", text, re.M):
-            declared[name] = int(number) if number.isdigit() else NUMBERS[number]
-        for name, number in re.findall(r"^(?:FLOAT_)?OPERATOR\((\w+), (\d+)", text, re.M):
-            declared[name] = int(number)
-    from multipod.micro.schema import OPERATORS
-
-    suffix = {"int8": "_s8", "int16": "_s16", "float32": "_f32"}
-    found = set()
-    for graph in read(model):
-        for op in graph.operators:
-            number = OPERATORS[op.name]
-            dtype = graph.tensors[op.inputs[0]].dtype
-            names = [name for name, own in declared.items() if own == number]
-            if op.name == "CUSTOM":
-                found.update(names)
-                continue
-            typed = [name for name in names if name.endswith(suffix.get(dtype, "?"))]
-            found.update(typed or [name for name in names if not name.endswith(tuple(suffix.values()))])
-    return sorted(found)
+    return sorted(name.removeprefix("mpm_") for name in needed(model))
 
 
 def write_model(model: bytes, arena: int, folder: Path) -> None:

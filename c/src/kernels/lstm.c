@@ -74,7 +74,7 @@ static MPM_ONCE enum mpm_status state_scales(struct mpm_prep *p, struct mpm_lstm
     l->tanh_shift = (int8_t)(power + 12 < 0 ? -(power + 12) : power + 12);
     l->tanh_multiplier = power + 12 < 0 ? 3 : 0;
     MPM_SUPPORT(p, power + 12 <= 15, "the cell state's scale is too large");
-    l->clip = l->clip_f32 <= 0 ? 0 : l->clip_f32 / cell->scale > 32767.0f ? 32767 : (int16_t)(l->clip_f32 / cell->scale);
+    l->clip = !(l->clip_f32 > 0) ? 0 : /* NaN too */ l->clip_f32 / cell->scale > 32767.0f ? 32767 : (int16_t)(l->clip_f32 / cell->scale);
     return MPM_OK;
 }
 

@@ -14,6 +14,7 @@ from multipod.micro import library, model_file
 from multipod.micro.interpreter import Interpreter
 
 ANY_TYPE = 255
+CUSTOM = model_file.OPERATORS["CUSTOM"]
 
 
 @dataclass(frozen=True)
@@ -113,23 +114,30 @@ def kernels_of(model: bytes) -> list[str]:
     table = _table()
     for graph in graphs:
         for op in graph.operators:
-            number = model_file.OPERATORS[op.name]
+            number, custom = model_file.OPERATORS.get(op.name, CUSTOM), op.name.removeprefix("custom ")
             types = {model_file.TYPES[graph.tensors[i].dtype] for i in op.inputs if 0 <= i < len(graph.tensors)}
-            wanted += [k for k, (builtin, kind) in table.items() if builtin == number and kind in types | {ANY_TYPE}]
+            for name, (builtin, kind, own) in table.items():
+                if builtin == number and kind in types | {ANY_TYPE} and own in ("", custom):
+                    wanted.append(name)
     return list(dict.fromkeys(wanted))
 
 
-def _table() -> dict[str, tuple[int, int]]:
-    """Every kernel of the runtime with its operator's number and its type, as the compiled runtime says."""
+def _table() -> dict[str, tuple[int, int, str]]:
+    """Every kernel of the runtime: its operator's number, its type, its custom name, as the compiled runtime says."""
 
     class Kernel(ctypes.Structure):
-        _fields_ = (("builtin", ctypes.c_int16), ("type", ctypes.c_uint8), ("type_input", ctypes.c_uint8))
+        _fields_ = (
+            ("builtin", ctypes.c_int16),
+            ("type", ctypes.c_uint8),
+            ("type_input", ctypes.c_uint8),
+            ("custom", ctypes.c_char_p),
+        )
 
     text = (library.source_folder() / "src" / "kernels.h").read_text()
     found = {}
     for name in re.findall(r"\bX\((mpm_\w+)\)", text):
         kernel = Kernel.in_dll(library.load(), name)
-        found[name] = (kernel.builtin, kernel.type)
+        found[name] = (kernel.builtin, kernel.type, (kernel.custom or b"").decode())
     return found
 
 
