@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-import test_micro_audio  # noqa: E402
+import test_micro_audio
 import test_micro_memory
 import test_micro_more_operators
 import test_micro_operators

@@ -115,15 +115,16 @@ def kernels_of(model: bytes) -> list[str]:
     for graph in graphs:
         for op in graph.operators:
             number, custom = model_file.OPERATORS.get(op.name, CUSTOM), op.name.removeprefix("custom ")
-            types = {model_file.TYPES[graph.tensors[i].dtype] for i in op.inputs if 0 <= i < len(graph.tensors)}
-            for name, (builtin, kind, own) in table.items():
-                if builtin == number and kind in types | {ANY_TYPE} and own in ("", custom):
+            types = [model_file.TYPES[graph.tensors[i].dtype] if i >= 0 else ANY_TYPE for i in op.inputs]
+            for name, (builtin, kind, place, own) in table.items():
+                fits = kind == ANY_TYPE or (place < len(types) and types[place] == kind)
+                if builtin == number and fits and own in ("", custom):
                     wanted.append(name)
     return list(dict.fromkeys(wanted))
 
 
-def _table() -> dict[str, tuple[int, int, str]]:
-    """Every kernel of the runtime: its operator's number, its type, its custom name, as the compiled runtime says."""
+def _table() -> dict[str, tuple[int, int, int, str]]:
+    """Every kernel of the compiled runtime: its operator's number, its type, which input has it, its custom name."""
 
     class Kernel(ctypes.Structure):
         _fields_ = (
@@ -137,7 +138,7 @@ def _table() -> dict[str, tuple[int, int, str]]:
     found = {}
     for name in re.findall(r"\bX\((mpm_\w+)\)", text):
         kernel = Kernel.in_dll(library.load(), name)
-        found[name] = (kernel.builtin, kernel.type, (kernel.custom or b"").decode())
+        found[name] = (kernel.builtin, kernel.type, kernel.type_input, (kernel.custom or b"").decode())
     return found
 
 
