@@ -76,6 +76,50 @@ def test_equal_to_tflm(capfd):
     check(cases())
 
 
+def streams() -> Iterator[Case]:
+    flag = Tensor([], "bool")
+    for size, step, prefill in ((5, 2, 1), (6, 3, 1), (4, 4, 0)):
+        given, made = [Tensor([2, 12], "int16")], [Tensor([2, 12 // step, size], "int16"), flag]
+        yield case(
+            f"framer-{size}-{step}", "SignalFramer", given, made, frame_size=size, frame_step=step, prefill=prefill
+        )
+    for left, right, step in ((2, 0, 1), (0, 0, 1)):  # those that are whole from the first frame on
+        made = [Tensor([4 * (left + right + 1)], "int16"), flag]
+        options = {"stacker_left_context": left, "stacker_right_context": right, "stacker_step": step}
+        yield case(f"stacker-{left}", "SignalStacker", [Tensor([4], "int16")], made, num_channels=4, **options)
+    for length in (0, 3, 11):
+        yield case(f"delay-{length}", "SignalDelay", [Tensor([2, 6], "int16")], [Tensor([2, 6], "int16")],
+                   delay_length=length)  # fmt: skip
+    for dtype, number in (("int16", 7), ("float32", 0)):
+        given, made = [Tensor([2, 3, 5], dtype)], [Tensor([2, 6], dtype)]
+        yield case(f"overlap-{dtype}", "SignalOverlapAdd", given, made, T=number, frame_step=2)
+
+
+def test_streams_equal_tflm(capfd):
+    check(streams())
+
+
+def test_frames_that_are_not_whole_yet():
+    """By hand: TFLM leaves in its output what lay there."""
+    options = {"frame_size": 5, "frame_step": 2, "prefill": 0}
+    made = [Tensor([2, 5], "int16"), Tensor([], "bool")]
+    framer = Interpreter(custom("SignalFramer", [Tensor([4], "int16")], made, **options))
+    for _ in range(2):
+        frames, valid = framer.run(np.array([1, 2, 3, 4], np.int16))
+        assert not valid
+        frames, valid = framer.run(np.array([5, 6, 7, 8], np.int16))
+        np.testing.assert_array_equal(frames, [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]])
+        assert valid
+        framer.reset()
+    options = {"num_channels": 1, "stacker_left_context": 1, "stacker_right_context": 2, "stacker_step": 2}
+    made = [Tensor([4], "int16"), Tensor([], "bool")]
+    stacker = Interpreter(custom("SignalStacker", [Tensor([1], "int16")], made, **options))
+    found = [stacker.run(np.array([x], np.int16)) for x in range(1, 6)]
+    assert [bool(valid) for _, valid in found] == [False, False, True, False, True]
+    np.testing.assert_array_equal(found[2][0], [1, 1, 2, 3])
+    np.testing.assert_array_equal(found[4][0], [2, 3, 4, 5])
+
+
 def test_square_roots():
     """By hand, since TFLM's binding takes no uint64: rounded to nearest, of 32 bits at most to 16."""
     three = Tensor([], "int32", data=np.array(0, np.int32))

@@ -20,7 +20,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     models = [made()[0] for tests in (test_micro_operators, test_micro_more_operators)
               for family in tests.FAMILIES.values() for _, made in family()]  # fmt: skip
-    models += [made()[0] for _, made in test_micro_audio.cases()]
+    models += [made()[0] for cases in (test_micro_audio.cases, test_micro_audio.streams)
+               for _, made in cases()]  # fmt: skip
     models += tflite_networks.networks().values()
     models += [test_micro_memory.memory(), test_micro_memory.sums([0, 64, 0, 64])]
     models += [test_micro_memory.variable(Tensor([3]), once=once) for once in (False, True)]

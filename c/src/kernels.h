@@ -97,13 +97,17 @@
     X(mpm_rsqrt_s8) \
     X(mpm_select_v2) \
     X(mpm_shape) \
+    X(mpm_signal_delay) \
     X(mpm_signal_energy) \
     X(mpm_signal_fft_auto_scale) \
     X(mpm_signal_filter_bank) \
+    X(mpm_signal_framer) \
     X(mpm_signal_log) \
+    X(mpm_signal_overlap_add) \
     X(mpm_signal_pcan) \
     X(mpm_signal_rfft_s16) \
     X(mpm_signal_square_root) \
+    X(mpm_signal_stacker) \
     X(mpm_signal_subtraction) \
     X(mpm_signal_window) \
     X(mpm_sin) \
