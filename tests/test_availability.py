@@ -250,6 +250,8 @@ class Flips:
     def __init__(self, at: dict[int, int], sticky: bool = False) -> None:
         self.at, self.sticky = at, sticky
 
+    flips = True
+
     def before(self, update):
         return self.at.pop(update, 0)
 

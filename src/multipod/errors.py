@@ -46,6 +46,10 @@ class CheckpointError(RunFolderError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class ChaosError(MultipodError, RuntimeError):
+    """A plan of faults that cannot be read or carried out, or a run that did not live through one."""
+
+
 class MetricError(MultipodError, ValueError):
     """Scores, labels, texts or detections that cannot be judged."""
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "multipod.cli.export:export",
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
+    "chaos": "multipod.cli.chaos:chaos",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "clicks": "multipod.cli.clicks:clicks",
     "doctor": "multipod.cli.doctor:doctor",

@@ -46,6 +46,7 @@ class Request:
     evaluate_beside: bool = False
     begin: "Callable[[AnyProgram], State] | None" = None
     log_examples: bool = False
+    inject: Path | None = None
 
 
 @click.command()
@@ -68,6 +69,7 @@ class Request:
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
+@click.option("--inject", type=click.Path(path_type=Path, exists=True, file_okay=False), hidden=True)
 @reading_options
 @what_options
 @where_options
@@ -80,6 +82,7 @@ def train(
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
+    inject: Path | None,
     changes: list[str],
     where: Where,
     reading: "Reading",
@@ -104,7 +107,7 @@ def train(
     changes = [*(plan.changes() if plan else ()), *changes]
     request = Request(
         recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside,
-        log_examples=log_examples,
+        log_examples=log_examples, inject=inject,
     )  # fmt: skip
     with peers_may_be_lost(where):
         return run(request, where)
@@ -117,6 +120,7 @@ def run(request: Request, where: Where) -> int:
     from multipod.train.agree import meet
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.heartbeat import silent
+    from multipod.train.injecting import Injector, none
     from multipod.train.loop import Surroundings
     from multipod.train.loop import train as loop
     from multipod.train.stop import stop_on_signals
@@ -126,8 +130,9 @@ def run(request: Request, where: Where) -> int:
 
         return run_in_worlds(request, where)
     request, where = remembered(request, where)
+    faults = Injector(request.inject, where.cluster.process) if request.inject else none
     recipe = chosen_recipe(request.recipe, request.changes, where)
-    program = program_of(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips)
     _ = program.lowered  # what does not fit the mesh is refused here, before a folder is made
     patience_s = where.timeouts.collective_s
     meet("ready", patience_s)
@@ -160,6 +165,7 @@ def run(request: Request, where: Where) -> int:
             began=BEGAN,
             past=past,
             repeated=repeated,
+            faults=faults.of_run(folder.checkpoints),
         )
         _, ended = loop(program, around, state)
     finish(folder, where)

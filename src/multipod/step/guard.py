@@ -30,14 +30,19 @@ def parts_of(asked: "Asked | jax.Array") -> Asked:
     return Asked(asked, jnp.full(2, jnp.inf, jnp.float32))
 
 
-def judged(sums: dict[str, jax.Array], gradients: Any, limits: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+def judged(
+    sums: dict[str, jax.Array], gradients: Any, limits: jax.Array, minds: bool = True
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Whether the update is good, on every device the same, and the sums with `bad` and `gradient_norm` added.
+
+    Unless it `minds`, every update is.
 
     Costs one pass over the gradients, and a message of one number where they are split.
     """
     norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
     loss = sums["loss"] / sums["count"]
-    good = jnp.isfinite(loss) & jnp.isfinite(norm) & (loss <= limits[0]) & (norm <= limits[1])
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    good = finite & (loss <= limits[0]) & (norm <= limits[1]) | (not minds)
     counted = norm * sums["count"]  # like every sum: divided by the count on the host
     return good, sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": counted}
 

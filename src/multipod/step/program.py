@@ -312,7 +312,7 @@ class Program:
         if not self.recipe.layout.keeps_shares:
             params = self.path.gather(params)
         if self.watched:
-            good, sums = judged(sums, travelled, asked.limits)
+            good, sums = judged(sums, travelled, asked.limits, self.recipe.trouble.watches)
             kept = state.params, state.statistics, state.optimizer
             params, statistics, optimizer = chosen(good, (params, statistics, optimizer), kept)
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums

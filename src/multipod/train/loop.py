@@ -202,7 +202,8 @@ class _Run:
             else:  # a pipe that fills has nothing to tell yet
                 values = self.finished(_values(sums)) if int(sums["count"]) else {}
             news = last = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
-            faults.after(self.update, int(self.state.position) - 1, self.batches)
+            if faults is not none:
+                faults.after(self.update, int(self.state.position) - 1, self.batches)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
             if not troubled:
                 self.around.keep(self.state, news, leaving)

@@ -1,0 +1,202 @@
+"""`multipod chaos`: lets things go wrong in a run, and says what came of it."""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from multipod import runtime
+from multipod.cli.launch import settle_timeouts, worker_arguments, workers
+from multipod.errors import ChaosError
+from multipod.train.chaos import (
+    Blow,
+    Campaign,
+    Examples,
+    Plan,
+    Random,
+    blows,
+    carry_out,
+    ended_of,
+    examples,
+    largest_difference,
+    left_behind,
+    parameters,
+    read_plan,
+    shared_memory,
+)
+from multipod.train.injecting import KINDS, Fault, records
+
+NEVER = 1 << 30
+"""An update that no run reaches."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("recipe")
+@click.option(
+    "--plan", type=click.Path(path_type=Path), help="What goes wrong when, as TOML: see docs/availability.md."
+)
+@click.option("--random", "count", type=click.IntRange(1), metavar="N", help="Draw so many faults, beside the plan's.")
+@click.option("--kinds", metavar="K,K", help="Kinds to draw from: " + ", ".join(KINDS) + ".")
+@click.option("--seed", type=click.IntRange(0), help="Of the draw.")
+@click.option("--processes", type=click.IntRange(1), help="Of the run.  [default: the plan's, or 2]")
+@click.option("--timeout", type=click.FloatRange(min=3), metavar="SECONDS", help="As of `launch`.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the runs and what was recorded in this new folder.")
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def chaos(
+    recipe: str,
+    plan: Path | None,
+    count: int | None,
+    kinds: str | None,
+    seed: int | None,
+    processes: int | None,
+    timeout: float | None,
+    out: Path | None,
+    file: Path | None,
+    options: tuple[str, ...],
+) -> int:
+    """Train RECIPE in several processes while things go wrong, and compare it with a run in which nothing does.
+
+    multipod chaos digits --plan plan.toml -- --mesh 2x2 --set updates=60 --set checkpoint_every=10
+
+    What follows `--` goes to `multipod train`. Exits 1 if the result differs from the undisturbed run's, if examples
+    were lost or used twice, or if anything is left behind.
+    """
+    wanted = settled(plan, count, kinds, seed, processes)
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multipod-chaos-")))
+        if out is not None and out.exists():
+            raise ChaosError(f"{out} is there already. Choose another --out, or leave it out.")
+        found = campaign(wanted, folder.absolute(), ["train", recipe, *options], timeout)
+    show(found)
+    if file is not None:
+        file.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if found["whole"] else 1
+
+
+def settled(plan: Path | None, count: int | None, kinds: str | None, seed: int | None, processes: int | None) -> Plan:
+    """The plan of the file, changed as the options say.
+
+    Raises:
+      ChaosError: no fault is asked for, an unknown kind, or a file that is no plan.
+    """
+    wanted = Plan() if plan is None else read_plan(plan)
+    chosen = tuple(kinds.split(",")) if kinds else wanted.random.kinds
+    unknown = [kind for kind in chosen if kind not in KINDS]
+    if unknown:
+        raise ChaosError(f"--kinds {kinds}: there is no {', '.join(unknown)}. Known: {', '.join(KINDS)}.")
+    drawn = Random(wanted.random.count if count is None else count, chosen, wanted.random.seconds)  # type: ignore[arg-type]
+    if not (drawn.count or wanted.fault):
+        raise ChaosError("nothing is to go wrong. Give a --plan with faults, or --random 5.")
+    return replace(
+        wanted,
+        random=drawn,
+        seed=wanted.seed if seed is None else seed,
+        processes=processes or wanted.processes,
+    )
+
+
+def campaign(plan: Plan, folder: Path, train: Sequence[str], timeout: float | None) -> dict[str, Any]:
+    """Both runs, and what there is to say of them: plain values."""
+    console = Console(stderr=True)
+    timeouts = settle_timeouts(train, timeout)
+    arguments = worker_arguments(train, plan.processes, timeouts)
+    added = arguments[len(train) :]
+
+    def started(command: Sequence[str]) -> list[Any]:
+        kept = [*command, *(added if command[1] == "--resume" else [])]
+        return workers(kept, plan.processes, os.environ)
+
+    memory = shared_memory()
+    asked = [fault for fault in plan.fault if fault.kind == "flip"]
+    flips = bool(asked) or (plan.random.count > 0 and "flip" in plan.random.kinds)
+    nothing = [Fault("flip", NEVER)] if flips else []
+    console.print("undisturbed", style="dim")
+    began = time.monotonic()
+    calm = carry_out(nothing, folder / "undisturbed", arguments, started, timeouts)
+    calm_s = time.monotonic() - began
+    faults = plan.faults(calm.attempts[-1].updates)
+    console.print(
+        f"disturbed: {', '.join(f'{fault.kind} at {fault.at}' for fault in faults)}", style="dim", soft_wrap=True
+    )
+    began = time.monotonic()
+    wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, started, timeouts)
+    wild_s = time.monotonic() - began
+    runtime.prepare(cpu_devices=1)
+    apart = largest_difference(parameters(wild.run), parameters(calm.run))
+    used = examples(wild.folder, calm.folder, plan.processes)
+    left = left_behind(folder, memory)
+    for run in (calm.run, wild.run):
+        shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    return summed_up(calm, wild, blows(wild.folder, plan.processes), used, apart, left) | {
+        "plan": asdict(plan),
+        "undisturbed_s": calm_s,
+        "disturbed_s": wild_s,
+    }
+
+
+def summed_up(
+    calm: Campaign, wild: Campaign, found: Sequence[Blow], used: Examples, apart: float, left: Sequence[str]
+) -> dict[str, Any]:
+    """The figures of both runs."""
+    ended = ended_of(wild.run)
+    events = records(wild.run / "metrics.jsonl")
+    return {
+        "faults": [
+            {**asdict(blow.fault), "update": blow.update, "recovered_s": blow.recovered_s, "repeated": blow.repeated}
+            for blow in found
+        ],
+        "starts": len(wild.attempts),
+        "reasons": [attempt.outcome.reason for attempt in wild.attempts if attempt.outcome.reason],
+        "repeated": ended["repeated"],
+        "goodput": ended["goodput"],
+        "lost_s": ended["lost_s"],
+        "run_s": ended["run_s"],
+        "goodput_undisturbed": ended_of(calm.run)["goodput"],
+        "difference": apart,
+        "examples": asdict(used),
+        "troubled": [record for record in events if record["event"] == "troubled"],
+        "not_saved": sum(record["event"] == "savefailed" for record in events),
+        "left_behind": list(left),
+        "whole": apart <= 1e-4 and used.same and used.uneven == 0 and not left,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Prints the figures."""
+    console = Console()
+    table = Table("fault", "rank", "at update", "recovered after", "updates done again")
+    for blow in found["faults"]:
+        took = "-" if blow["recovered_s"] is None else f"{blow['recovered_s']:.1f} s"
+        table.add_row(blow["kind"], str(blow["rank"]), str(blow["update"]), took, str(blow["repeated"]))
+    console.print(table)
+    for record in found["troubled"]:
+        console.print(f"bad update {record['update']}: {record['kind']}, {record['action']}. {record['verdict']}")
+    lost = sorted(found["lost_s"].items(), key=lambda item: -item[1])
+    examples, apart = found["examples"], found["difference"]
+    rows = {
+        "starts": str(found["starts"]),
+        "time": f"{found['disturbed_s']:.1f} s; undisturbed {found['undisturbed_s']:.1f} s",
+        "goodput": f"{found['goodput']:.1%}; undisturbed {found['goodput_undisturbed']:.1%}",
+        "lost to": ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in lost if seconds >= 0.05),
+        "updates done again": str(found["repeated"]),
+        "saves that failed": str(found["not_saved"]),
+        "result": "the undisturbed run's, bit for bit" if apart == 0 else f"differs by {apart:.2g} of the largest",
+        "examples": f"{examples['used']:,}, the undisturbed run's: {'yes' if examples['same'] else 'NO'}; "
+        + ("each once an epoch" if not examples["uneven"] else f"{examples['uneven']} used too often"),
+        "left behind": ", ".join(found["left_behind"]) or "nothing",
+    }
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    for name, value in rows.items():
+        grid.add_row(f"[dim]{name}[/]", value)
+    console.print(grid)
