@@ -1,6 +1,7 @@
 """`multipod chaos`: lets things go wrong in a run, and says what came of it."""
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -133,6 +134,7 @@ def campaign(plan: Plan, folder: Path, train: Sequence[str], timeout: float | No
     wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, started, timeouts)
     wild_s = time.monotonic() - began
     runtime.prepare(cpu_devices=1)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     apart = largest_difference(parameters(wild.run), parameters(calm.run))
     used = examples(wild.folder, calm.folder, plan.processes)
     left = left_behind(folder, memory)
@@ -158,7 +160,7 @@ def summed_up(
         ],
         "starts": len(wild.attempts),
         "reasons": [attempt.outcome.reason for attempt in wild.attempts if attempt.outcome.reason],
-        "repeated": ended["repeated"],
+        "repeated": sum(blow.repeated for blow in found),
         "goodput": ended["goodput"],
         "lost_s": ended["lost_s"],
         "run_s": ended["run_s"],

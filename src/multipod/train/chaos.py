@@ -176,7 +176,6 @@ def carry_out(
     train: Sequence[str],
     workers: Workers,
     timeouts: Timeouts,
-    quiet: bool = True,
 ) -> Campaign:
     """Runs `multipod` with the arguments `train` to its end, through all faults.
 
@@ -186,7 +185,6 @@ def carry_out(
       train: such as `train digits --mesh 2x2`, without --out.
       workers: makes the processes.
       timeouts: of the supervisor.
-      quiet: show nothing of what the processes print.
 
     Raises:
       ChaosError: the run was interrupted, or came no further in spite of all restarts.
@@ -194,7 +192,7 @@ def carry_out(
     folder.mkdir(parents=True)
     (folder / "faults.json").write_text(json.dumps({"faults": [asdict(fault) for fault in faults]}))
     run, attempts = folder / "run", list[Attempt]()
-    inject = ["--inject", str(folder), *(["--quiet"] if quiet else [])]
+    inject = ["--inject", str(folder), "--quiet"]
     while True:
         saved = any(path.name.isdigit() for path in (run / "checkpoints").glob("*"))
         if not saved and run.exists():
@@ -339,7 +337,7 @@ def left_behind(folder: Path, before: set[str]) -> list[str]:
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it ended meanwhile
-        if process.name != me and str(folder) in words:
+        if process.name != me and "--inject" in words and any(word.startswith(str(folder)) for word in words):
             found.append(f"process {process.name}: {' '.join(words)[:80]}")
     return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - before)]
 
