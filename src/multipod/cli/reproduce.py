@@ -21,7 +21,10 @@ from multipod.experiments.experiments import EXPERIMENTS, experiment
     show_default=True,
     help="Folder for NAME.md, NAME.json and the figures.",
 )
-def reproduce(name: str | None, out: Path) -> None:
+@click.option(
+    "--count", type=click.IntRange(1), help="How many cases, of experiments that count: availability's faults."
+)
+def reproduce(name: str | None, out: Path, count: int | None) -> None:
     """Try the claims of a paper here, and write down what came out: NAME.md and NAME.json.
 
     Without NAME, list the experiments. Exits 1 where a claim does not hold; it is written down all the same.
@@ -37,7 +40,7 @@ def reproduce(name: str | None, out: Path) -> None:
     console = Console(stderr=True)
     console.print(f"{name}: {chosen.about}; about {chosen.minutes:g} minutes on two cores.", highlight=False)
     began = time.monotonic()
-    outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"))
+    outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"), count)
     files = write(name, outcome, out, time.monotonic() - began)
     table = Table("claim", "measured", "threshold", "holds")
     for claim in outcome.claims:

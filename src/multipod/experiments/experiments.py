@@ -20,20 +20,36 @@ class Experiment:
       place: `module:function`; the module is imported when the experiment is run.
       minutes: about how long it takes on two cores.
       cpu_devices: virtual devices that it needs on a CPU.
+      counted: what `--count` counts; empty if there is nothing to count.
     """
 
     about: str
     place: str
     minutes: float
     cpu_devices: int = 8
+    counted: str = ""
 
-    def run(self, report: Report) -> Outcome:
-        """Runs it; `report` is told what goes on."""
+    def run(self, report: Report, count: int | None = None) -> Outcome:
+        """Runs it; `report` is told what goes on. `count` is how many there are to be of what is `counted`.
+
+        Raises:
+          RecipeError: there is nothing to count.
+        """
+        if count is not None and not self.counted:
+            raise RecipeError("this experiment has nothing to count: leave out --count.")
         module, function = self.place.split(":")
-        return getattr(importlib.import_module(module), function)(report)
+        asked = {} if count is None else {"count": count}
+        return getattr(importlib.import_module(module), function)(report, **asked)
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "availability": Experiment(
+        "random faults in real runs, goodput with failures, and what a hole in the mesh costs",
+        "multipod.experiments.availability:run",
+        minutes=15,
+        cpu_devices=16,
+        counted="faults",
+    ),
     "layouts": Experiment(
         "three models in every layout of eight devices: what they learn, hold, send and take",
         "multipod.experiments.layouts:run",

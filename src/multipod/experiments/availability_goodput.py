@@ -1,0 +1,219 @@
+"""Goodput against failure rate and checkpoint interval: measured, by Young and Daly's formula, and simulated."""
+
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from multipod.errors import CheckpointError
+from multipod.experiments.outcome import Claim, Section
+from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
+from multipod.train.events import Saved, Updated
+
+INTERVALS = (4, 16, 64)
+"""Updates between two checkpoints."""
+RATES_S = (2.0, 6.0)
+"""Mean seconds between failures: hours of a large machine, so that a cell takes seconds here."""
+WORK_S = 10.0
+"""Time of a cell, without its failures."""
+STEP_S = 0.02
+"""An update is made this long by sleeping, so that a machine with two cores measures checkpoints and not its load."""
+CLOSE = 0.1
+
+
+class Failure(Exception):
+    """The machine fails: nothing that is not in a committed checkpoint is left."""
+
+
+class _Failures:
+    """Fails at a drawn time, and makes each update `STEP_S` longer; notes when it began, and when it got where."""
+
+    sticky = flips = False
+
+    def __init__(self, after_s: float) -> None:
+        self.began_s = self.failed_s = 0.0
+        self.reached: list[tuple[float, int]] = []
+        self._after_s = after_s
+
+    def of_run(self, checkpoints: Path) -> "_Failures":
+        """The same."""
+        return self
+
+    def before(self, update: int) -> int:
+        """Fails if it is time to."""
+        self.began_s = self.began_s or time.monotonic()
+        time.sleep(STEP_S)
+        if time.monotonic() >= self.began_s + self._after_s:
+            self.failed_s = time.monotonic()
+            raise Failure
+        return 0
+
+    def after(self, update: int, position: int, batches: Any) -> None:
+        """Notes the update."""
+        self.reached.append((time.monotonic(), update))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run with failures.
+
+    Attributes:
+      between_s: mean time between failures.
+      every: updates between checkpoints.
+      failures: that there were.
+      goodput: useful updates times the undisturbed update, over all time.
+      step_s: an undisturbed update.
+      failing: what the formulas are told, measured in this very run.
+    """
+
+    between_s: float
+    every: int
+    failures: int
+    goodput: float
+    step_s: float
+    failing: Failing
+
+    @property
+    def formula(self) -> float:
+        """By Daly's formula."""
+        return goodput(self.every * self.step_s, self.failing)
+
+    @property
+    def drawn(self) -> float:
+        """By the simulator."""
+        return statistics.mean(simulated(self.every * self.step_s, self.failing, 2000.0, seed) for seed in range(3))
+
+
+def measured(report: Callable[[str], None]) -> tuple[list[Claim], Section, list[Cell]]:
+    """Trains the perceptron with real checkpoints through failures that end the loop."""
+    cells = []
+    for between_s in RATES_S:
+        for every in INTERVALS:
+            report(f"a failure each {between_s:g} s, a checkpoint each {every} updates")
+            cells.append(_cell(between_s, every))
+    worst = max(abs(cell.goodput - cell.formula) for cell in cells)
+    claim = Claim(
+        "goodput of a run with failures, from the formula by at most", "doi:10.1016/j.future.2004.11.016",
+        worst, f"<= {CLOSE}", worst <= CLOSE,
+    )  # fmt: skip
+    rows = [
+        (
+            f"{cell.between_s:g}", str(cell.every), str(cell.failures), f"{cell.goodput:.1%}", f"{cell.formula:.1%}",
+            f"{cell.drawn:.1%}", f"{1e3 * cell.failing.save_s:.1f}", f"{cell.failing.commit_s:.2f}",
+            f"{cell.failing.restart_s:.2f}",
+            f"{young_s(cell.failing) / cell.step_s:.0f}, {daly_s(cell.failing) / cell.step_s:.0f}",
+        )
+        for cell in cells
+    ]  # fmt: skip
+    text = (
+        f"A perceptron with updates of {1e3 * STEP_S:.0f} ms (slept), asynchronous checkpoints on this host's disk, "
+        "and failures drawn in time that end the loop; the next one compiles again and restores the newest committed "
+        "checkpoint, so a restart here is one without starting a process. The formula (`multipod.plan.goodput`) and a "
+        "simulation of it are told what the run measured: by how long a save holds it up, how long it takes to commit, "
+        "and how long a restart. `best` is the number of updates between checkpoints that Young's and Daly's formulas "
+        "call best for these. A cell of ten seconds has few failures: it scatters."
+    )
+    head = (
+        "s between failures", "updates a checkpoint", "failures", "goodput", "formula", "simulated", "save, ms",
+        "commit, s", "restart, s", "best: Young, Daly",
+    )  # fmt: skip
+    return [claim], Section("Goodput with failures", text, head, rows, "goodput"), cells
+
+
+def _cell(between_s: float, every: int) -> Cell:
+    from multipod.experiments.perceptron import Perceptron
+    from multipod.layout.layout import Layout
+    from multipod.layout.mesh import make_mesh
+    from multipod.recipes.digits import digits
+    from multipod.step.program import Program
+
+    updates, layout = round(WORK_S / STEP_S), Layout((1, 1))
+    recipe = replace(
+        digits(), model=Perceptron(), layout=layout, updates=updates, evaluate_every=0, checkpoint_every=every
+    )
+    program, rng = Program(recipe, make_mesh(layout)), random.Random(every)
+    lives: list[_Life] = []
+    with tempfile.TemporaryDirectory() as folder:
+        while not lives or lives[-1].faults.failed_s:
+            lives.append(_Life(program, Path(folder), _Failures(rng.expovariate(1 / between_s))))
+    steps = [event.step_s for life in lives for event in life.updated]
+    last_s = lives[-1].faults.reached[-1][0]
+    restarts = [b.faults.began_s - a.faults.failed_s for a, b in pairwise(lives)]
+    failing = Failing(
+        between_s,
+        statistics.median([seconds for life in lives for seconds in life.saves_s] or [0.0]),
+        statistics.mean(restarts or [0.0]),
+        statistics.median([seconds for life in lives for seconds in life.commits_s] or [0.0]),
+    )
+    step_s = statistics.median(steps)
+    useful = updates * step_s / (last_s - lives[0].faults.began_s)
+    return Cell(between_s, every, len(restarts), min(1.0, useful), step_s, failing)
+
+
+class _Life:
+    """The run from its newest checkpoint to its end or to a failure, after which nothing uncommitted is left."""
+
+    def __init__(self, program: Any, folder: Path, faults: _Failures) -> None:
+        from multipod.train.checkpoint import Checkpoints
+        from multipod.train.loop import Surroundings, train
+
+        self.faults = faults
+        self.updated: list[Any] = []
+        self.saves_s: list[float] = []
+        self.commits_s: list[float] = []
+        self._begun_s: dict[int, float] = {}
+        self._committed: dict[int, float] = {}
+        with closing(Checkpoints(folder, 3, committed=self._commit)) as store:
+            state = store.restore(program.shapes) if store.updates() else None
+            with suppress(Failure):
+                train(program, Surroundings(checkpoints=store, observers=[self._hear], faults=faults), state)
+            with suppress(CheckpointError):
+                store.wait()
+        if faults.failed_s:
+            for update, at_s in self._committed.items():
+                if at_s > faults.failed_s:
+                    shutil.rmtree(folder / str(update), ignore_errors=True)
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, Updated):
+            self.updated.append(event)
+        elif isinstance(event, Saved):
+            self.saves_s.append(event.seconds)
+            self._begun_s[event.update] = time.monotonic() - event.seconds
+
+    def _commit(self, update: int) -> None:
+        now_s = time.monotonic()
+        self._committed[update] = now_s
+        if update in self._begun_s:
+            self.commits_s.append(now_s - self._begun_s[update])
+
+
+def figure(cells: list[Cell]) -> object:
+    """Goodput over the interval between checkpoints, for each rate of failures: measured, and the formula."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = drawing.add_subplot()
+    for between_s in RATES_S:
+        row = [cell for cell in cells if cell.between_s == between_s]
+        (line,) = axes.plot(
+            [cell.every for cell in row],
+            [100 * cell.goodput for cell in row],
+            "o",
+            label=f"a failure each {between_s:g} s",
+        )
+        curve = [2**power for power in range(1, 9)]
+        middle = row[len(row) // 2]
+        values = [100 * goodput(every * middle.step_s, middle.failing) for every in curve]
+        axes.plot(curve, values, "-", color=line.get_color(), label="formula")
+    axes.set(xscale="log", xlabel="updates between checkpoints", ylabel="goodput, %", ylim=(0, 102))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return drawing
