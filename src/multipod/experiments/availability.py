@@ -25,8 +25,8 @@ RUNS = {
     "stdlib-docs": (
         [
             "stdlib-docs", "--mesh", "1x2", "--set", "updates=40", "--set", "checkpoint_every=5",
-            "--set", "evaluate_every=0", "--set", "model.features=32", "--set", "model.layers=1", "--set", "batch=16",
-            "--set", "trouble.action=skip",
+            "--set", "evaluate_every=0", "--set", "batch=16", "--set", "evaluation_batch=64",
+            "--set", "trouble.action=skip", "--set", "trouble.spike=10",
         ],
         "flip,fill-disk,slow,kill",
     ),
@@ -39,6 +39,7 @@ def run(report: Callable[[str], None], count: int = FAULTS) -> Outcome:
     _, holes, simulated = availability_holes.simulated(report)
     throughput, measured = availability_holes.measured(report)
     formula, goodput, cells = availability_goodput.measured(report)
+    saving, held_up = availability_goodput.held_up(report)
     campaigns = {}
     for number, (name, (command, kinds)) in enumerate(RUNS.items()):
         part = count // len(RUNS) + (number < count % len(RUNS))
@@ -46,8 +47,8 @@ def run(report: Callable[[str], None], count: int = FAULTS) -> Outcome:
         campaigns[name] = _campaign(command, kinds, part, seed=number)
     return Outcome(
         "Availability",
-        (*_claims(campaigns), *formula, *throughput, *holes),
-        (_campaigns(campaigns), _recovery(campaigns), goodput, measured, simulated),
+        (*_claims(campaigns), *saving, *formula, *throughput, *holes),
+        (_campaigns(campaigns), _recovery(campaigns), goodput, held_up, measured, simulated),
         {"goodput": availability_goodput.figure(cells), "recovery": _figure(campaigns)},
         {"campaigns": campaigns},
     )

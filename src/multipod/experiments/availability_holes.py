@@ -54,9 +54,9 @@ def simulated(report: Callable[[str], None]) -> tuple[list[Hole], list[Claim], S
                 times = []
                 for fail in ((), (HOLE,)):
                     machine = parse(name, fail)
-                    times.append(
-                        simulate(build(algorithm, machine, **sizes(algorithm, nbytes)), machine, nbytes).seconds
-                    )
+                    options: dict[str, Any] = dict(sizes(algorithm, nbytes))
+                    schedule = build(algorithm, machine, **options)
+                    times.append(simulate(schedule, machine, nbytes).seconds)
                 found.append(Hole(chips, model, algorithm, *map(float, times)))
     best = [min((h for h in found if (h.chips, h.model) == key), key=lambda h: h.broken_s) for key in _keys(found)]
     worst = max(h.overhead for h in best)

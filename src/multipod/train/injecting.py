@@ -105,7 +105,6 @@ class Injector:
         due = [(number, Fault(**fault)) for number, fault in enumerate(said["faults"]) if number not in fired]
         self._due = [(number, fault) for number, fault in due if fault.rank == rank or fault.kind == "fill-disk"]
         self._slow: list[float] = []
-        self._seen = open(folder / f"seen-{rank}.jsonl", "ab", buffering=0)  # noqa: SIM115 (until the process ends)
 
     def of_run(self, checkpoints: Path) -> Faults:
         """The same, told where the run saves: there a bit may flip."""
@@ -132,8 +131,8 @@ class Injector:
     def after(self, update: int, position: int, batches: TrainBatches) -> None:
         """As of `Faults`: notes the examples of this process's rows."""
         rows = batches.rows[batches.rows < batches.batch]
-        record = {"t": time.monotonic(), "update": update, "numbers": batches.numbers(position)[rows].tolist()}
-        self._seen.write(json.dumps(record).encode() + b"\n")
+        numbers = batches.numbers(position)[rows].tolist()
+        note(self._folder / f"seen-{self._rank}.jsonl", {"update": update, "numbers": numbers})
 
     def _happen(self, fault: Fault) -> None:
         match fault.kind:

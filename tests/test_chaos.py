@@ -1,0 +1,251 @@
+"""Faults made to happen: plans, what they are told to do, what came of them, and formulas of goodput."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import clean_environment, files_no_larger_than
+from test_cli import TINY
+
+from multipod.cli.chaos import settled
+from multipod.errors import ChaosError, PlanError
+from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
+from multipod.runtime import Timeouts
+from multipod.train.chaos import Plan, Random, blows, carry_out, examples, largest_difference, read_plan
+from multipod.train.injecting import Fault, Injector, flip_newest, records
+from multipod.train.supervise import Worker
+
+# Plans.
+
+
+def test_a_plan_is_read_and_its_draws_are_repeatable(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'processes = 4\nseed = 7\n[[fault]]\nkind = "flip"\nat = 30\nbit = 31\n[random]\ncount = 5\nkinds = ["kill"]\n'
+    )
+    plan = read_plan(path)
+    assert plan == Plan(4, 7, (Fault("flip", 30, bit=31),), Random(5, ("kill",)))
+    faults = plan.faults(100)
+    assert faults == plan.faults(100)
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert len(faults) == 6
+    assert faults != Plan(4, 8, plan.fault, plan.random).faults(100)
+    assert settled(path, 9, "stop,slow", 3, 2) == Plan(2, 3, plan.fault, Random(9, ("stop", "slow")))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("processes = ", "is no plan: Invalid value"),
+        ('[[fault]]\nkind = "explode"\nat = 1', "Invalid enum value 'explode'.*kinds are kill, stop"),
+        ('[[fault]]\nkind = "kill"\nat = 1\nwhen = 2', "unknown field `when`"),
+        ('[[fault]]\nkind = "kill"', "missing required field `at`"),
+    ],
+)
+def test_a_slip_of_the_pen_in_a_plan_is_named(tmp_path, text, message):
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(ChaosError, match=message):
+        read_plan(tmp_path / "plan.toml")
+
+
+def test_what_cannot_be_carried_out_is_refused_all_at_once(tmp_path):
+    plan = Plan(2, fault=(Fault("kill", 60), Fault("stop", 5, rank=2, seconds=0), Fault("flip", 5, bit=32)))
+    with pytest.raises(ChaosError, match=r"fault 1: kill at=60.*\n.*2: stop rank=2.*\n.*2: stop seconds=0.*\n.*bit=32"):
+        plan.faults(60)
+    with pytest.raises(ChaosError, match="cannot be read: No such file"):
+        read_plan(tmp_path / "none.toml")
+    with pytest.raises(ChaosError, match="nothing is to go wrong"):
+        settled(None, None, None, None, None)
+    with pytest.raises(ChaosError, match=r"--kinds kill,maim: there is no maim\. Known: kill, stop"):
+        settled(None, 3, "kill,maim", None, None)
+
+
+# Inside a process.
+
+
+def injector(tmp_path, *faults, rank=0):
+    said = {"faults": [vars(fault) for fault in faults]}
+    (tmp_path / "faults.json").write_text(json.dumps(said))
+    return Injector(tmp_path, rank)
+
+
+def test_a_fault_happens_once_and_is_noted_before(tmp_path):
+    faults = Fault("flip", 3, bit=30, sticky=True), Fault("slow", 5, rank=1, seconds=0.0)
+    first = injector(tmp_path, *faults)
+    assert first.flips
+    assert [first.before(update) for update in range(6)] == [0, 0, 0, 31, 0, 0]
+    assert [(record["kind"], record["update"]) for record in records(tmp_path / "fired-0.jsonl")] == [("flip", 3)]
+    assert injector(tmp_path, *faults).before(3) == 0  # the process that takes over
+    other = injector(tmp_path, *faults, rank=1)
+    assert not other.before(5)
+    assert [record["fault"] for record in records(tmp_path / "fired-1.jsonl")] == [1]
+
+
+def test_the_newest_checkpoint_is_damaged_where_it_is_large(tmp_path):
+    assert flip_newest(tmp_path) is None
+    for update in ("9", "10"):
+        (tmp_path / update).mkdir()
+        (tmp_path / update / "small").write_bytes(b"s")
+        (tmp_path / update / "large").write_bytes(bytes(99))
+        (tmp_path / update / "checksums.json").write_text("{}" * 99)
+    assert flip_newest(tmp_path) == tmp_path / "10" / "large"
+    assert sum((tmp_path / "10" / "large").read_bytes()) == 4
+
+
+def test_a_full_disk_is_one_whose_files_cannot_grow(tmp_path):
+    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
+        (tmp_path / "file").write_bytes(bytes(11))
+
+
+def test_cutting_the_network_ends_connections_in_this_process_alone():
+    """In a process of its own: it cuts all connections there are."""
+    program = (
+        "import socket; from multipod.train.injecting import cut\n"
+        "with socket.create_server(('127.0.0.1', 0)) as server:\n"
+        "    a = socket.create_connection(server.getsockname()); b = server.accept()[0]\n"
+        "    one, two = socket.socketpair()\n"
+        "    cut('', 1.0)\n"
+        "    assert b.recv(9) == b''\n"
+        "    one.send(b'still here'); print(two.recv(99).decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
+
+
+# What came of it.
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_time_and_updates_lost_to_each_fault(tmp_path):
+    seen = [(1, 1), (2, 2), (3, 3), (10, 2), (11, 3), (12, 4), (13, 5), (20, 5), (21, 6)]
+    write(tmp_path / "seen-0.jsonl", *({"t": t, "update": update, "numbers": []} for t, update in seen))
+    write(tmp_path / "fired-0.jsonl", {"t": 13.5, "fault": 1, "update": 5} | vars(Fault("stop", 5)))
+    write(tmp_path / "fired-1.jsonl", {"t": 3.5, "fault": 0, "update": 3} | vars(Fault("kill", 3, rank=1)))
+    first, second = blows(tmp_path, 2)
+    assert (first.fault, first.update, first.recovered_s, first.repeated) == (Fault("kill", 3, rank=1), 3, 8.5, 2)
+    assert (second.fault, second.recovered_s, second.repeated) == (Fault("stop", 5), 7.5, 1)
+
+
+def test_examples_are_those_of_the_updates_that_count(tmp_path):
+    for name, lost in (("calm", ()), ("wild", ({"update": 2, "numbers": [9]},))):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "seen-0.jsonl", {"update": 1, "numbers": [0]}, *lost, {"update": 2, "numbers": [2]})
+        write(tmp_path / name / "seen-1.jsonl", {"update": 1, "numbers": [1]}, {"update": 2, "numbers": [3]})
+    found = examples(tmp_path / "wild", tmp_path / "calm", 2)
+    assert (found.updates, found.used, found.same, found.uneven) == (2, 4, True, 0)
+    write(tmp_path / "wild" / "seen-1.jsonl", {"update": 1, "numbers": [0]}, {"update": 2, "numbers": [0]})
+    found = examples(tmp_path / "wild", tmp_path / "calm", 2)
+    assert (found.same, found.uneven) == (False, 1)
+
+
+def test_how_far_results_are_apart():
+    one = {"w": np.array([1.0, -4.0]), "n": np.array([3])}
+    assert largest_difference(one, one) == 0
+    assert largest_difference({**one, "w": np.array([1.0, -4.04])}, one) == pytest.approx(0.01)
+    assert largest_difference({**one, "n": np.array([4])}, one) == math.inf
+    assert largest_difference({"w": one["w"]}, one) == math.inf
+    assert largest_difference({**one, "w": np.array([1.0, np.nan])}, one) == math.inf
+
+
+def test_a_run_that_comes_no_further_is_given_up(tmp_path):
+    dies = Worker([sys.executable, "-c", "raise SystemExit(1)"], dict(os.environ))
+    with pytest.raises(ChaosError, match=r"did not reach its end in 4 starts; the last: rank 0 .* exited with code 1"):
+        carry_out([], tmp_path / "new", ["train", "x"], lambda command: [dies], Timeouts(3))
+
+
+# Goodput.
+
+
+@given(st.floats(50, 500), st.floats(0.1, 3), st.floats(0, 10))
+def test_daly_s_interval_is_nearly_the_best(between_s, save_s, restart_s):
+    failing = Failing(between_s, save_s, restart_s)
+    best = max(goodput(young_s(failing) * 1.02**power, failing) for power in range(-50, 50))
+    assert goodput(daly_s(failing), failing) > best * 0.998
+    assert 0 < best < 1
+
+
+def test_the_formula_agrees_with_drawn_failures():
+    for failing in (Failing(100, 2, 5), Failing(40, 1, 10)):
+        for interval_s in (5, 20, 60):
+            drawn = np.mean([simulated(interval_s, failing, 20_000, seed) for seed in range(4)])
+            assert goodput(interval_s, failing) == pytest.approx(drawn, abs=0.02)
+    slow = Failing(100, 0.5, 5, commit_s=6)
+    drawn = np.mean([simulated(20, slow, 20_000, seed) for seed in range(4)])
+    assert goodput(20, slow) == pytest.approx(drawn, abs=0.02)
+    assert young_s(Failing(200, 1, 0)) == 20  # sqrt(2 * 1 * 200)
+    assert daly_s(Failing(1, 3, 0)) == 1
+    with pytest.raises(PlanError, match="cannot be: times are 0 or more"):
+        Failing(0, 1, 1)
+
+
+# With real processes.
+
+
+@pytest.mark.processes
+def test_a_run_that_is_killed_and_whose_checkpoint_is_damaged_ends_as_if_nothing_had_been(multipod, tmp_path):
+    (tmp_path / "plan.toml").write_text('processes = 1\n[[fault]]\nkind = "corrupt"\nat = 50\n')
+    done = multipod(
+        "chaos", TINY, "--plan", "plan.toml", "--out", "out", "--json", "out.json",
+        "--", "--mesh", "1x2", "--set", "checkpoint_every=10", "--set", "evaluate_every=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["starts"], found["difference"], found["left_behind"]) == (2, 0, [])
+    assert [blow["kind"] for blow in found["faults"]] == ["corrupt"]
+    assert found["faults"][0]["repeated"] >= 10  # the newest was damaged: one further back
+    assert found["examples"]["same"]
+    assert list((tmp_path / "out" / "disturbed" / "run" / "damaged").iterdir())
+    assert "cannot be restored" in done.stderr
+
+
+@pytest.mark.processes
+def test_strangers_who_talk_garbage_disturb_nobody_and_only_loopback_listens(tmp_path):
+    command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--timeout", "60", "--"]
+    options = ["--mesh", "1x2", "--set", "updates=1500", "--set", "evaluate_every=0", "--set", "checkpoint_every=0"]
+    launcher = subprocess.Popen(
+        [*command, "train", TINY, *options, "--quiet", "--out", "run"],
+        cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    heard: set[str] = set()
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(launcher.stderr))
+    reader.start()
+    while launcher.poll() is None:
+        heard |= disturb(launcher.pid)
+        time.sleep(0.3)
+    reader.join()
+    launcher.stderr.close()
+    assert launcher.returncode == 0, "".join(lines)
+    assert heard, "nobody listened"
+    assert all(address.removeprefix("::ffff:").startswith("127.") for address in heard), heard
+
+
+def disturb(pid: int) -> set[str]:
+    """Sends nonsense to whatever the children of a process listen on; returns the addresses."""
+    heard = set()
+    try:
+        listening = [c for p in psutil.Process(pid).children() for c in p.net_connections() if c.status == "LISTEN"]
+    except psutil.Error:
+        return heard
+    for connection in listening:
+        heard.add(connection.laddr.ip)
+        for junk in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(999)):
+            try:
+                with socket.create_connection(tuple(connection.laddr), timeout=5) as stranger:
+                    stranger.sendall(junk)
+            except OSError:
+                pass
+    return heard
