@@ -26,6 +26,8 @@ assert signal.getsignal(signal.SIGINT) is before
         (["2", "2"], 130, "", "\nstopping\n"),
         (["15"], 0, "True\n", ""),  # a notice of pre-emption: save, and say nothing
         (["15", "15"], 0, "True\n", ""),
+        (["10"], 0, "True\n", ""),  # SIGUSR1 and SIGUSR2: what Slurm is asked to send
+        (["12"], 0, "True\n", ""),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

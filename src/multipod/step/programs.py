@@ -10,6 +10,9 @@ AnyProgram = Program | StagedProgram
 """What the loop trains."""
 
 
-def program_of(recipe: Recipe, mesh: Mesh | AbstractMesh) -> AnyProgram:
-    """The programs of `recipe` on `mesh`, which is its layout's. Nothing is compiled or checked yet."""
-    return StagedProgram(recipe, mesh) if recipe.layout.stage > 1 else Program(recipe, mesh)
+def program_of(recipe: Recipe, mesh: Mesh | AbstractMesh, faulty: bool = False) -> AnyProgram:
+    """The programs of `recipe` on `mesh`, which is its layout's. Nothing is compiled or checked yet.
+
+    `faulty` is as of `Program`; no bit is flipped in stages.
+    """
+    return StagedProgram(recipe, mesh) if recipe.layout.stage > 1 else Program(recipe, mesh, faulty)

@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
 from multipod.train.heartbeat import CONTROL_FD, Beat
+from multipod.train.stop import NOTICES
 
 POLL_S = 0.05
 SETTLE_S = 0.5  # the ranks that lost a peer end within this of it: wait for all before naming one
@@ -122,7 +123,7 @@ def supervise(workers: Sequence[Worker], timeouts: Timeouts, relay: Relay = to_s
 
     Rank 0 inherits stdout and stderr; what the others print is relayed as `[rank 1] ...`. Each worker
     finds the number of its socket in `MULTIPOD_CONTROL_FD`, and gets no standard input. The first
-    SIGINT or SIGTERM to this process is passed on to rank 0 as SIGINT, for the run to agree where to
+    SIGINT, SIGTERM, SIGUSR1 or SIGUSR2 to this process is passed on to rank 0 as SIGINT, for the run to agree where to
     stop; the second ends all ranks at once. Signals are handled only when called from the main thread.
 
     Raises:
@@ -245,7 +246,7 @@ class _Presses:
 @contextmanager
 def _signals() -> Iterator[_Presses]:
     presses = _Presses()
-    wanted = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    wanted = (signal.SIGINT, *NOTICES) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, presses.handle) for number in wanted}
     try:
         yield presses
