@@ -2,10 +2,13 @@
 
 import os
 import resource
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 from multipod import runtime
 
@@ -28,3 +31,21 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def disturb_with_garbage(pid: int) -> set[str]:
+    """Sends nonsense to whatever the children of a process listen on; returns the addresses."""
+    heard = set()
+    try:
+        listening = [c for p in psutil.Process(pid).children() for c in p.net_connections() if c.status == "LISTEN"]
+    except psutil.Error:
+        return heard
+    for connection in listening:
+        heard.add(connection.laddr.ip)
+        for junk in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(999)):
+            try:
+                with socket.create_connection(tuple(connection.laddr), timeout=5) as stranger:
+                    stranger.sendall(junk)
+            except OSError:
+                pass
+    return heard

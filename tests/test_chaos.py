@@ -3,18 +3,14 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import clean_environment, files_no_larger_than
+from processes import files_no_larger_than
 from test_cli import TINY
 
 from multipod.cli.chaos import settled
@@ -209,43 +205,3 @@ def test_a_run_that_is_killed_and_whose_checkpoint_is_damaged_ends_as_if_nothing
     assert found["examples"]["same"]
     assert list((tmp_path / "out" / "disturbed" / "run" / "damaged").iterdir())
     assert "cannot be restored" in done.stderr
-
-
-@pytest.mark.processes
-def test_strangers_who_talk_garbage_disturb_nobody_and_only_loopback_listens(tmp_path):
-    command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--timeout", "60", "--"]
-    options = ["--mesh", "1x2", "--set", "updates=1500", "--set", "evaluate_every=0", "--set", "checkpoint_every=0"]
-    launcher = subprocess.Popen(
-        [*command, "train", TINY, *options, "--quiet", "--out", "run"],
-        cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    heard: set[str] = set()
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(launcher.stderr))
-    reader.start()
-    while launcher.poll() is None:
-        heard |= disturb(launcher.pid)
-        time.sleep(0.3)
-    reader.join()
-    launcher.stderr.close()
-    assert launcher.returncode == 0, "".join(lines)
-    assert heard, "nobody listened"
-    assert all(address.removeprefix("::ffff:").startswith("127.") for address in heard), heard
-
-
-def disturb(pid: int) -> set[str]:
-    """Sends nonsense to whatever the children of a process listen on; returns the addresses."""
-    heard = set()
-    try:
-        listening = [c for p in psutil.Process(pid).children() for c in p.net_connections() if c.status == "LISTEN"]
-    except psutil.Error:
-        return heard
-    for connection in listening:
-        heard.add(connection.laddr.ip)
-        for junk in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(999)):
-            try:
-                with socket.create_connection(tuple(connection.laddr), timeout=5) as stranger:
-                    stranger.sendall(junk)
-            except OSError:
-                pass
-    return heard
