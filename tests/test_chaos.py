@@ -14,10 +14,11 @@ from processes import files_no_larger_than
 from test_cli import TINY
 
 from multipod.cli.chaos import settled
-from multipod.errors import ChaosError, PlanError
+from multipod.errors import ChaosError, ClusterError, PlanError
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.runtime import Timeouts
 from multipod.train.chaos import Plan, Random, blows, carry_out, examples, largest_difference, read_plan
+from multipod.train.hosts import LINK, hosts
 from multipod.train.injecting import Fault, Injector, flip_newest, records
 from multipod.train.supervise import Worker
 
@@ -205,3 +206,51 @@ def test_a_run_that_is_killed_and_whose_checkpoint_is_damaged_ends_as_if_nothing
     assert found["examples"]["same"]
     assert list((tmp_path / "out" / "disturbed" / "run" / "damaged").iterdir())
     assert "cannot be restored" in done.stderr
+
+
+TALK = """
+import socket, sys, time
+number, link, file = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+from multipod.train.injecting import cut
+if number == 0:
+    with socket.create_server((socket.gethostbyname(socket.gethostname()), 4000)) as server:
+        open(file, "w").close()
+        talk = server.accept()[0]
+        print(talk.recv(9).decode(), flush=True)
+        cut(link, 1.0)
+        time.sleep(0.3)
+        start = time.monotonic()
+        talk.sendall(b"late")
+        print(talk.recv(9).decode(), flush=True)
+        assert time.monotonic() - start > 0.5
+else:
+    import os
+    while not os.path.exists(file):
+        time.sleep(0.02)
+    talk = socket.create_connection((sys.argv[4], 4000), timeout=30)
+    talk.sendall(b"hello")
+    talk.sendall(talk.recv(9))
+"""
+
+
+def test_hosts_have_addresses_and_a_link_that_can_be_cut_and_leave_nothing(tmp_path):
+    try:
+        with hosts(2) as pair:
+            command = [sys.executable, "-c", TALK]
+            ready = str(tmp_path / "ready")
+            workers = [
+                Worker([*command, str(number), LINK, ready, pair.addresses[0]], dict(os.environ)) for number in (0, 1)
+            ]
+            one, two = (
+                subprocess.Popen(worker.command, env=worker.environment, stdout=subprocess.PIPE, text=True)
+                for worker in pair.place(workers)
+            )
+            said, _ = one.communicate(timeout=60)
+            two.communicate(timeout=60)
+            assert (one.returncode, two.returncode, said) == (0, 0, "hello\nlate\n")
+    except ClusterError as error:
+        pytest.skip(str(error))
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert not set(pair.names) & set(left.split())
+    with pytest.raises(ClusterError, match="There are no such hosts here"), hosts(2), hosts(2):
+        pass

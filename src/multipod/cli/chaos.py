@@ -35,6 +35,8 @@ from multipod.train.chaos import (
     read_plan,
     shared_memory,
 )
+from multipod.train.hosts import LINK, Hosts
+from multipod.train.hosts import hosts as make_hosts
 from multipod.train.injecting import KINDS, Fault, records
 
 NEVER = 1 << 30
@@ -51,6 +53,7 @@ NEVER = 1 << 30
 @click.option("--seed", type=click.IntRange(0), help="Of the draw.")
 @click.option("--processes", type=click.IntRange(1), help="Of the run.  [default: the plan's, or 2]")
 @click.option("--timeout", type=click.FloatRange(min=3), metavar="SECONDS", help="As of `launch`.")
+@click.option("--hosts", is_flag=True, help="Each process on a host of its own: a network namespace. Needs root.")
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the runs and what was recorded in this new folder.")
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -62,6 +65,7 @@ def chaos(
     seed: int | None,
     processes: int | None,
     timeout: float | None,
+    hosts: bool,
     out: Path | None,
     file: Path | None,
     options: tuple[str, ...],
@@ -78,7 +82,8 @@ def chaos(
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multipod-chaos-")))
         if out is not None and out.exists():
             raise ChaosError(f"{out} is there already. Choose another --out, or leave it out.")
-        found = campaign(wanted, folder.absolute(), ["train", recipe, *options], timeout)
+        apart = stack.enter_context(make_hosts(wanted.processes)) if hosts else None
+        found = campaign(wanted, folder.absolute(), ["train", recipe, *options], timeout, apart)
     show(found)
     if file is not None:
         file.write_text(json.dumps(found, indent=1) + "\n")
@@ -107,7 +112,9 @@ def settled(plan: Path | None, count: int | None, kinds: str | None, seed: int |
     )
 
 
-def campaign(plan: Plan, folder: Path, train: Sequence[str], timeout: float | None) -> dict[str, Any]:
+def campaign(
+    plan: Plan, folder: Path, train: Sequence[str], timeout: float | None, hosts: Hosts | None = None
+) -> dict[str, Any]:
     """Both runs, and what there is to say of them: plain values."""
     console = Console(stderr=True)
     timeouts = settle_timeouts(train, timeout)
@@ -116,22 +123,24 @@ def campaign(plan: Plan, folder: Path, train: Sequence[str], timeout: float | No
 
     def started(command: Sequence[str]) -> list[Any]:
         kept = [*command, *(added if command[1] == "--resume" else [])]
-        return workers(kept, plan.processes, os.environ)
+        made = workers(kept, plan.processes, os.environ)
+        return made if hosts is None else hosts.place(made)
 
+    link = "" if hosts is None else LINK
     memory = shared_memory()
     asked = [fault for fault in plan.fault if fault.kind == "flip"]
     flips = bool(asked) or (plan.random.count > 0 and "flip" in plan.random.kinds)
     nothing = [Fault("flip", NEVER)] if flips else []
     console.print("undisturbed", style="dim")
     began = time.monotonic()
-    calm = carry_out(nothing, folder / "undisturbed", arguments, started, timeouts)
+    calm = carry_out(nothing, folder / "undisturbed", arguments, started, timeouts, link)
     calm_s = time.monotonic() - began
     faults = plan.faults(calm.attempts[-1].updates)
     console.print(
         f"disturbed: {', '.join(f'{fault.kind} at {fault.at}' for fault in faults)}", style="dim", soft_wrap=True
     )
     began = time.monotonic()
-    wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, started, timeouts)
+    wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, started, timeouts, link)
     wild_s = time.monotonic() - began
     runtime.prepare(cpu_devices=1)
     logging.getLogger("absl").setLevel(logging.CRITICAL)

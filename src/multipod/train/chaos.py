@@ -176,6 +176,7 @@ def carry_out(
     train: Sequence[str],
     workers: Workers,
     timeouts: Timeouts,
+    link: str = "",
 ) -> Campaign:
     """Runs `multipod` with the arguments `train` to its end, through all faults.
 
@@ -185,12 +186,13 @@ def carry_out(
       train: such as `train digits --mesh 2x2`, without --out.
       workers: makes the processes.
       timeouts: of the supervisor.
+      link: the network link of each process, if it has one of its own.
 
     Raises:
       ChaosError: the run was interrupted, or came no further in spite of all restarts.
     """
     folder.mkdir(parents=True)
-    (folder / "faults.json").write_text(json.dumps({"faults": [asdict(fault) for fault in faults]}))
+    (folder / "faults.json").write_text(json.dumps({"link": link, "faults": [asdict(fault) for fault in faults]}))
     run, attempts = folder / "run", list[Attempt]()
     inject = ["--inject", str(folder), "--quiet"]
     while True:
