@@ -1,0 +1,133 @@
+"""How long a run stands still when a process dies, hangs or comes back: `python benchmarks/recovery.py > recovery.md`.
+
+Four processes train digits under `multipod launch --survive`; one is killed or stopped, again and again. The seconds
+are those of `Regrouped`: from the end of the last good update to the end of the next. The restart, for comparison, is
+timed from the kill to the end of the first update after it. Needs /proc; takes about four minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import machine
+
+STILL_S = 3.0  # between two deaths, in which the next programs are compiled ahead
+PATIENCE_S = 180.0
+SETTINGS = ["--set", "updates=1000000", "--set", "evaluate_every=0", "--mesh", "2x4"]
+
+
+class Run:
+    """A run of four processes, launched; ended when the context is left."""
+
+    def __init__(self, folder: Path, options: list[str], changes: list[str]) -> None:
+        self.metrics = folder / "run" / "metrics.jsonl"
+        command = [sys.executable, "-m", "multipod", "launch", "--processes", "4", *options]
+        self.launcher = subprocess.Popen(
+            [*command, "--", "train", "digits", *SETTINGS, *changes, "--quiet", "--out", "run"],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.launcher.send_signal(signal.SIGINT)
+        try:
+            self.launcher.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.launcher.kill()
+            self.launcher.wait()
+
+    def events(self, kind: str) -> list[dict]:
+        """Those of this kind that are on disk."""
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_text().splitlines(keepends=True)
+        return [found for line in lines if line.endswith("\n") if (found := json.loads(line))["event"] == kind]
+
+    def goes_on(self) -> bool:
+        """Whether an update was done since the last start."""
+        kinds = [json.loads(line)["event"] for line in self.metrics.read_text().splitlines(keepends=True)[:-1]]
+        return "updated" in kinds[max(at for at, kind in enumerate(kinds) if kind == "started") :]
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        """Until `what` is true."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not what():
+            if time.monotonic() > until_s or self.launcher.poll() is not None:
+                raise SystemExit("recovery: the run did not go on")
+            time.sleep(0.05)
+
+    def rank(self, number: int) -> int:
+        """The process of this rank."""
+        children = Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split()
+        name = f"MULTIPOD_PROCESS_ID={number}".encode()
+        return next(int(pid) for pid in children if name in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+    def trained(self, updates: int = 3) -> None:
+        """Until so many updates more are on disk, and a little longer."""
+        before = len(self.events("updated"))
+        self.wait(lambda: len(self.events("updated")) >= before + updates)
+        time.sleep(STILL_S)
+
+
+def survived(folder: Path, number: signal.Signals, times: int, changes: list[str]) -> tuple[list[float], list[float]]:
+    """Seconds without a rank that was sent the signal, and seconds to take its replacement in."""
+    rng = random.Random(0)
+    with Run(folder, ["--survive", "--timeout", "6"], changes) as run:
+        run.trained()
+        for count in range(times):
+            os.kill(run.rank(rng.randrange(4)), number)
+            run.wait(lambda seen=2 * count + 2: len(run.events("regrouped")) >= seen)
+            run.trained()
+        told = run.events("regrouped")
+    return [one["seconds"] for one in told if not one["planned"]], [one["seconds"] for one in told if one["planned"]]
+
+
+def restarted(folder: Path) -> list[float]:
+    """Seconds from a kill to the first update of a run that starts again from its checkpoint."""
+    with Run(folder, ["--restarts", "1"], ["--set", "checkpoint_every=20"]) as run:
+        run.wait(lambda: len(run.events("saved")) >= 2)
+        run.trained()
+        os.kill(run.rank(1), signal.SIGKILL)
+        start, begun = time.monotonic(), len(run.events("started"))
+        run.wait(lambda: len(run.events("started")) > begun)
+        run.wait(run.goes_on)
+        return [time.monotonic() - start]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=5, help="deaths of each kind")
+    times = parser.parse_args().times
+    found: dict[str, list[float]] = {}
+    split = ["--set", "layout.shard_update=true"]
+    for name, number, changes in (
+        ("killed", signal.SIGKILL, []),
+        ("killed, with shares that die with it", signal.SIGKILL, split),
+        ("stopped (silent for 2 s)", signal.SIGSTOP, []),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            without, whole = survived(Path(folder), number, times, changes)
+            found[f"a process is {name}"] = without
+            found[f"its replacement is taken in ({name.split(',')[0].split(' ')[0]})"] = whole
+    with tempfile.TemporaryDirectory() as folder:
+        found["all start again from a checkpoint (--restarts)"] = restarted(Path(folder))
+    print(f"# Recovery\n\n{machine.headline(machine.facts())}\n")
+    print("| what happens | times | least | median | most seconds without an update |\n|---|---|---|---|---|")
+    for name, seconds in found.items():
+        middle = statistics.median(seconds)
+        print(f"| {name} | {len(seconds)} | {min(seconds):.1f} | {middle:.1f} | {max(seconds):.1f} |")
+
+
+if __name__ == "__main__":
+    main()
