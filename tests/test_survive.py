@@ -17,8 +17,11 @@ from multipod.errors import LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.seats import seated
 from multipod.runtime import Timeouts
+from multipod.train.events import Regrouped
 from multipod.train.example_log import used
 from multipod.train.heartbeat import Beat
+from multipod.train.observers import jsonl
+from multipod.train.observers.text import regrouped_text
 from multipod.train.roster import Now, Rules, next_step, verdict
 from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
 from multipod.train.straggling import Speeds, stragglers
@@ -249,6 +252,19 @@ def test_only_new_times_of_the_same_process_count():
     assert [slow.rank for slow in speeds.slow(2.0)] == [2]
     speeds.forget(2)
     assert speeds.slow(2.0) == []
+
+
+def test_what_happened_is_told_in_a_line():
+    lost = Regrouped(85, 1, 3, 4, {"1": "rank 1 (pid 9) was killed by SIGKILL"}, [], "mirror", 0, 2.14)
+    assert regrouped_text(lost) == (
+        "after update 85, without rank 1: 3 of 4 processes; what died came from its mirror; 2.1 s without an update"
+    )
+    came = Regrouped(90, 2, 4, 4, {}, [1], "checkpoint", 12, 2.0, planned=True)
+    assert regrouped_text(came) == (
+        "after update 90, with rank 1 again: 4 of 4 processes; THE STATE CAME FROM A CHECKPOINT, "
+        "12 updates done again; 2.0 s without an update"
+    )
+    assert jsonl.decode(json.loads(jsonl.encode(lost))) == lost
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class Here:
                 evaluate_beside=self.request.evaluate_beside,
                 resume=self.resume_command(folder),
                 folder=str(folder.path),
-                facts=self.facts(program),
+                facts=self.facts(program, world.generation),
                 began=began_s if world.generation else BEGAN,
                 past=past,
                 repeated=repeated,
@@ -314,16 +314,14 @@ class Here:
         with watched_by(folder, request, self.where, None, first=generation == 0) as observers:
             yield observers
 
-    def facts(self, program: "Program") -> dict[str, Any]:
-        """What the observers are told of where the run is."""
+    def facts(self, program: "Program", generation: int) -> dict[str, Any]:
+        """What the observers are told of where the run is, and of what its copies in memory cost."""
         from multipod.cli.train import facts_of
-        from multipod.train.snapshots import mirror_bytes
+        from multipod.train.snapshots import copy_bytes, mirror_bytes
 
-        kept = (
-            {"mirror_every": self.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
-            if self.memory
-            else {}
-        )
+        assert self.memory is not None
+        kept = {"mirror_every": self.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
+        kept |= {"bytes_kept": copy_bytes(program.shapes) + kept["bytes_to_neighbour"], "generation": generation}
         return facts_of(program, self.request, self.where) | kept
 
     def resume_command(self, folder: "RunFolder") -> str:

@@ -204,6 +204,7 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
     with _signals() as presses, _Crew(relay) as crew, Services(workers[0].environment) as services:
         roster = _Roster(crew, list(workers), rules, timeouts, services, relay, told)
         outcome = roster.watch(presses)
+        roster.dismiss()
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
         crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1)
     return replace(outcome, lines=lines or outcome.lines, folder=roster.folder, saved=roster.saved)
@@ -306,6 +307,13 @@ class _Roster:
                 return Outcome(1, None, f"{reason}{': ' if said else ''}{said}")
             self.announce(step.seats, step.planned)
         return step.end
+
+    def dismiss(self) -> None:
+        """Ends those who wait for a place: they hold nothing, and would not hear of the end."""
+        for rank in self.ranks:
+            if rank.code is None and rank.number not in self.last:
+                with suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
 
     def look_for_stragglers(self) -> None:
         """Names ranks that are steadily slow, each once, and lets one go if that was asked for."""

@@ -121,6 +121,13 @@ def mirror_bytes(shapes: Any) -> int:
     return max(sizes, default=0)
 
 
+def copy_bytes(shapes: Any) -> int:
+    """Bytes of a copy of what this process's devices hold, each piece once."""
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
+    here = jax.process_index()
+    return sum(_nbytes(shape, kinds[key[0]]) for key, (shape, owners) in _owners(shapes).items() if here in owners)
+
+
 def _owners(shapes: Any) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
     owners: dict[Key, tuple[tuple[int, ...], set[int]]] = {}
     for number, leaf in enumerate(jax.tree.leaves(shapes)):

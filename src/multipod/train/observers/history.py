@@ -8,7 +8,18 @@ from typing import Any
 import msgspec
 
 from multipod.errors import RunFolderError
-from multipod.train.events import Compiled, Ended, Evaluated, Event, SaveFailed, Skipped, Started, Troubled, Updated
+from multipod.train.events import (
+    Compiled,
+    Ended,
+    Evaluated,
+    Event,
+    Regrouped,
+    SaveFailed,
+    Skipped,
+    Started,
+    Troubled,
+    Updated,
+)
 from multipod.train.goodput import Account
 from multipod.train.observers.jsonl import decode, read
 from multipod.train.run_folder import FORMAT
@@ -61,6 +72,7 @@ class History:
     skipped: list[Skipped] = field(default_factory=list)
     troubled: list[Troubled] = field(default_factory=list)
     not_saved: list[SaveFailed] = field(default_factory=list)
+    regrouped: list[Regrouped] = field(default_factory=list)
     account: Account = field(default_factory=Account)
 
     @property
@@ -84,7 +96,8 @@ class History:
     @property
     def resumed(self) -> list[int]:
         """The updates after which the run went on from a checkpoint."""
-        return sorted({start.update for start in self.starts if start.update > 0})
+        again = (start.update for start in self.starts if not start.facts.get("generation"))
+        return sorted({update for update in again if update > 0})
 
     @property
     def timed(self) -> list[Updated]:
@@ -177,6 +190,7 @@ def read_history(folder: Path) -> History:
         ended=events[-1] if events and isinstance(events[-1], Ended) else None,
         troubled=[e for e in events if isinstance(e, Troubled)],
         not_saved=[e for e in events if isinstance(e, SaveFailed)],
+        regrouped=[e for e in events if isinstance(e, Regrouped)],
         account=account,
         skipped=list({e.name: e for e in events if isinstance(e, Skipped)}.values()),
     )

@@ -13,7 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from multipod.train.events import Compiled, Ended, Evaluated, Event, SaveFailed, Skipped, Started, Troubled, Updated
+from multipod.train.events import (
+    Compiled,
+    Ended,
+    Evaluated,
+    Event,
+    Regrouped,
+    SaveFailed,
+    Skipped,
+    Started,
+    Troubled,
+    Updated,
+)
 from multipod.train.observers import text
 
 NAMED = 5
@@ -134,6 +145,8 @@ class PlainLines:
                     self._line(line)
             case SaveFailed():
                 self._line(text.save_failed_text(event))
+            case Regrouped():
+                self._line(text.regrouped_text(event))
             case Troubled():
                 self._line(text.troubled_text(event))
                 self._run.update = event.back_to
@@ -206,6 +219,8 @@ class Bar:
                     self._print(line, "yellow")
             case SaveFailed():
                 self._print(text.save_failed_text(event), "bold red")
+            case Regrouped():
+                self._print(text.regrouped_text(event), "bold yellow")
             case Troubled():
                 self._print(text.troubled_text(event), "bold red")
                 self._run.update = event.back_to

@@ -204,6 +204,12 @@ def _availability(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
         rows += [(cause, f"{text.percent(s / run_s)}, {text.duration(s)}") for cause, s in order if s / run_s > 5e-4]
     if account.repeated:
         rows.append(("updates done again", f"{account.repeated:,}"))
+    kept = history.starts[-1].facts if history.starts else {}
+    if kept.get("mirror_every"):
+        sent = text.bytes_text(kept["bytes_to_neighbour"])
+        said = f"{text.bytes_text(kept['bytes_kept'])} each {kept['mirror_every']} updates, of them {sent} for another"
+        rows.append(("copies in each process's memory", said))
+    rows += [(f"world {one.generation}", text.regrouped_text(one)) for one in history.regrouped[:LEFT_OUT]]
     rows += [(f"update {one.update:,}", text.troubled_text(one)) for one in history.troubled[:LEFT_OUT]]
     rows += [(f"update {one.update:,}", text.save_failed_text(one)) for one in history.not_saved[:LEFT_OUT]]
     return [("Where the time went", rows)] if rows else []

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from multipod.train.events import Compiled, Ended, Evaluated, SaveFailed, Skipped, Started, Troubled
+from multipod.train.events import Compiled, Ended, Evaluated, Regrouped, SaveFailed, Skipped, Started, Troubled
 
 UNKNOWN = "–"
 """Stands where nothing was measured."""
@@ -54,6 +54,24 @@ def save_failed_text(event: SaveFailed) -> str:
     """Such as `NOT SAVED after update 40: ...; training goes on, next try after update 41`."""
     then = "trying again" if event.retry == event.update else f"training goes on, next try after update {event.retry:,}"
     return f"NOT SAVED after update {event.update:,}: {event.reason.rstrip('.')}; {then}"
+
+
+def regrouped_text(event: Regrouped) -> str:
+    """Such as `after update 85, without rank 1: 3 of 4 processes; the state came from peers; 2 s without an update`."""
+    who = [f"without rank {', '.join(event.lost)}"] if event.lost else []
+    who += [f"with rank {', '.join(map(str, event.came))} again"] if event.came else []
+    source = {
+        "memory": "all had the state in memory",
+        "peers": "the state came from peers",
+        "mirror": "what died came from its mirror",
+        "checkpoint": "THE STATE CAME FROM A CHECKPOINT",
+        "start": "BEGUN ANEW",
+    }[event.source]
+    again = f", {event.repeated:,} updates done again" if event.repeated else ""
+    return (
+        f"after update {event.update:,}, {' and '.join(who) or 'all together'}: {event.processes} of {event.seats} "
+        f"processes; {source}{again}; {duration(event.seconds)} without an update"
+    )
 
 
 def troubled_text(event: Troubled) -> str:
