@@ -1,7 +1,9 @@
 """A run of two processes, of which one is killed and comes back: the result of one that was left in peace."""
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +36,17 @@ def wait_for(what, launcher) -> None:
         time.sleep(0.1)
 
 
+def talk_nonsense_to(processes: list[psutil.Process]) -> None:
+    """Connects to every port that they listen on, all on loopback, and sends what nobody there expects."""
+    ports = [c.laddr for p in processes for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert len(ports) >= 3  # the coordination service, and gloo's in each rank
+    for address in ports:
+        assert address.ip in ("127.0.0.1", "::ffff:127.0.0.1")
+        for words in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 8):
+            with socket.create_connection(("127.0.0.1", address.port)) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(words)
+
+
 def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(multipod, tmp_path):
     run = tmp_path / "two"
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive", "--", "train", TINY]
@@ -44,6 +57,9 @@ def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(
     try:
         wait_for(lambda: len(events(run, "updated")) > 20, launcher)
         ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
+        talk_nonsense_to(psutil.Process(launcher.pid).children())
+        wait_for(lambda before=len(events(run, "updated")): len(events(run, "updated")) > before + 20, launcher)
+        assert not events(run, "regrouped")
         ranks["0"].kill()  # it writes the metrics, and has half of the optimizer's state to itself
         wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
         launcher.send_signal(signal.SIGINT)
