@@ -58,7 +58,8 @@ def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(
         wait_for(lambda: len(events(run, "updated")) > 20, launcher)
         ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
         talk_nonsense_to(psutil.Process(launcher.pid).children())
-        wait_for(lambda before=len(events(run, "updated")): len(events(run, "updated")) > before + 20, launcher)
+        more = len(events(run, "updated")) + 20
+        wait_for(lambda: len(events(run, "updated")) > more, launcher)
         assert not events(run, "regrouped")
         ranks["0"].kill()  # it writes the metrics, and has half of the optimizer's state to itself
         wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
