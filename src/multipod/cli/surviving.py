@@ -58,7 +58,10 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     with stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once") as stop:
         member.ready(identity(to_text(recipe), versions(), data_identities(recipe)))
         here = Here(request, where, recipe, member, stop)
-        ended = live_through(member, here.train_in)
+        try:
+            ended = live_through(member, here.train_in)
+        finally:
+            here.let_go()
         beat.close()
     return 130 if ended.interrupted else 0
 
@@ -124,8 +127,8 @@ class Here:
         folder = self.found_folder(program, met)
         member.beat.note(folder=str(folder.path))
         began_s = time.monotonic()
+        self.hold(folder)
         with ExitStack() as stack:
-            stack.enter_context(self.held(folder))
             checkpoints: Any = Later(lambda: self.checkpoints(folder), partial(member.look, world))
             state, source = self.found_state(met, program, checkpoints)
             update = 0 if state is None else int(state.update)
@@ -260,15 +263,18 @@ class Here:
         beat = self.member.beat
         return Checkpoints(folder.checkpoints, self.recipe.keep_checkpoints, committed=lambda n: beat.note(saved=n))
 
-    @contextmanager
-    def held(self, folder: "RunFolder") -> Iterator[None]:
-        """Holds the folder while this process is the first of its world, who writes there."""
+    def hold(self, folder: "RunFolder") -> None:
+        """Holds the folder for the first process of this world, who writes there; lets go of it for any other.
+
+        Raises:
+          RunFolderError: whoever holds it does not let go.
+        """
         import jax
 
         from multipod.train.lock import hold
 
         if jax.process_index() > 0:
-            yield
+            self.let_go()
             return
         until_s = time.monotonic() + HANDOVER_S
         while self.lock is None:
@@ -277,10 +283,11 @@ class Here:
             except RunFolderError:
                 if time.monotonic() > until_s:
                     raise
-                time.sleep(0.1)  # who was first before lets go as it leaves that world
-        try:
-            yield
-        finally:
+                time.sleep(0.1)  # who was the first before lets go as this world begins
+
+    def let_go(self) -> None:
+        """Lets others write the folder."""
+        if self.lock is not None:
             self.lock.release()
             self.lock = None
 

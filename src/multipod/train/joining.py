@@ -26,6 +26,7 @@ from multipod.train.world import World
 
 LISTENING, ESTABLISHED = "0A", "01"
 POLL_S = 0.01
+FOREVER_S = 7 * 24 * 3600
 
 
 class Connection:
@@ -64,10 +65,11 @@ class Connection:
         return found
 
 
-def join(world: World, rank: int, wait_s: float, silent_s: float) -> Connection:
+def join(world: World, rank: int, silent_s: float) -> Connection:
     """Joins the other processes of `world`; returns when all are there.
 
-    `wait_s` is the longest wait for a peer; `silent_s` is after which the service takes a process for lost.
+    All are about to. JAX would end this process if one did not come in time, so there is no time: should one die just
+    now, the thread that is in here is abandoned. `silent_s` is after which the service takes a process for lost.
 
     Raises:
       PeerLostError: some process did not come.
@@ -78,7 +80,7 @@ def join(world: World, rank: int, wait_s: float, silent_s: float) -> Connection:
     client = _jax.get_distributed_runtime_client(
         world.address,
         world.process_of(rank),
-        init_timeout=max(1, round(wait_s)),
+        init_timeout=FOREVER_S,
         shutdown_timeout=1,
         heartbeat_timeout=max(1, round(silent_s)),
         shutdown_on_destruction=False,

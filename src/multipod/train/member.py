@@ -17,7 +17,7 @@ from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
 from multipod.train.heartbeat import Heartbeat
 from multipod.train.joining import Connection, join, leave
-from multipod.train.world import Left, World, world_from
+from multipod.train.world import Left, World, go_from, world_from
 
 ESCAPE_S = 3.0
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Member:
         self._news = threading.Condition()
         self._world: World | None = None
         self._refused = ""
+        self._go = -1
         beat.told = self._hear
 
     def ready(self, identity: str) -> None:
@@ -59,6 +60,18 @@ class Member:
                 raise PeerLostError(f"rank {self.rank} heard of no new world for {limit_s:g} s.")
             return world
 
+    def wait_for_all(self, world: World) -> None:
+        """Returns when all processes of `world` are ready to join it.
+
+        JAX's client is not asked to wait for them: it ends the process if one does not come.
+
+        Raises:
+          Left: the world broke before.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._go >= world.generation or self.broken(world))
+        self.look(world)
+
     def broken(self, world: World) -> bool:
         """Whether `world` is over, and its last update with it."""
         latest = self._after(world.generation)
@@ -79,9 +92,11 @@ class Member:
         return latest if latest is not None and latest.generation > generation else None
 
     def _hear(self, line: str) -> None:
-        world = world_from(line)
+        world, go = world_from(line), go_from(line)
         with self._news:
-            if world is None:
+            if go >= 0:
+                self._go = go
+            elif world is None:
                 self._refused = line
             elif self.rank in world.ranks:
                 self._world = world
@@ -146,7 +161,8 @@ class _Attempt(Generic[T]):
     def _go(self) -> None:
         limits = self.member.timeouts
         try:
-            self.connection = join(self.world, self.member.rank, limits.collective_s, limits.service_s)
+            self.member.wait_for_all(self.world)
+            self.connection = join(self.world, self.member.rank, limits.service_s)
             self.member.look(self.world)
             self.result = self.train_in(self.connection)
         except BaseException as error:

@@ -21,6 +21,7 @@ from multipod.train.straggling import Speeds
 from multipod.train.supervise import (
     INTERRUPTED,
     SETTLE_S,
+    START_S,
     Outcome,
     Rank,
     Relay,
@@ -34,10 +35,11 @@ from multipod.train.supervise import (
     _stalled,
     to_stderr,
 )
-from multipod.train.world import World
+from multipod.train.world import World, go_line
 
 BROKEN_S = 0.3  # a rank that lost its peers says so, and the death that caused it is seen about as soon
 FRUITLESS = 4  # worlds in a row in which not one update was done
+CHANGE_S = 10.0  # the silence that is granted to one between two worlds
 SLOW = 2.0  # times the median rank: such a rank is named
 SOON_S = 20.0  # a replacement that dies sooner than that after its start counts as fruitless, too
 
@@ -161,7 +163,9 @@ def verdict(members: Sequence[Rank], now_s: float, timeouts: Timeouts) -> tuple[
 def _useless(now: Now, timeouts: Timeouts) -> dict[int, str]:
     """Ranks that live and are of no use, with why: silent, stuck, or of another recipe than the first."""
     running = [rank for rank in now.ranks if rank.code is None]
-    silent = _silent(running, now.now_s, timeouts) if running else None
+    # Leaving a world, and building the next, holds Python up for seconds on a busy machine.
+    patient = [rank for rank in running if _is_in(rank, now.generation) or now.now_s - rank.heard_s > CHANGE_S]
+    silent = _silent(patient, now.now_s, timeouts) if patient else None
     if silent is not None and silent.culprit is not None:
         return {silent.culprit: silent.reason}
     members = now.members
@@ -170,7 +174,7 @@ def _useless(now: Now, timeouts: Timeouts) -> dict[int, str]:
         return {stalled.culprit: stalled.reason}
     late = [rank for rank in members if rank.beat is None or rank.beat.generation < now.generation]
     late_s = now.now_s - now.since_s
-    if late and late_s > timeouts.collective_s:
+    if late and late_s > max(START_S, timeouts.collective_s):
         return {rank.number: f"{rank} did not join the others for {late_s:.0f} s" for rank in late}
     wanted = next((rank.beat.identity for rank in now.ranks if rank.beat is not None and rank.beat.identity), "")
     return {
@@ -241,6 +245,7 @@ class _Roster:
         self.generation, self.since_s = -1, 0.0
         self.last: list[int] = []  # all of the last world, the dead too
         self.hurt_s: float | None = None
+        self.gone = True  # all of this world were told to join it
         self.causes: dict[int, str] = {}  # of those that the launcher itself ended
         self.lost: dict[str, str] = {}
         self.given_up: set[int] = set()
@@ -380,7 +385,7 @@ class _Roster:
         """Tells all in it of the next world."""
         before = set(self.last)
         self.generation, self.since_s = self.generation + 1, self.crew.clock_s
-        self.hurt_s, self.fruitful = None, planned
+        self.hurt_s, self.fruitful, self.gone = None, planned, False
         taken = tuple(sorted(seats))
         ranks = tuple(seats[seat] for seat in taken)
         address = self.services.open(len(ranks), self.timeouts.service_s)
@@ -411,6 +416,13 @@ class _Roster:
         self.folder = next((beat.folder for beat in beats if beat.folder), self.folder)
         saved = [beat.saved for beat in beats if beat.saved is not None]
         self.saved = max([*saved, *([] if self.saved is None else [self.saved])], default=None)
+        there = [
+            rank for rank in members if rank.code is None and rank.beat and rank.beat.generation == self.generation
+        ]
+        if not self.gone and self.hurt_s is None and len(there) == len(self.last):
+            self.gone = True
+            for rank in members:
+                self.crew.say(rank.number, go_line(self.generation))
         joined = [rank for rank in members if _is_in(rank, self.generation)]
         self.fruitful = self.fruitful or bool(joined)
         if self.generation > 0 and len(joined) == len(members):

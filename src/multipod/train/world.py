@@ -46,6 +46,19 @@ class World:
         return json.dumps({"world": asdict(self)})
 
 
+def go_line(generation: int) -> str:
+    """What the launcher says when all processes of this world have left the one before: join now."""
+    return json.dumps({"go": generation})
+
+
+def go_from(line: str) -> int:
+    """The generation of the world that is to be joined now; -1 if the line says something else."""
+    try:
+        return int(json.loads(line)["go"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
 def world_from(line: str) -> World | None:
     """The world in a line from the launcher; None if it says something else."""
     try:
