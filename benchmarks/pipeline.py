@@ -5,16 +5,21 @@ bound = serial micro-batched / stages * (M + P - 1) / M: a pipeline with free me
 
 import argparse
 import json
+import select
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import machine
 
 HERE = Path(__file__).parent
+LIMIT_S = 120
+"""The longest that anything is waited for: compiling takes 15 s of each core, once (there is a cache)."""
 
 
 class Group:
@@ -25,19 +30,30 @@ class Group:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         ranks = 1 if kind.startswith("serial") else stages
+        self.name, began = f"{engine}/{kind}", time.monotonic()
+        self.said = tempfile.TemporaryFile("w+")
         script = str(HERE / "pipeline_ranks.py")
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, script, engine, kind, str(rank), str(ranks), str(port), *map(str, shape)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True,
             )
             for rank in range(ranks)
         ]  # fmt: skip
         for rank in self.ranks:
-            assert rank.stdout is not None
-            if rank.stdout.readline().strip() != "ready":
-                self.close()
-                raise RuntimeError(f"{engine} {kind}: a process ended before it was ready")
+            assert self.line(rank) == "ready"
+        print(f"{self.name} is ready after {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+    def line(self, rank: subprocess.Popen[str]) -> str:
+        """The next line of a process, which must come in time."""
+        assert rank.stdout is not None
+        ready, _, _ = select.select([rank.stdout], [], [], LIMIT_S)
+        found = rank.stdout.readline().strip() if ready else ""
+        if not found:
+            self.close()
+            self.said.seek(0)
+            raise RuntimeError(f"{self.name}: {'a process ended' if ready else 'silence'}: {self.said.read()[-2000:]}")
+        return found
 
     def steps(self, count: int) -> dict[str, Any]:
         """Runs `count` steps: wall seconds of one, CPU seconds over all processes, peak memory, loss."""
@@ -45,7 +61,7 @@ class Group:
             assert rank.stdin is not None
             rank.stdin.write(f"go {count}\n")
             rank.stdin.flush()
-        found = [json.loads(rank.stdout.readline()) for rank in self.ranks if rank.stdout is not None]
+        found = [json.loads(self.line(rank)) for rank in self.ranks]
         wall = (max(f["end"] for f in found) - min(f["start"] for f in found)) / count
         losses = [f["loss"] for f in found if f["loss"] is not None]
         return {
@@ -81,6 +97,7 @@ def main() -> None:
     rounds: dict[str, list[dict[str, Any]]] = {case: [] for case in groups}
     try:
         for n in range(a.rounds):
+            print(f"round {n + 1} of {a.rounds}", file=sys.stderr)
             order = list(groups)
             for case in order[n % len(order) :] + order[: n % len(order)]:
                 rounds[case].append(groups[case].steps(a.steps))

@@ -9,8 +9,10 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 HEADS = 8
@@ -49,6 +51,7 @@ def ours(
         "JAX_NUM_CPU_DEVICES": "1",
         "NPROC": str(max(threads, 2)),
         "XLA_FLAGS": eigen.strip(),
+        "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "multipod-pipeline-benchmark"),
     }
     import jax
     import jax.numpy as jnp

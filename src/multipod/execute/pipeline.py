@@ -19,7 +19,19 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
 from multipod.execute.delays import Part
-from multipod.execute.flight import Flight, PipeState, at, first, leaf_number, put, put_all, replaced, when, with_first
+from multipod.execute.flight import (
+    Flight,
+    PipeState,
+    at,
+    first,
+    in_turn,
+    leaf_number,
+    put,
+    put_all,
+    replaced,
+    when,
+    with_first,
+)
 from multipod.execute.packing import Packing, Slots, packing
 from multipod.execute.passes import Passes, passes
 from multipod.execute.pipeline_tables import Pairs, Tables, steady_pairs, tables
@@ -274,14 +286,15 @@ class Pipe:
 
     def _passes_of(self, carry: Any, t: jax.Array, now: _Now, forward: bool, backward: bool) -> Any:
         # The backward pass comes first: it frees the place of what the forward pass keeps.
+        turn = jnp.zeros((), jnp.int32)
         for c in self._chunks:
             if backward:
                 found = self._entry(self.tables.backward[c], t, now)
-                carry = when(found[0], partial(self._backward, c, found, now), carry)
+                carry, turn = in_turn(found[0], partial(self._backward, c, found, now), carry, turn)
         for c in self._chunks:
             if forward:
                 found = self._entry(self.tables.forward[c], t, now)
-                carry = when(found[0], partial(self._forward, c, found, now), carry)
+                carry, turn = in_turn(found[0], partial(self._forward, c, found, now), carry, turn)
         return carry
 
     def _forward(self, c: int, found: Any, now: _Now, carry: Any) -> Any:
