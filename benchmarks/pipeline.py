@@ -31,7 +31,7 @@ class Group:
             port = free.getsockname()[1]
         ranks = 1 if kind.startswith("serial") else stages
         self.name, began = f"{engine}/{kind}", time.monotonic()
-        self.said = tempfile.TemporaryFile("w+")
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
         script = str(HERE / "pipeline_ranks.py")
         self.ranks = [
             subprocess.Popen(

@@ -253,8 +253,8 @@ class Pipe:
         pairs = steady_pairs(self.proof.schedule)
 
         def tick(n: jax.Array, carry: Any) -> Any:
-            carry = self._passes_of(carry, first + n, now, True, True)
-            carry = self._updates_of(carry, first + n, now)
+            carry, turn = self._passes_of(carry, first + n, now, True, True)
+            carry = self._updates_of(carry, first + n, now, turn)
             return self._sent(carry, first + n, now, *pairs)
 
         return lax.fori_loop(0, ticks, tick, carry)
@@ -266,7 +266,7 @@ class Pipe:
             def group(n: jax.Array, carry: Any, segment: Any = segment, period: int = period) -> Any:
                 for place in range(period):
                     t = segment.start + n * period + place
-                    carry = self._passes_of(carry, t, now, segment.has_forward, segment.has_backward)
+                    carry, _ = self._passes_of(carry, t, now, segment.has_forward, segment.has_backward)
                     carry = self._sent(carry, t, now, segment.forward[place], segment.backward[place])
                 return carry
 
@@ -284,7 +284,7 @@ class Pipe:
         valid = (entry >= 0) & (k >= 0) & (k < now.started)
         return valid, k, entry % n, k * n + entry % n
 
-    def _passes_of(self, carry: Any, t: jax.Array, now: _Now, forward: bool, backward: bool) -> Any:
+    def _passes_of(self, carry: Any, t: jax.Array, now: _Now, forward: bool, backward: bool) -> tuple[Any, jax.Array]:
         # The backward pass comes first: it frees the place of what the forward pass keeps.
         turn = jnp.zeros((), jnp.int32)
         for c in self._chunks:
@@ -295,7 +295,7 @@ class Pipe:
             if forward:
                 found = self._entry(self.tables.forward[c], t, now)
                 carry, turn = in_turn(found[0], partial(self._forward, c, found, now), carry, turn)
-        return carry
+        return carry, turn
 
     def _forward(self, c: int, found: Any, now: _Now, carry: Any) -> Any:
         weights, optimizer, flight = carry
@@ -358,7 +358,7 @@ class Pipe:
 
         return self.switch(c, now.stage, branch, weights, optimizer, by=self._optimizer_kinds)
 
-    def _updates_of(self, carry: Any, t: jax.Array, now: _Now) -> Any:
+    def _updates_of(self, carry: Any, t: jax.Array, now: _Now, turn: jax.Array) -> Any:
         """Each part's update, when its minibatch is through; an asynchronous pipeline has one chunk."""
         age = jnp.asarray(self.tables.update)[t % self.tables.stride, now.stage]
         k = t // self.tables.stride - age
@@ -371,7 +371,7 @@ class Pipe:
             stash = tuple(put((k + 1) % s.shape[0], s, w) for s, w in zip(flight.stash, new, strict=bool(flight.stash)))
             return (new,), (state,), flight._replace(gradients=zeros, stash=stash)
 
-        return when((age >= 0) & (k >= 0) & (k < now.started), updated, carry)
+        return in_turn((age >= 0) & (k >= 0) & (k < now.started), updated, carry, turn)[0]
 
     def _updated(self, c: int, weights: Slots, optimizer: Slots, gradients: Slots, stage: jax.Array) -> Any:
         def branch(n: int, weights: Slots, optimizer: Slots, gradients: Slots) -> Any:
