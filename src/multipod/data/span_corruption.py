@@ -152,7 +152,24 @@ class SpanCorruption:
 
     def tokenizer(self) -> Any:
         """What cuts text into tokens."""
-        return train_tokenizer(parted(self.text)["train"], self.text.vocab)
+        return _tokenizer(self.text)
+
+    def spelled(self, tokens: np.ndarray) -> str:
+        """Tokens as text, up to the end of the row; sentinels as <1>, <2>, ..."""
+        tokenizer = self.tokenizer()
+        parts: list[str] = []
+        held: list[int] = []
+        for token in [*tokens.tolist(), END]:
+            if token in (0, END) or token >= self.text.vocab:
+                parts.append(tokenizer.decode(held))
+                held = []
+            if token in (0, END):
+                break
+            if token >= self.text.vocab:
+                parts.append(f"<{self.vocab - token}>")
+            else:
+                held.append(token)
+        return "".join(parts)
 
     def train(self) -> CorruptedRows:
         """The rows to learn from."""
@@ -166,6 +183,11 @@ class SpanCorruption:
         stream, length = _stream(self.text)[part], self.spans.text_for(self.length)
         rows = stream[: len(stream) // length * length].reshape(-1, length)
         return CorruptedRows(rows, self.spans, self.vocab, self.text.split_seed)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(text: StdlibText) -> Any:
+    return train_tokenizer(parted(text)["train"], text.vocab)
 
 
 @lru_cache(maxsize=4)

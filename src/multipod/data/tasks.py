@@ -38,6 +38,10 @@ class Task:
         if self.test_every < 2:
             raise RecipeError(f"task: test_every={self.test_every} leaves no line to learn from. Take 2 or more.")
 
+    def spelled(self, tokens: np.ndarray) -> str:
+        """Tokens as text; see `SpanCorruption.spelled`."""
+        return self.pretrained.spelled(tokens)
+
     def train(self) -> ArraySource:
         """The lines to learn from."""
         return self._part(test=False)

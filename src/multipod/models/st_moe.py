@@ -14,7 +14,8 @@ from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropped
 from multipod.nn.embedding import Embedding
 from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.merge import merged
+from multipod.nn.model import Batch, FlaxModel, Params
 from multipod.nn.padding import example_mask
 from multipod.nn.relative_positions import RelativePositions
 from multipod.nn.remat import Remat, called
@@ -100,6 +101,26 @@ class StMoe(FlaxModel):
         routers |= more
         each = [self.routing.balance * one["balance"] + self.routing.z * one["z"] for one in routers.values()]
         return {"logits": logits, "auxiliary": jnp.asarray(sum(each), jnp.float32), "routers": routers}
+
+    def tell(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
+        """The likeliest token at each place behind those told before it: int32 [examples, length], 0 behind `end`.
+
+        Only batch["source"] is read. The decoder goes over all places for each token: meant for short answers. Slots
+        are shared within a group, so where experts are full an answer may depend on the other rows.
+        """
+        module = merged(self, params)
+        encoded, _ = module.encode(batch)
+        rows = len(batch["source"])
+
+        def step(n: jax.Array, carry: Any) -> Any:
+            target, done = carry  # the start token, and what was told
+            logits, _ = module.decode({**batch, "target": target[:, :-1]}, encoded)
+            own = jax.lax.dynamic_index_in_dim(logits, n, 1, keepdims=False)
+            token = jnp.where(done, 0, own.argmax(-1).astype(jnp.int32))
+            return jax.lax.dynamic_update_index_in_dim(target, token, n + 1, 1), done | (token == end)
+
+        target = jnp.zeros((rows, length + 1), jnp.int32).at[:, 0].set(start)
+        return jax.lax.fori_loop(0, length, step, (target, jnp.zeros(rows, bool)))[0][:, 1:]
 
     def figures(self) -> dict[str, str]:
         """For `multipod show`: sizes that tensors do not tell."""
