@@ -63,7 +63,7 @@ def gradient_path(
     order of the leaves.
     """
     specs = update_specs(layout, mesh, params, base)
-    travel = _Travel(layout, mesh, specs, tuple(order) or tuple(range(len(jax.tree.leaves(params)))))
+    travel = _Travel(layout, mesh, specs, base, tuple(order) or tuple(range(len(jax.tree.leaves(params)))))
     combine: Combine = travel.summed
     reported = None
     if layout.combines:
@@ -83,6 +83,7 @@ class _Travel:
     layout: Layout
     mesh: Mesh | AbstractMesh
     specs: Any
+    base: Any
     order: tuple[int, ...]
 
     def summed(self, tree: Any) -> Any:
@@ -99,10 +100,11 @@ class _Travel:
     def used(self, shares: Any) -> Any:
         """`gathered`, a layer in a message, with a derivative that sums gradients of whole weights to shares."""
         leaves, structure = jax.tree.leaves(shares), _structure(shares)
-        specs = structure.flatten_up_to(self.specs)
+        specs, base = (structure.flatten_up_to(tree) for tree in (self.specs, self.base))
         whole = list(leaves)
         for group in _layers(tensor_names(self.specs)):
-            part = _Travel(self.layout, self.mesh, [specs[k] for k in group], tuple(range(len(group))))
+            own = [[tree[k] for k in group] for tree in (specs, base)]
+            part = _Travel(self.layout, self.mesh, own[0], own[1], tuple(range(len(group))))
             for k, tensor in zip(group, part.with_derivative([leaves[k] for k in group]), strict=True):
                 whole[k] = checkpoint_name(tensor, GATHERED)
         return structure.unflatten(whole)
@@ -134,11 +136,12 @@ class _Travel:
         The former are summed over y and x alone: on every device of `expert` they are other weights.
         """
         leaves, structure = jax.tree.leaves(tree), _structure(tree)
-        specs = structure.flatten_up_to(self.specs)
+        specs, base = (structure.flatten_up_to(tree) for tree in (self.specs, self.base))
         results = list(leaves)
         order = self.order if in_order else range(len(leaves))
         for of_experts in (True, False):
-            places = [k for k in order if ("expert" in names_of(specs[k])) == of_experts]
+            # By `base`: the update splits other tensors over that axis too.
+            places = [k for k in order if ("expert" in names_of(base[k])) == of_experts]
             if places:
                 axes = _axes(self.mesh, ("expert",) if of_experts else ())
                 across = [only(specs[k], axes) for k in places]
