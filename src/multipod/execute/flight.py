@@ -52,21 +52,27 @@ class PipeState(NamedTuple):
 
 
 def when(condition: jax.Array, function: Callable[[Any], Any], carry: Any) -> Any:
-    """`function(carry)` if `condition`, in place: a loop of one round or none."""
+    """`function(carry)` if `condition`, in place: a loop of one round or none. For small things: see `in_turn`."""
     return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, inner: function(inner), carry)
 
 
-def in_turn(condition: jax.Array, function: Callable[[Any], Any], carry: Any, turn: jax.Array) -> tuple[Any, jax.Array]:
-    """`when`, and after everything that `turn` came from; returns the carry and the next turn. Turns begin with 0.
+def in_turn(
+    condition: jax.Array, function: Callable[[jax.Array, Any], Any], carry: Any, turn: jax.Array
+) -> tuple[Any, jax.Array]:
+    """`function(0, carry)` if `condition`, after all that `turn` came from; returns the carry and the next turn.
 
-    XLA leaves out of a loop what it does not use. Two loops, one of which reads an array and the other overwrites it,
-    then wait for nothing of each other, and XLA copies the array so that either may go first (all that is kept of
-    every micro-batch, twice a tick: three times the work of the pipeline, JAX 0.10.2, 2026-11-21). A number that comes
-    out of the one and goes into the other, and of which only we know that it stays 0, puts them in order.
+    Turns begin with 0. Two things keep XLA (JAX 0.10.2, 2026-11-21) from undoing what a loop of one round or none is
+    for; both are numbers of which only we know that they are 0:
+
+    - What a loop computes from values that do not change in it is computed before it, whether it has a round or not. In
+      1F1B that was all passes of all stages in every tick. `function` gets the loop's own counter, and is to read
+      everything at places that it is added to.
+    - What a loop only passes through is left out of it. A loop that reads an array and the next that overwrites it then
+      do not depend on each other, and the array is copied so that either may go first: all that is kept of every
+      micro-batch, twice a tick. `turn` comes out of the one and goes into the other.
     """
-    first = (carry, turn)
-    each = lambda n, inner: (function(inner[0]), jnp.minimum(inner[1], n))  # noqa: E731
-    return lax.fori_loop(0, condition.astype(jnp.int32) + turn, each, first)
+    each = lambda n, inner: (function(n, inner[0]), jnp.minimum(inner[1], n))  # noqa: E731
+    return lax.fori_loop(0, condition.astype(jnp.int32) + turn, each, (carry, turn))
 
 
 def at(place: jax.Array, array: jax.Array) -> jax.Array:

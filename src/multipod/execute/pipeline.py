@@ -297,11 +297,11 @@ class Pipe:
                 carry, turn = in_turn(found[0], partial(self._forward, c, found, now), carry, turn)
         return carry, turn
 
-    def _forward(self, c: int, found: Any, now: _Now, carry: Any) -> Any:
+    def _forward(self, c: int, found: Any, now: _Now, zero: jax.Array, carry: Any) -> Any:
         weights, optimizer, flight = carry
-        _, k, j, m = found
+        k, j, m = (number + zero for number in found[1:])
         aux = jax.tree.map(lambda b: at(j, at(k % self.tables.batches, b)), flight.batches)
-        arrived = tuple(at(m % slot.shape[0], slot) for slot in flight.inbox[0][c])
+        arrived = tuple(at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[0][c])
 
         def branch(n: int, own: Slots, arrived: Slots, aux: Any) -> Any:
             part = self._part(c, n)
@@ -320,12 +320,12 @@ class Pipe:
         )
         return weights, optimizer, flight
 
-    def _backward(self, c: int, found: Any, now: _Now, carry: Any) -> Any:
+    def _backward(self, c: int, found: Any, now: _Now, zero: jax.Array, carry: Any) -> Any:
         weights, optimizer, flight = carry
-        _, k, j, m = found
+        k, j, m = (number + zero for number in found[1:])
         used = self._backward_weights(c, weights[c], optimizer[c], flight, k, j, now)
-        saved = tuple(at(m % ring.shape[0], ring) for ring in flight.saved[c])
-        arrived = tuple(at(m % slot.shape[0], slot) for slot in flight.inbox[1][c])
+        saved = tuple(at(m % ring.shape[0] + zero, ring) for ring in flight.saved[c])
+        arrived = tuple(at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[1][c])
 
         def branch(n: int, used: Slots, saved: Slots, arrived: Slots) -> Any:
             part = self._part(c, n)
@@ -363,7 +363,7 @@ class Pipe:
         age = jnp.asarray(self.tables.update)[t % self.tables.stride, now.stage]
         k = t // self.tables.stride - age
 
-        def updated(carry: Any) -> Any:
+        def updated(_: jax.Array, carry: Any) -> Any:
             weights, optimizer, flight = carry
             gradients = self._over_data(flight.gradients)
             new, state = self._updated(0, weights[0], optimizer[0], gradients[0], now.stage)

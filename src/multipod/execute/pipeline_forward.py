@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from multipod.execute.flight import at, first, put, replaced, when
+from multipod.execute.flight import at, first, in_turn, put, replaced
 from multipod.execute.packing import Packing, Slots, packing
 from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
@@ -71,9 +71,10 @@ class _Forward:
     def _tick(self, t: jax.Array, carry: Any) -> Any:
         pipe = self.pipe
         stages, chunks = pipe.proof.schedule.stages, pipe.proof.schedule.chunks
+        turn = jnp.zeros((), jnp.int32)
         for c in range(chunks):
             j = t - (c * stages + self.stage)
-            carry = when((j >= 0) & (j < self.count), partial(self._pass, c, j), carry)
+            carry, turn = in_turn((j >= 0) & (j < self.count), partial(self._pass, c, j), carry, turn)
         inbox, outbox, results = carry
         pairs = [(p, p + 1) for p in range(stages - 1)] + [(stages - 1, 0)] * (chunks > 1)
         came = jax.tree.map(lambda leaf: lax.ppermute(leaf, pipe.stage_axis, pairs), outbox)
@@ -82,8 +83,9 @@ class _Forward:
         inbox = jax.tree.map(lambda here, before: jnp.where(self.stage == 0, before, here), came, later)
         return inbox, outbox, results
 
-    def _pass(self, c: int, j: jax.Array, carry: Any) -> Any:
+    def _pass(self, c: int, j: jax.Array, zero: jax.Array, carry: Any) -> Any:
         inbox, outbox, results = carry
+        j = j + zero
         aux = jax.tree.map(lambda leaf: at(j, leaf), self.batches)
 
         def branch(stage: int, own: Slots, arrived: Slots, aux: Any) -> Any:
@@ -95,7 +97,8 @@ class _Forward:
             return (self._nothing(), extra) if last else (self.messages.pack(part, y), none)
 
         # By the part: functions of evaluation say nothing of their kinds.
-        out, extra = self.pipe.switch(c, self.stage, branch, self.weights[c], inbox[c], aux, by=lambda part: part)
+        arrived = tuple(jnp.where(zero == 0, slot, 0) for slot in inbox[c])  # else what it computes leaves the loop
+        out, extra = self.pipe.switch(c, self.stage, branch, self.weights[c], arrived, aux, by=lambda part: part)
         here = self.stage == self.pipe.proof.schedule.stages - 1
         if c == self.pipe.proof.schedule.chunks - 1:
             results = jax.tree.map(
