@@ -93,6 +93,7 @@ static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel *
         if (k->type == MPM_ANY_TYPE) return MPM_OK;
         if (mpm_has_input(p, k->type_input) && type_of(p, k->type_input) == k->type) return MPM_OK;
     }
+    (void)known; /* without texts */
     m->error.at = builtin;
     return mpm_fail(p, MPM_NO_KERNEL, -1, known ? MPM_TEXT("the table of kernels has this operator, but not for these types")
                                                 : MPM_TEXT("the table of kernels lacks this operator"));
@@ -281,13 +282,11 @@ static enum mpm_status init(struct mpm_prep *p, const void *model, uint32_t byte
     p->kept = (p->kept + 7u) & ~7u;
     m->variables = take(p, variables);
     if (m->variables == NULL) return MPM_ARENA_TOO_SMALL;
-    if (m->reset_count != 0) {
-        for (m->reset_count = 0, g = 0; g < p->buffer_count; g++) m->reset_count = (uint16_t)(m->reset_count + (p->buffers[g].root == MPM_VARIABLE));
-        m->resets = take(p, m->reset_count * (uint32_t)sizeof *m->resets);
-        if (m->resets == NULL) return MPM_ARENA_TOO_SMALL;
-    }
+    if (!p->has_values) m->reset_count = 0; /* all variables are reset to zeros */
+    m->resets = take(p, m->reset_count * (uint32_t)sizeof *m->resets);
+    if (m->resets == NULL) return MPM_ARENA_TOO_SMALL;
     p->planned = 1;
-    if (m->reset_count != 0) MPM_TRY(fill_resets(p));
+    if (p->has_values) MPM_TRY(fill_resets(p));
     MPM_TRY(prepare_all(p));
     MPM_TRY(settle(p));
     p->final = 1;
@@ -312,7 +311,7 @@ enum mpm_status mpm_init(struct mpm_interpreter *m, const void *model, uint32_t 
     m->error.what = "";
     prep.m = m;
     status = init(&prep, model, model_bytes);
-    if (m->file.bad != 0 && (status == MPM_OK || status != MPM_BAD_FILE)) {
+    if (m->file.bad != 0 && status != MPM_BAD_FILE) {
         m->error.at = m->file.bad - 1;
         status = mpm_fail(&prep, MPM_BAD_FILE, -1, MPM_TEXT("an offset in the file leads nowhere"));
     }

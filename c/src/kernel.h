@@ -65,17 +65,23 @@ struct mpm_prep {
     uint32_t kept;           /* bytes that kernels asked to keep, rounded up: the sum of the first round */
     uint32_t peak;           /* the most that both ends together have taken in the first round */
     uint16_t op, subgraph;
+    uint8_t has_values;      /* some variable is not reset to zeros */
     uint8_t planned;         /* lifetimes are known: tensors must have a buffer */
     uint8_t final;           /* second round: addresses are true */
     enum mpm_status (*run)(struct mpm_interpreter *m, const void *params);
     void *params;
 };
 
-/* Stops with a place and a reason; returns `status`. */
+/* Stops with a place and a reason; returns `status`. Without texts a call takes an argument less, and the macros below
+ * one instead of four: there are some ten calls in a kernel. */
+#ifdef MPM_NO_TEXT
+enum mpm_status mpm_fail_at(struct mpm_prep *p, enum mpm_status status, int32_t tensor);
+#define mpm_fail(p, status, tensor, what) mpm_fail_at((p), (status), (tensor))
+#else
 enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t tensor, const char *what);
+#endif
 
-/* `return`s from prepare with MPM_BAD_MODEL or MPM_UNSUPPORTED unless the condition holds. Without texts a call takes
- * one argument instead of four: there are some ten of them in a kernel. */
+/* `return`s from prepare with MPM_BAD_MODEL or MPM_UNSUPPORTED unless the condition holds. */
 #ifdef MPM_NO_TEXT
 enum mpm_status mpm_bad_model(struct mpm_prep *p);
 enum mpm_status mpm_unsupported(struct mpm_prep *p);

@@ -47,7 +47,8 @@ static enum mpm_status buffer_for(struct mpm_prep *p, uint32_t tensor, uint32_t 
         b->offset = *variables;
         *variables += b->bytes;
         b->root = MPM_VARIABLE;
-        if (t.type == MPM_INT8 && t.zero_point != 0) p->m->reset_count++;
+        p->m->reset_count++;
+        if (t.type == MPM_INT8 && t.zero_point != 0) p->has_values = 1;
         b->first = 0;
         b->last = 0xffff;
     }

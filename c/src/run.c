@@ -36,10 +36,8 @@ static enum mpm_status run_timed(struct mpm_interpreter *m) {
 }
 
 enum mpm_status mpm_run(struct mpm_interpreter *m) {
-    enum mpm_status status;
     if (m->graphs == NULL || m->error.status != MPM_OK) return MPM_BAD_ARGUMENT;
-    status = m->clock != NULL ? run_timed(m) : mpm_run_graph(m, 0);
-    return status;
+    return m->clock != NULL ? run_timed(m) : mpm_run_graph(m, 0);
 }
 
 void mpm_profile(struct mpm_interpreter *m, uint32_t (*clock)(void), uint32_t *ticks) {
@@ -49,11 +47,12 @@ void mpm_profile(struct mpm_interpreter *m, uint32_t (*clock)(void), uint32_t *t
 
 void mpm_reset(struct mpm_interpreter *m) {
     const struct mpm_resource *r;
-    uint32_t i;
+    uint32_t i, end = m->variable_bytes;
     memset(m->variables, 0, m->variable_bytes);
-    for (i = 0; i < m->reset_count; i++) {
-        const uint32_t at = (m->resets[i] >> 8) * MPM_ALIGN, end = i + 1u < m->reset_count ? (m->resets[i + 1] >> 8) * MPM_ALIGN : m->variable_bytes;
-        memset(m->variables + at, (int)(m->resets[i] & 0xff), end - at);
+    for (i = m->reset_count; i-- > 0;) {
+        const uint32_t at = (m->resets[i] >> 8) * MPM_ALIGN; /* memset takes the low byte */
+        memset(m->variables + at, (int)m->resets[i], end - at);
+        end = at;
     }
     for (r = m->resources; r != NULL; r = r->next) memset(r->data, r->value, r->bytes);
     for (i = 0; i < m->graph_count; i++) m->graphs[i].done = 0;

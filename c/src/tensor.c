@@ -17,10 +17,9 @@ int mpm_same_shape(const struct mpm_tensor *a, const struct mpm_tensor *b) {
     return a->rank == b->rank && memcmp(a->dims, b->dims, a->rank * sizeof a->dims[0]) == 0;
 }
 
-enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t tensor, const char *what) {
+static enum mpm_status fail_at(struct mpm_prep *p, enum mpm_status status, int32_t tensor) {
     struct mpm_error *error = &p->m->error;
     error->status = (uint8_t)status;
-    error->what = what;
     error->tensor = tensor;
     error->op = (int16_t)p->op;
     error->subgraph = (uint8_t)p->subgraph;
@@ -28,8 +27,14 @@ enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t ten
 }
 
 #ifdef MPM_NO_TEXT
-enum mpm_status mpm_bad_model(struct mpm_prep *p) { return mpm_fail(p, MPM_BAD_MODEL, -1, ""); }
-enum mpm_status mpm_unsupported(struct mpm_prep *p) { return mpm_fail(p, MPM_UNSUPPORTED, -1, ""); }
+enum mpm_status mpm_fail_at(struct mpm_prep *p, enum mpm_status status, int32_t tensor) { return fail_at(p, status, tensor); }
+enum mpm_status mpm_bad_model(struct mpm_prep *p) { return fail_at(p, MPM_BAD_MODEL, -1); }
+enum mpm_status mpm_unsupported(struct mpm_prep *p) { return fail_at(p, MPM_UNSUPPORTED, -1); }
+#else
+enum mpm_status mpm_fail(struct mpm_prep *p, enum mpm_status status, int32_t tensor, const char *what) {
+    p->m->error.what = what;
+    return fail_at(p, status, tensor);
+}
 #endif
 
 static enum mpm_status shape_of(struct mpm_prep *p, uint32_t table, int32_t index, struct mpm_tensor *t) {
