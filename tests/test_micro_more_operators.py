@@ -1,6 +1,8 @@
 """The operators that TFLM's own models do not use: the C runtime against TFLM's reference kernels, bit for bit."""
 
+import ctypes
 import itertools
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multipod.micro import Interpreter
+from multipod.micro import Interpreter, library
+from multipod.micro.schema import OPERATORS
 
 pytest.importorskip("flatbuffers")
 pytest.importorskip("tflite_micro", reason="TensorFlow Lite Micro's wheel is not installed")
@@ -194,9 +197,29 @@ def lstm(time_major: int) -> tuple[bytes, list[Tensor]]:
     return build(Graph(tensors, [Op(44, inputs, [15], fields, 71)], [0], [15])), [x]
 
 
+def rest() -> Iterator[Case]:
+    """What no other table has. Roots and logarithms of negative numbers are NaN in both."""
+    for name in ("LOG", "SQRT", "RSQRT"):
+        yield case(name, name, [Tensor([40]), Tensor([40])], [0])
+    for name, dtype in (("GREATER", "int8"), ("LESS_EQUAL", "float32")):
+        one = quantised([4, 9], dtype, 0.03, 4)
+        yield case(name, name, [one, one, Tensor([4, 9], "bool")], [0, 1])
+    yield case("REDUCE_ALL", "REDUCE_ALL", [Tensor([9, 2], "bool"), whole(1), Tensor([9], "bool")], [0], keep_dims=0)
+    options = {"padding": 0, "stride_w": 2, "stride_h": 1, "filter_width": 3, "filter_height": 2}
+    yield case("L2_POOL_2D", "L2_POOL_2D", [Tensor([1, 5, 6, 2]), Tensor([1, 5, 3, 2])], [0], **options)
+
+
+def test_every_operator_of_tflm_is_in_the_table():
+    """A kernel for each of the 100 numbers; the two others are what TFLM has no kernel for, and custom ones."""
+    runtime = library.load()
+    names = re.findall(r"X\((mpm_\w+)\)", (library.source_folder() / "src" / "kernels.h").read_text())
+    found = {ctypes.c_int16.in_dll(runtime, name).value for name in names}
+    assert set(OPERATORS.values()) - found == {OPERATORS["RELU_N1_TO_1"]}
+
+
 FAMILIES = {
     "sums": sums, "fills": fills, "lookups": lookups, "images": images, "activations": activations,
-    "matrices": matrices, "states": states,
+    "matrices": matrices, "states": states, "rest": rest,
 }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ struct mpm_resource {
     uint8_t value; /* of each byte, after a reset */
 };
 
-/* What a model needs beside its arena: about 100 bytes on a 32-bit chip. */
+/* What a model needs beside its arena: 88 bytes on a 32-bit chip. */
 struct mpm_interpreter {
     struct mpm_file file;
     struct mpm_arena *arena;

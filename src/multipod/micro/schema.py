@@ -73,6 +73,7 @@ OPTIONS = {
     "TRANSPOSE_CONV": _convolution(49, dilated=False),
     "AVERAGE_POOL_2D": _POOL,
     "MAX_POOL_2D": _POOL,
+    "L2_POOL_2D": _POOL,
     "FULLY_CONNECTED": Options(8, {**_FUSED, "weights_format": (1, "int8", 0), "keep_num_dims": (2, "bool", 0)}),
     "SOFTMAX": Options(9, {"beta": (0, "float32", 0)}),
     "CONCATENATION": Options(10, {"axis": (0, "int32", 0), "fused_activation_function": (1, "activation", 0)}),
