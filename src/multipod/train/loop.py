@@ -197,11 +197,7 @@ class _Run:
             self.times.add(now - ended, now - dispatched - waited, waited)
             incoming.tell(waited, now - ended)
             self.stopped = self.agreed_to_stop(sums)
-            if troubled and int(sums["bad"]):
-                values = _bare(sums)
-            else:  # a pipe that fills has nothing to tell yet
-                values = self.finished(_values(sums)) if int(sums["count"]) else {}
-            news = last = Updated(self.update, values, now - ended, waited, self.recipe.batch / (now - ended))
+            news = last = self.updated(sums, bool(troubled), now - ended, waited)
             if faults is not none:
                 faults.after(self.update, int(self.state.position) - 1, self.batches)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
@@ -227,6 +223,14 @@ class _Run:
         if not self.stopped and (self.evaluated is None or self.evaluated.update != self.update):
             self.evaluate()
         return self.evaluated
+
+    def updated(self, sums: Sums, troubled: bool, step_s: float, waited_s: float) -> Updated:
+        """What is told of the update that is done."""
+        if troubled and int(sums["bad"]):
+            values = _bare(sums)
+        else:  # a pipe that fills has nothing to tell yet
+            values = self.finished(_values(sums)) if int(sums["count"]) else {}
+        return Updated(self.update, values, step_s, waited_s, self.recipe.batch / step_s)
 
     def leave(self, news: Updated | None) -> None:
         """Ends what is under way, for all processes to come together anew."""
