@@ -1,6 +1,7 @@
 """Pipelines on virtual devices: synchronous ones against plain training, asynchronous ones against the simulator."""
 
 import functools
+import re
 import socket
 import subprocess
 import sys
@@ -129,6 +130,33 @@ def test_tied_weights_stay_equal_and_learn_as_one():
     jax.tree.map(np.testing.assert_array_equal, found[1], found[2])
     for own, right in zip([found[0], found[1], found[3]], known, strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), own, right)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipemare"])
+def test_a_pass_that_is_not_due_is_not_computed(name):
+    """XLA must leave the products of a pass inside its loop of one round or none (`flight.in_turn`)."""
+    pipe = pipe_of(name, 2, 1)
+    state = pipe.begin(pipe.weights)
+    batch = jax.tree.map(lambda b: b[0], batches(1))
+    program = pipe.compiled(pipe.weights).lower(state, batch, True).compile().as_text()
+    loops, calls, found = set(), {}, {}
+    for line in program.splitlines():
+        if opened := re.match(r"^(?:ENTRY )?(%[\w.\-]+) \(", line):
+            calls[inside := opened[1]], found[inside] = [], []
+        loops |= set(re.findall(r"body=(%[\w.\-]+)", line))
+        if found:
+            calls[inside] += re.findall(r"(?:calls|to_apply|body)=(%[\w.\-]+)", line)
+            calls[inside] += re.findall(r"%[\w.\-]+", "".join(re.findall(r"branch_computations=\{(.*?)\}", line)))
+            found[inside] += re.findall(r" (dot|while)\(", line)
+
+    def all_of(one, nested):
+        inner = [more for call in calls[one] if nested or call not in loops for more in all_of(call, nested)]
+        return [*found[one], *inner]
+
+    ticks = [body for body in loops if "while" in all_of(body, nested=False)]
+    assert len(ticks) == 1
+    assert "dot" not in all_of(ticks[0], nested=False)
+    assert "dot" in all_of(ticks[0], nested=True)
 
 
 @pytest.mark.processes
