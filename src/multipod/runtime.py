@@ -181,3 +181,13 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the GNU C library's
     if trim is not None:
         trim(0)
+
+
+def available_bytes() -> int | None:
+    """Memory that this host can give without swapping; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if kib is None else 1024 * int(kib)

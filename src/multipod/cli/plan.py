@@ -32,13 +32,14 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--price", type=float, default=0.0, help="Of a chip for an hour, in any currency.")
 @click.option("--calibration", type=FILE, metavar="FILE", help="Constants of the machine, as `plan calibrate` writes.")
 @click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, for `train --layout`.")
+@click.option("--splits", is_flag=True, help="Also split a recipe's model: compiles its step here, once for each.")
 @click.option("--compile", "compiled", is_flag=True, help="Also ask XLA: compile a recipe's step for this TPU.")
 @click.option("--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]")
 def plan(names: tuple[str, ...], **asked: Any) -> None:
     """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
 
     RECIPE is a published model (resnet50, bert, transformer, ssd, maskrcnn), a name from `multipod list`, or
-    FILE.py:FUNCTION. Splits of the model are searched for published models; recipes lie along the data axes.
+    FILE.py:FUNCTION. Splits of the model are searched for published models, and for recipes with --splits.
 
     \b
     multipod plan resnet50 --on tpu-v3-multipod --batch 65536
@@ -75,7 +76,7 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     from multipod.plan.search import search
 
     _remember(asked["cache"])
-    workload, batch, updates = _workload(name, asked["batch"])
+    workload, batch, updates = _workload(name, asked)
     if asked["on"].partition(":")[0] == "here":
         machine = _here(asked["on"], asked["calibration"])
     else:
@@ -148,15 +149,21 @@ def _calibrate(console: "Console") -> None:
 
 
 def _remember(cache: str | None) -> None:
-    from multipod import runtime
     from multipod.plan.search import remember_costs
 
-    folder = runtime.default_cache().parent / "plan" if cache is None else Path(cache)
-    remember_costs(None if cache == "off" else folder)
+    remember_costs(None if cache == "off" else _folder(cache))
 
 
-def _workload(name: str, batch: int | None) -> "tuple[Workload, int, float]":
+def _folder(cache: str | None) -> Path:
+    """Where simulated costs and what XLA said are kept."""
+    from multipod import runtime
+
+    return runtime.default_cache().parent / "plan" if cache is None else Path(cache)
+
+
+def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float]":
     """The workload, its batch, and its updates (0 if nobody knows)."""
+    batch: int | None = asked["batch"]
     from multipod.errors import PlanError, RecipeError, nearest
     from multipod.plan.models import MODELS
     from multipod.plan.published import EXAMPLES
@@ -173,7 +180,10 @@ def _workload(name: str, batch: int | None) -> "tuple[Workload, int, float]":
     from multipod import runtime
 
     runtime.prepare()
+    from functools import partial
+
     from multipod.plan.program import workload_of
+    from multipod.plan.splits import Splits
     from multipod.recipes.find import RECIPES, load
 
     try:
@@ -182,7 +192,9 @@ def _workload(name: str, batch: int | None) -> "tuple[Workload, int, float]":
         if ".py:" in name:
             raise
         raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
-    return workload_of(recipe), batch or recipe.batch, recipe.updates
+    folder = None if asked["cache"] == "off" else _folder(asked["cache"]) / "programs"
+    splits = Splits(recipe, folder, partial(click.echo, err=True)) if asked["splits"] else None
+    return workload_of(recipe, splits), batch or recipe.batch, recipe.updates
 
 
 class _bar:
@@ -393,7 +405,7 @@ def _save(name: str, asked: dict[str, Any], machine: "Machine", found: "Found", 
         name = f"{Path(path).absolute()}:{function}"  # as `train` knows it
     best = found.best
     prediction = best.data() | (predict_run(best, machine, updates).data() if updates else {})
-    write_plan(Plan(name, asked["on"], best.choice, mesh_of(machine), prediction), asked["save"])
+    write_plan(Plan(name, asked["on"], best.choice, mesh_of(machine, best.choice.split), prediction), asked["save"])
     click.echo(f"plan in {asked['save']}: train it with `multipod train {name} --layout {asked['save']}`")
 
 

@@ -17,6 +17,7 @@ from multipod.layout.layout import DATA_AXES, Layout
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.search import mesh_of
+from multipod.plan.splits import Splits
 from multipod.plan.work import Work
 from multipod.plan.workload import Build, Evaluation, Split, Workload
 from multipod.recipe.recipe import Recipe
@@ -26,12 +27,12 @@ SMALL = 0.5
 """Sums of fewer bytes than this share of the gradients are no gradients: statistics and values."""
 
 
-def workload_of(recipe: Recipe) -> Workload:
+def workload_of(recipe: Recipe, splits: Splits | None = None) -> Workload:
     """What a step of `recipe` asks for. Traces the step once for each number of examples that is asked about.
 
-    The step is traced on a mesh of one device with the share of the batch that a device would have, so its
-    operators are
-    the real ones: model, objective, optimizer. Splits of the model are not traced here.
+    The step is traced on a mesh of one device with the share of the batch that a device would have, so its operators
+    are the real ones: model, objective, optimizer. With `splits`, XLA is asked what splitting the model makes of them,
+    and what memory the step needs; without, there are none, and memory is a guess from the operators.
 
     Raises:
       PlanError: the recipe's step cannot be traced.
@@ -45,7 +46,8 @@ def workload_of(recipe: Recipe) -> Workload:
     return Workload(
         name=recipe.name,
         parameters=parameters,
-        build=_build(recipe),
+        build=_build(recipe, splits),
+        splits=splits.able if splits else (),
         optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
         wire_bytes=max((leaf.dtype.itemsize for leaf in params), default=4),
         norm_group_messages=sum(s.count for s in small),
@@ -57,16 +59,14 @@ def workload_of(recipe: Recipe) -> Workload:
     )
 
 
-def _build(recipe: Recipe) -> Build:
+def _build(recipe: Recipe, splits: Splits | None) -> Build:
     def build(examples: float, split: Split, lanes: int) -> Work:
+        ops = _traced(recipe, max(1, math.ceil(examples)), lanes).inside
+        if splits is not None:
+            return splits.work(ops, examples, split)
         if split.devices > 1:
-            raise PlanError(
-                f"recipe {recipe.name}: a split of {split} is not traced from recipes yet. Plan with data axes alone."
-            )
-        rows = max(1, math.ceil(examples))
-        traced = _traced(recipe, rows, lanes)
-        kept = sum(op.nbytes for op in traced.inside) / 6
-        return Work(traced.inside, (), kept)
+            raise PlanError(f"recipe {recipe.name}: a split of {split} has not been compiled. Plan with --splits.")
+        return Work(ops, (), sum(op.nbytes for op in ops) / 6)
 
     return build
 

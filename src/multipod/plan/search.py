@@ -11,7 +11,7 @@ from multipod.collectives.build import ALGORITHMS
 from multipod.errors import MultipodError, PlanError, TopologyError
 from multipod.plan import network
 from multipod.plan.machine import Machine, find
-from multipod.plan.predict import Choice, Prediction, predict_step, with_evaluations
+from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
 from multipod.plan.workload import Split, Workload
 from multipod.topology.topology import Topology
 
@@ -72,6 +72,7 @@ def candidates(workload: Workload, machine: Machine, batch: int, norm_examples: 
 
 def _splits(workload: Workload) -> Iterator[Split]:
     yield Split()
+    yield from workload.splits
     for n in SPLITS[1:]:
         if "spatial" in workload.axes:
             yield Split(spatial=n)
@@ -203,7 +204,7 @@ class Plan:
       name: of the recipe or table.
       machine: as on the command line.
       choice: the layout.
-      mesh: (rows, columns) of devices; () where the machine has another form.
+      mesh: (rows, columns) of replicas; () where the machine has another form.
       prediction: what `Prediction.data` says, and of the run, if it was planned.
     """
 
@@ -218,11 +219,33 @@ class Plan:
         shared = str(self.choice.shard_update).lower()
         changes = [f"layout.gradient_sum={self.choice.schedule}", f"layout.shard_update={shared}"]
         changes.append(f"batch={self.choice.batch}")
+        split = self.choice.split
+        changes += [f"layout.{name}={n}" for name, n in (("spatial", split.spatial), ("model", split.model)) if n > 1]
+        if split.devices > 1 and self.mesh:
+            changes.append("layout.tile=" + "x".join(map(str, tile_of(split))))
         return [*changes, "layout.mesh=" + "x".join(map(str, self.mesh))] if self.mesh else changes
 
 
-def mesh_of(machine: Machine) -> tuple[int, ...]:
-    """The mesh of devices: rows as the chips have them, a chip's devices side by side in its row."""
+def tile_of(split: Split) -> tuple[int, int]:
+    """Rows and columns of the devices of a replica: along the row up to four (two chips of two), in two rows beyond.
+
+    As `predict.tile_of` prices them.
+    """
+    rows = 1 if split.devices < 8 else 2
+    return rows, split.devices // rows
+
+
+def mesh_of(machine: Machine, split: Split = WHOLE_MODEL) -> tuple[int, ...]:
+    """The mesh of replicas: rows as the chips have them, a chip's devices side by side in its row.
+
+    () where replicas of this form do not tile the machine.
+    """
+    rows, columns = _devices_of(machine)
+    tall, wide = tile_of(split)
+    return () if rows % tall or columns % wide else (rows // tall, columns // wide)
+
+
+def _devices_of(machine: Machine) -> tuple[int, int]:
     shape = machine.topology.shape
     if len(shape) == 1:
         rows = next(r for r in range(math.isqrt(machine.devices), 0, -1) if machine.devices % r == 0)

@@ -76,6 +76,7 @@ class Workload:
         choice of regions); a spatial split leaves them as they are unless `splits_all`.
       splits_all: whether a spatial split divides those too.
       axes: beside the data axes, those that `build` can split over: "spatial", "model".
+      splits: those that `build` knows, where it does not know all of `axes`.
       dtype: of products.
       source: where the numbers are from.
     """
@@ -94,5 +95,6 @@ class Workload:
     unsplit_s: float = 0.0
     splits_all: bool = False
     axes: tuple[str, ...] = ()
+    splits: tuple[Split, ...] = ()
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     source: str = ""

@@ -17,6 +17,7 @@ from multipod.data.source import Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
+from multipod.step.fits import refuse_too_large
 from multipod.step.program import Batch, Sums
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State, device_bytes
@@ -156,6 +157,7 @@ class _Run:
         compiled = self.program.compile_update()
         self.compile_s = self.around.clock() - start
         runtime.release_memory()
+        refuse_too_large(self.program, compiled)
         self.around.meet("compiled")
         self.tell(Compiled(self.compile_s))
         return compiled

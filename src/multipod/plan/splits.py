@@ -1,0 +1,133 @@
+"""What a split of a recipe's model does to its step: read from XLA's programs of it, compiled for this host.
+
+The partitioner decides what a device of a replica computes and what the replica's devices tell each other, so it is
+asked: the real step is compiled, whole and split, for two powers of two with the replica's number of examples between
+them. What grows with the examples and what does not (the gradients of weights that are not split) follows from the
+two. Nothing is run, and a large program takes no longer to compile than a small one.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from multipod.errors import LayoutError, PlanError
+from multipod.layout.compiled import CompiledFacts, facts_of_lowered
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.plan.work import Message, Op, Pattern, Work
+from multipod.plan.workload import Split
+from multipod.recipe.recipe import Recipe
+from multipod.step.program import Program
+
+LEAST = 8
+"""Examples: programs of fewer are not compiled; so few that constants would rule."""
+
+PATTERNS: dict[str, Pattern] = {
+    "all-reduce": "all-reduce",
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all",
+    "collective-permute": "neighbour",
+}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The splits that a recipe's model allows, and what each makes of its work.
+
+    Attributes:
+      recipe: its layout's axes count for nothing here, its rules do.
+      cache: a folder where what XLA said is kept; None keeps it for this process alone.
+      told: hears what is being compiled.
+    """
+
+    recipe: Recipe
+    cache: Path | None = None
+    told: Callable[[str], Any] = lambda line: None
+
+    @cached_property
+    def able(self) -> tuple[Split, ...]:
+        """Those over 2, 4 and 8 devices that the model's dims allow, of as many as are here to compile for."""
+        sizes = [n for n in (2, 4, 8) if n <= jax.device_count()]
+        splits = (*(Split(spatial=n) for n in sizes), *(Split(model=n) for n in sizes))
+        return tuple(split for split in splits if self._can(split))
+
+    def work(self, whole: tuple[Op, ...], examples: float, split: Split) -> Work:
+        """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`."""
+        counts = _around(examples)
+        alone, parts = (self._facts(one, counts) for one in (Split(), split))
+        flops, nbytes = _share(alone, parts, "flops"), _share(alone, parts, "bytes")
+        ops = tuple(replace(op, flops=op.flops * flops, nbytes=op.nbytes * nbytes) for op in whole)
+        kept = _between(counts, [facts.memory.temporaries - self._gradients(split) for facts in parts], examples)
+        return Work(ops, tuple(_messages(counts, parts, examples)) if split.devices > 1 else (), max(0.0, kept))
+
+    def _gradients(self, split: Split) -> float:
+        """Bytes of the gradients on a device, which are among XLA's temporaries."""
+        return 4 * sum(leaf.size for leaf in jax.tree.leaves(self._program(Split(), 1).shapes.params)) / split.model
+
+    def _can(self, split: Split) -> bool:
+        try:
+            _ = self._program(split, LEAST).path
+        except LayoutError:
+            return False
+        return True
+
+    def _program(self, split: Split, examples: int) -> Program:
+        return _program(self.recipe, split, examples)
+
+    def _facts(self, split: Split, counts: tuple[int, int]) -> tuple[CompiledFacts, ...]:
+        return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
+
+
+def _around(examples: float) -> tuple[int, int]:
+    """The powers of two on both sides; from `LEAST` on."""
+    many = max(2 * LEAST, 2 ** math.ceil(math.log2(max(1.0, examples))))
+    return many // 2, many
+
+
+@lru_cache(maxsize=64)
+def _program(recipe: Recipe, split: Split, examples: int) -> Program:
+    spatial = (split.spatial,) if split.spatial > 1 else ()
+    layout = Layout((1, 1), spatial=spatial, model=split.model, rules=recipe.layout.rules)
+    small = replace(recipe, batch=examples, accumulate=1, layout=layout)
+    return Program(small, make_mesh(layout))
+
+
+@lru_cache(maxsize=256)
+def _facts(
+    recipe: Recipe, split: Split, examples: int, cache: Path | None, told: Callable[[str], Any]
+) -> CompiledFacts:
+    told(f"{recipe.name}: compiling a step of {examples} examples" + (f" over {split}" if split.devices > 1 else ""))
+    try:
+        return facts_of_lowered(_program(recipe, split, examples).lowered, "here", cache)
+    except (TypeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise PlanError(f"recipe {recipe.name}: its step over {split} cannot be compiled: {first}") from error
+
+
+def _share(whole: tuple[CompiledFacts, ...], part: tuple[CompiledFacts, ...], name: str) -> float:
+    """What of the whole step falls on one device: at the larger number of examples, where constants matter less."""
+    return min(1.0, getattr(part[-1], name) / max(1.0, getattr(whole[-1], name)))
+
+
+def _between(counts: tuple[int, int], values: list[float], examples: float) -> float:
+    """The straight line through the values at two counts of examples."""
+    few, many = counts
+    return values[0] + (values[1] - values[0]) / (many - few) * (examples - few)
+
+
+def _messages(counts: tuple[int, int], facts: tuple[CompiledFacts, ...], examples: float) -> Iterator[Message]:
+    """Collectives of one kind and of as many peers, as one kind of message of their mean size."""
+    kinds = {(one.kind, one.peers) for few in facts for one in few.collectives if one.peers > 1}
+    for kind, peers in sorted(kinds):
+        alike = [[one for one in few.collectives if (one.kind, one.peers) == (kind, peers)] for few in facts]
+        times = [float(sum(one.times for one in found)) for found in alike]
+        nbytes = [float(sum(one.nbytes * one.times for one in found)) for found in alike]
+        count = max(times)
+        each = max(0.0, _between(counts, nbytes, examples)) / count
+        yield Message(f"{kind} between peers", PATTERNS[kind], each, peers, count)

@@ -1,0 +1,71 @@
+"""What XLA says of a recipe's step before it is run: how a split changes it, and whether it fits in memory."""
+
+import re
+from dataclasses import replace
+
+import layout_recipes
+import pytest
+
+from multipod.errors import LayoutError, PlanError
+from multipod.layout.compiled import facts_of
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.plan.machine import find, here
+from multipod.plan.predict import Choice, predict_step
+from multipod.plan.program import workload_of
+from multipod.plan.search import Plan, mesh_of
+from multipod.plan.splits import Splits
+from multipod.plan.workload import Split
+from multipod.recipe.override import override
+from multipod.step.fits import refuse_too_large
+from multipod.step.program import Program
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return Splits(layout_recipes.words())
+
+
+def test_a_model_is_split_as_far_as_its_dims_allow(splits):
+    assert splits.able == (Split(model=2), Split(model=4))  # four heads
+    assert Splits(layout_recipes.pictures()).able == (Split(spatial=2), Split(spatial=4), Split(spatial=8))
+
+
+def test_memory_and_messages_are_those_of_xla_for_examples_that_were_not_compiled(splits):
+    split = Split(model=2)
+    recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), model=2))
+    expected = facts_of(Program(recipe, make_mesh(recipe.layout)).lowered.compile())
+    workload = workload_of(splits.recipe, splits)
+    found = predict_step(workload, Choice(24, split, "xla", False), here(2, 2))
+    assert found.memory.total == pytest.approx(expected.memory.peak, rel=0.05)
+    (sums,) = (message for message in workload.build(24, split, 1).messages if message.pattern == "all-reduce")
+    sent = sum(one.nbytes * one.times for one in expected.collectives if one.kind == "all-reduce" and one.peers > 1)
+    assert sums.nbytes * sums.count == pytest.approx(sent, rel=0.05)
+
+
+def test_a_split_that_was_not_compiled_is_refused():
+    workload = workload_of(layout_recipes.words())
+    with pytest.raises(PlanError, match="a split of model 2 has not been compiled"):
+        predict_step(workload, Choice(16, Split(model=2), "xla"), here(2, 2))
+
+
+def test_a_plan_with_a_split_says_how_its_tiles_lie():
+    machine = find("tpu-v3-pod:4x4")
+    plan = Plan("words", "tpu-v3-pod:4x4", Choice(64, Split(model=8)), mesh_of(machine, Split(model=8)), {})
+    changes = plan.changes()
+    assert {"layout.model=8", "layout.tile=2x4", "layout.mesh=2x2"} <= set(changes)
+    assert override(layout_recipes.words(), changes).layout.tile_devices * 4 == machine.devices
+    assert mesh_of(find("tpu-v3-pod:1x1"), Split(model=4)) == ()
+
+
+def test_an_update_that_does_not_fit_is_refused_with_what_would():
+    recipe = layout_recipes.words(Layout((1, 2)))
+    program = Program(recipe, make_mesh(recipe.layout))
+    compiled = program.lowered.compile()
+    refuse_too_large(program, compiled)  # there is room
+    need = facts_of(compiled).memory.temporaries
+    with pytest.raises(LayoutError, match="words: an update of 8 rows on each device needs") as told:
+        refuse_too_large(program, compiled, need * 5 // 8)
+    assert re.search(r"About what would fit: batch=(8|10), or accumulate=2, or more devices.$", str(told.value))
+    with pytest.raises(LayoutError, match="would fit: more devices"):
+        refuse_too_large(program, compiled, 10)
