@@ -78,6 +78,6 @@ def _text(fit: Fit, measured: dict[str, float]) -> str:
         f"{1e3 * max(measured.values()):.0f} ms (median error {fit.median_error:.0%}): {constants}. Load average "
         f"{load:.1f}. "
         "Memory is the straight line between what XLA lays out for the powers of two on both sides of a device's "
-        "examples, with what the layout splits; a run asks XLA for its own program before the first update, and refuses "
-        "what does not fit."
+        "examples, with what the layout splits; a run asks XLA for its own program before the first update, and "
+        "refuses what does not fit."
     )
