@@ -208,7 +208,8 @@ def _update_shares() -> list[tuple[str, float, float]]:
         named = replace(recipe, optimizer=replace(recipe.optimizer, name=name))
         whole, split = (replace(named, layout=Layout((2, 4), shard_update=on)) for on in (False, True))
         seconds = np.array(_in_turn([*_update_and_step(whole), *_update_and_step(split)]))
-        shares.append((name, *map(float, np.median(seconds[:, ::2] / seconds[:, 1::2], axis=0))))
+        of_whole, of_split = np.median(seconds[:, ::2] / seconds[:, 1::2], axis=0)
+        shares.append((name, float(of_whole), float(of_split)))
     return shares
 
 
