@@ -21,7 +21,7 @@ from pathlib import Path
 import machine
 
 STILL_S = 3.0  # between two deaths, in which the next programs are compiled ahead
-PATIENCE_S = 180.0
+PATIENCE_S = 120.0
 SETTINGS = ["--set", "updates=1000000", "--set", "evaluate_every=0", "--mesh", "2x4"]
 
 
@@ -33,7 +33,7 @@ class Run:
         command = [sys.executable, "-m", "multipod", "launch", "--processes", "4", *options]
         self.launcher = subprocess.Popen(
             [*command, "--", "train", "digits", *SETTINGS, *changes, "--quiet", "--out", "run"],
-            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=folder, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
     def __enter__(self) -> "Run":
@@ -83,7 +83,8 @@ class Run:
 def survived(folder: Path, number: signal.Signals, times: int, changes: list[str]) -> tuple[list[float], list[float]]:
     """Seconds without a rank that was sent the signal, and seconds to take its replacement in."""
     rng = random.Random(0)
-    with Run(folder, ["--survive", "--timeout", "6"], changes) as run:
+    limit = "6" if number == signal.SIGSTOP else "60"
+    with Run(folder, ["--survive", "--timeout", limit], changes) as run:
         run.trained()
         for count in range(times):
             os.kill(run.rank(rng.randrange(4)), number)

@@ -261,7 +261,7 @@ def test_what_happened_is_told_in_a_line():
     )
     came = Regrouped(90, 2, 4, 4, {}, [1], "checkpoint", 12, 2.0, planned=True)
     assert regrouped_text(came) == (
-        "after update 90, with rank 1 again: 4 of 4 processes; THE STATE CAME FROM A CHECKPOINT, "
+        "after update 90, with rank 1: 4 of 4 processes; THE STATE CAME FROM A CHECKPOINT, "
         "12 updates done again; 2.0 s without an update"
     )
     assert jsonl.decode(json.loads(jsonl.encode(lost))) == lost

@@ -59,7 +59,7 @@ def save_failed_text(event: SaveFailed) -> str:
 def regrouped_text(event: Regrouped) -> str:
     """Such as `after update 85, without rank 1: 3 of 4 processes; the state came from peers; 2 s without an update`."""
     who = [f"without rank {', '.join(event.lost)}"] if event.lost else []
-    who += [f"with rank {', '.join(map(str, event.came))} again"] if event.came else []
+    who += [f"with rank {', '.join(map(str, event.came))}"] if event.came else []
     source = {
         "memory": "all had the state in memory",
         "peers": "the state came from peers",
