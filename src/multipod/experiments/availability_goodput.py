@@ -21,7 +21,7 @@ INTERVALS = (4, 16, 64)
 """Updates between two checkpoints."""
 RATES_S = (2.0, 6.0)
 """Mean seconds between failures: hours of a large machine, so that a cell takes seconds here."""
-WORK_S = 20.0
+WORK_S = 12.0
 """Time of a cell, without its failures."""
 STEP_S = 0.02
 """An update is made this long by sleeping, so that a machine with two cores measures checkpoints and not its load."""
