@@ -197,8 +197,8 @@ def fill_disk(seconds: float) -> None:
 def cut(link: str, seconds: float) -> None:
     """Takes the link down for so long; without a link of its own, shuts all of this process's network connections."""
     if link and shutil.which("ip"):
-        down = f"ip link set dev {link} down; sleep {seconds}; ip link set dev {link} up"
-        subprocess.Popen(["sh", "-c", down])
+        subprocess.run(["ip", "link", "set", "dev", link, "down"], check=True)
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; ip link set dev {link} up"])
         return
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
