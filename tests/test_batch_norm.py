@@ -18,6 +18,7 @@ from multipod.errors import LayoutError
 from multipod.execute import sums
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
+from multipod.models.resnet import SmallResNet
 from multipod.nn.batch_norm import TileBatchNorm, tile_groups
 from multipod.nn.padding import masked
 from multipod.step.gradients import over_data
@@ -213,3 +214,20 @@ def test_the_published_tiles_on_64_devices():
     told = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
     assert told.stdout.split() == ["2x2", "2x4", "4x4", "4x8"]
+
+
+@pytest.mark.parametrize(("moving", "kept"), [("pooled", (4,)), ("averaged", (4,)), ("kept", (2, 4))])
+def test_models_take_each_kind_of_moving_statistics(moving, kept):
+    spec = SmallResNet(width=4, blocks=(1,), batch_norm_tile=(1, 2), batch_norm_moving=moving, batch_norm_tiles=2)
+    batch = {"image": np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype(np.float32)}
+    params, statistics = spec.init(jax.random.key(0))
+
+    def local(params, statistics, batch):
+        return spec.apply(params, statistics, batch, train=True, key=jax.random.key(0))[1]
+
+    mesh = make_mesh(Layout((1, 4)))
+    function = over_data(local, mesh, (PartitionSpec(), PartitionSpec(), batch_spec(mesh)), PartitionSpec())
+    moved = jax.jit(function)(params, statistics, batch)
+    assert {leaf.shape for leaf in jax.tree.leaves(moved)} == {kept}
+    outputs, _ = spec.apply(params, jax.device_get(moved), batch, train=False, key=jax.random.key(0))
+    assert np.isfinite(outputs).all()

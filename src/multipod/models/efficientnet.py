@@ -10,7 +10,7 @@ from flax import nnx
 
 from multipod.errors import RecipeError, nearest
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
-from multipod.nn.batch_norm import Tile
+from multipod.nn.batch_norm import Moving, Tile
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.model import Batch, FlaxModel
 from multipod.nn.remat import REMATS, Remat, called
@@ -87,6 +87,8 @@ class EfficientNet(FlaxModel):
       channels: colour channels of the image.
       classes: number of classes.
       batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments. 0.99 wants some hundreds of updates before an evaluation.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
       remat: what each block keeps for the backward pass.
@@ -104,6 +106,8 @@ class EfficientNet(FlaxModel):
     channels: int = 3
     classes: int = 1000
     batch_norm_tile: Tile = "all"
+    batch_norm_moving: Moving = "pooled"
+    batch_norm_tiles: int = 1
     batch_norm_momentum: float = 0.99
     dtype: Dtype = "float32"
     remat: Remat = "none"
@@ -127,7 +131,8 @@ class EfficientNet(FlaxModel):
     @property
     def style(self) -> Style:
         """What all its convolutions share."""
-        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-3, "same", self.dtype)
+        moving, tiles = self.batch_norm_moving, self.batch_norm_tiles
+        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-3, "same", self.dtype, moving, tiles)
 
 
 def efficientnet(name: str, **fields: Any) -> EfficientNet:

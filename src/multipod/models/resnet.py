@@ -1,5 +1,6 @@
 """Residual networks for images (He et al., 2015, arXiv:1512.03385): the published five, and a small one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
-from multipod.nn.batch_norm import Tile, TileBatchNorm
+from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.convolution import convolution
 from multipod.nn.laid import laid
@@ -39,6 +40,8 @@ class ResNet(FlaxModel):
       classes: number of classes.
       width: features of the first stage, 64 as published; each later stage has twice those of the one before it.
       batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
       remat: what each block keeps for the backward pass.
@@ -54,6 +57,8 @@ class ResNet(FlaxModel):
     classes: int = 1000
     width: int = 64
     batch_norm_tile: Tile = "all"
+    batch_norm_moving: Moving = "pooled"
+    batch_norm_tiles: int = 1
     batch_norm_momentum: float = 0.9
     dtype: Dtype = "float32"
     remat: Remat = "none"
@@ -77,7 +82,8 @@ class ResNet(FlaxModel):
     @property
     def style(self) -> Style:
         """What all its convolutions share."""
-        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-5, "symmetric", self.dtype)
+        moving, tiles = self.batch_norm_moving, self.batch_norm_tiles
+        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-5, "symmetric", self.dtype, moving, tiles)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class SmallResNet(FlaxModel):
       width: features of the first stage; each later stage has twice those of the one before it at half the size.
       blocks: basic blocks in each stage.
       batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       activation: `relu` as in the paper, or the smooth `silu` (arXiv:1702.03118), with which training does
         not enlarge rounding errors (docs/design/order.md).
     """
@@ -101,6 +109,8 @@ class SmallResNet(FlaxModel):
     width: int = 16
     blocks: tuple[int, ...] = (1, 1, 1)
     batch_norm_tile: Tile = "all"
+    batch_norm_moving: Moving = "pooled"
+    batch_norm_tiles: int = 1
     activation: Literal["relu", "silu"] = "relu"
 
     def module(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -112,17 +122,22 @@ class SmallResNet(FlaxModel):
         return module(batch["image"])
 
 
+def _norm(spec: SmallResNet, rngs: nnx.Rngs) -> Callable[[int], TileBatchNorm]:
+    moving, tiles = spec.batch_norm_moving, spec.batch_norm_tiles
+    return partial(TileBatchNorm, tile=spec.batch_norm_tile, moving=moving, tiles=tiles, rngs=rngs)
+
+
 class _Block(nnx.Module):
     """Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where the shape changes."""
 
     def __init__(self, spec: SmallResNet, features_in: int, features: int, stride: int, rngs: nnx.Rngs) -> None:
-        tile = spec.batch_norm_tile
+        norm = _norm(spec, rngs)
         self.activate = ACTIVATIONS[spec.activation]
         conv = partial(nnx.Conv, use_bias=False, conv_general_dilated=convolution, rngs=rngs)
         self.conv1 = conv(features_in, features, (3, 3), strides=stride)
-        self.norm1 = TileBatchNorm(features, tile=tile, rngs=rngs)
+        self.norm1 = norm(features)
         self.conv2 = conv(features, features, (3, 3))
-        self.norm2 = TileBatchNorm(features, tile=tile, rngs=rngs)
+        self.norm2 = norm(features)
         same = features_in == features and stride == 1
         self.shortcut = None if same else conv(features_in, features, (1, 1), strides=stride)
 
@@ -136,7 +151,7 @@ class _ResNet(nnx.Module):
     def __init__(self, spec: SmallResNet, rngs: nnx.Rngs) -> None:
         self.activate = ACTIVATIONS[spec.activation]
         self.stem = nnx.Conv(spec.channels, spec.width, (3, 3), use_bias=False, rngs=rngs)
-        self.norm = TileBatchNorm(spec.width, tile=spec.batch_norm_tile, rngs=rngs)
+        self.norm = _norm(spec, rngs)(spec.width)
         blocks, features = [], spec.width
         for stage, count in enumerate(spec.blocks):
             for number in range(count):

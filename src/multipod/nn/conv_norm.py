@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.batch_norm import Tile, TileBatchNorm
+from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
 from multipod.nn.convolution import convolution
 from multipod.nn.depthwise import depthwise_convolution
 from multipod.nn.laid import laid
@@ -35,6 +35,8 @@ class Style:
       padding: `same` pads as TensorFlow does, with the odd pixel after the image; `symmetric` pads (size - 1) / 2
         pixels on each side. They differ for strides above 1 only.
       dtype: of activations.
+      moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      tiles: with `kept`, how many tiles the mesh holds.
     """
 
     tile: Tile
@@ -42,6 +44,8 @@ class Style:
     epsilon: float
     padding: Literal["same", "symmetric"]
     dtype: Dtype
+    moving: Moving = "pooled"
+    tiles: int = 1
 
 
 class ConvNorm(nnx.Module):
@@ -81,7 +85,15 @@ class ConvNorm(nnx.Module):
             rngs=rngs,
             **kind,
         )
-        self.norm = TileBatchNorm(features, tile=style.tile, momentum=style.momentum, epsilon=style.epsilon, rngs=rngs)
+        self.norm = TileBatchNorm(
+            features,
+            tile=style.tile,
+            moving=style.moving,
+            tiles=style.tiles,
+            momentum=style.momentum,
+            epsilon=style.epsilon,
+            rngs=rngs,
+        )
         if zero:
             self.norm.scale = nnx.Param(jnp.zeros(features))
         self.activate = activate
