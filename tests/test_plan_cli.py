@@ -83,12 +83,14 @@ def test_refusals(run, words, message):
 def test_plans_are_read_as_they_were_written(tmp_path):
     file = tmp_path / "plan.json"
     machine = find("tpu-v3-pod:4x4")
-    plan = Plan("bert", "tpu-v3-pod:4x4", Choice(64, Split(model=4)), mesh_of(machine), {"step_s": 1.0})
+    split = Split(model=4)
+    plan = Plan("bert", "tpu-v3-pod:4x4", Choice(64, split), mesh_of(machine, split), {"step_s": 1.0})
     write_plan(plan, file)
     assert read_plan(file) == plan
-    assert plan.mesh == (4, 8)
+    assert plan.mesh == (4, 2)
     assert plan.changes() == [
-        "layout.gradient_sum=torus-2d", "layout.shard_update=true", "batch=64", "layout.mesh=4x8",
+        "layout.gradient_sum=torus-2d", "layout.shard_update=true", "batch=64", "layout.model=4", "layout.tile=1x4",
+        "layout.mesh=4x2",
     ]  # fmt: skip
     broken = {"{}": "is no plan", "[": "is no JSON", '{"format": "multipod-plan-1"}': "no whole plan"}
     for text, message in broken.items():
