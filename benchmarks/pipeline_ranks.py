@@ -54,7 +54,6 @@ def ours(
         "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "multipod-pipeline-benchmark"),
     }
     import jax
-    import jax.numpy as jnp
     import numpy as np
 
     serial = kind.startswith("serial")
@@ -63,49 +62,57 @@ def ours(
         jax.distributed.initialize(f"127.0.0.1:{port}", ranks, rank)
     n = 1 if kind == "serial" else micro
     parts = 1 if serial else ranks
-    each, rows = layers // parts, batch // n
     random = np.random.default_rng(0)
-    x, y = (random.standard_normal((n, rows, length, features), np.float32) for _ in range(2))
+    x, y = (random.standard_normal((n, batch // n, length, features), np.float32) for _ in range(2))
+    each = layers // parts
     weights = [
         [_block_weights(np.random.default_rng(p * each + k), features) for k in range(each)] for p in range(parts)
     ]
-
-    def part(first: bool, last: bool) -> Callable[[Any, Any, Any], Any]:
-        def function(weights: Any, x: Any, aux: Any) -> Any:
-            h = aux["x"] if first else x
-            for block in weights:
-                h = _block(block, h)
-            if not last:
-                return h, {}
-            loss = jnp.mean((h - aux["y"]) ** 2) / n
-            return loss, {"loss": loss}
-
-        return function
-
     if serial:
-        function = part(True, True)
-
-        def gradients(weights: Any, x: Any, y: Any) -> Any:
-            def one(total: Any, batch: Any) -> Any:
-                aux = {"x": batch[0], "y": batch[1]}
-                (loss, _), own = jax.value_and_grad(lambda w: function(w, (), aux), has_aux=True)(weights)
-                return jax.tree.map(jnp.add, total, own), loss
-
-            total, losses = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, weights), (x, y))
-            return jax.tree.map(lambda w, g: w - 0.0 * g, weights, total), losses.sum()
-
-        run = jax.jit(gradients, donate_argnums=0)
-        state = [jax.device_put(weights[0])]
-
-        def alone() -> float:
-            state[0], loss = run(state[0], x, y)
-            jax.block_until_ready(state[0])
-            return float(loss)
-
-        return alone, lambda: None
-
-    functions = [part(p == 0, p == parts - 1) for p in range(parts)]
+        return _in_one(_part(True, True, n), weights[0], x, y), lambda: None
+    functions = [_part(p == 0, p == parts - 1, n) for p in range(parts)]
     return _piped(kind, ranks, micro, functions, weights, {"x": x, "y": y}), lambda: None
+
+
+def _part(first: bool, last: bool, micro: int) -> Callable[[Any, Any, Any], Any]:
+    """The blocks of one part of the model; the last one's output is its share of the loss of `micro` micro-batches."""
+    import jax.numpy as jnp
+
+    def function(weights: Any, x: Any, aux: Any) -> Any:
+        h = aux["x"] if first else x
+        for block in weights:
+            h = _block(block, h)
+        if not last:
+            return h, {}
+        loss = jnp.mean((h - aux["y"]) ** 2) / micro
+        return loss, {"loss": loss}
+
+    return function
+
+
+def _in_one(function: Callable[[Any, Any, Any], Any], weights: Any, x: Any, y: Any) -> Callable[[], float]:
+    """A step of the whole model, micro-batches one after the other."""
+    import jax
+    import jax.numpy as jnp
+
+    def gradients(weights: Any, x: Any, y: Any) -> Any:
+        def one(total: Any, batch: Any) -> Any:
+            aux = {"x": batch[0], "y": batch[1]}
+            (loss, _), own = jax.value_and_grad(lambda w: function(w, (), aux), has_aux=True)(weights)
+            return jax.tree.map(jnp.add, total, own), loss
+
+        total, losses = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, weights), (x, y))
+        return jax.tree.map(lambda w, g: w - 0.0 * g, weights, total), losses.sum()
+
+    run = jax.jit(gradients, donate_argnums=0)
+    state = [jax.device_put(weights)]
+
+    def step() -> float:
+        state[0], loss = run(state[0], x, y)
+        jax.block_until_ready(state[0])
+        return float(loss)
+
+    return step
 
 
 def sleeping(

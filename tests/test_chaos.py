@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -234,22 +235,23 @@ else:
 
 
 def test_hosts_have_addresses_and_a_link_that_can_be_cut_and_leave_nothing(tmp_path):
-    try:
-        with hosts(2) as pair:
-            command = [sys.executable, "-c", TALK]
-            ready = str(tmp_path / "ready")
-            workers = [
-                Worker([*command, str(number), LINK, ready, pair.addresses[0]], dict(os.environ)) for number in (0, 1)
-            ]
-            one, two = (
-                subprocess.Popen(worker.command, env=worker.environment, stdout=subprocess.PIPE, text=True)
-                for worker in pair.place(workers)
-            )
-            said, _ = one.communicate(timeout=60)
-            two.communicate(timeout=60)
-            assert (one.returncode, two.returncode, said) == (0, 0, "hello\nlate\n")
-    except ClusterError as error:
-        pytest.skip(str(error))
+    with ExitStack() as stack:
+        try:
+            pair = stack.enter_context(hosts(2))
+        except ClusterError as error:
+            pytest.skip(str(error))  # making them needs root
+        command = [sys.executable, "-c", TALK]
+        ready = str(tmp_path / "ready")
+        workers = [
+            Worker([*command, str(number), LINK, ready, pair.addresses[0]], dict(os.environ)) for number in (0, 1)
+        ]
+        one, two = (
+            subprocess.Popen(worker.command, env=worker.environment, stdout=subprocess.PIPE, text=True)
+            for worker in pair.place(workers)
+        )
+        said, _ = one.communicate(timeout=60)
+        two.communicate(timeout=60)
+        assert (one.returncode, two.returncode, said) == (0, 0, "hello\nlate\n")
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert not set(pair.names) & set(left.split())
     with pytest.raises(ClusterError, match="There are no such hosts here"), hosts(2), hosts(2):

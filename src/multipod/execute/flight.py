@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from multipod.execute.packing import Slots
 
@@ -49,6 +50,21 @@ class PipeState(NamedTuple):
     tick: jax.Array
     started: jax.Array
     updates: jax.Array
+
+
+def zeros(shapes: Any, *lead: int) -> Any:
+    """Arrays of zeros with these shapes, behind the first dims `lead`."""
+    return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shapes)
+
+
+def specs_of(state: PipeState, stage_axis: str, data_axes: tuple[str, ...]) -> Any:
+    """How a state lies on the mesh: all over the stages, what is under way over the data axes too."""
+    stage, whole = PartitionSpec(stage_axis), PartitionSpec()
+    both = PartitionSpec(stage_axis, data_axes or None)
+    weights, optimizer = (jax.tree.map(lambda _: stage, tree) for tree in (state.weights, state.optimizer))
+    flight = jax.tree.map(lambda _: both, state.flight)
+    specs: Any = (weights, optimizer, flight, whole, whole, whole)
+    return PipeState(*specs)
 
 
 def when(condition: jax.Array, function: Callable[[Any], Any], carry: Any) -> Any:

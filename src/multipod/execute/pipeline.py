@@ -29,8 +29,10 @@ from multipod.execute.flight import (
     put,
     put_all,
     replaced,
+    specs_of,
     when,
     with_first,
+    zeros,
 )
 from multipod.execute.packing import Packing, Slots, packing
 from multipod.execute.passes import Passes, passes
@@ -168,7 +170,8 @@ class Pipe:
 
     def shardings(self, state: PipeState) -> Any:
         """Where each array of a state lies."""
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(state))
+        specs = specs_of(state, self.stage_axis, self.data_axes)
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def update(self, state: PipeState, batches: Any, delayed: jax.Array | bool = True) -> tuple[PipeState, Any]:
         """One update's worth of ticks; to be called inside `jax.jit`, the state given up.
@@ -194,21 +197,21 @@ class Pipe:
         Evaluate on a drained copy: the run itself then learns the same however often it is evaluated.
         """
         if not self.asynchronous:
-            return state, self._sums()
+            return state, zeros(self.passes[-1].extra)
         left = jnp.where(state.started > 0, self.tables.span - self.tables.stride, 0)
         return self._run(state, None, left, jnp.asarray(True), begins=False)
 
     # The loop.
 
     def _run(self, state: PipeState, batches: Any, ticks: Any, on: jax.Array, begins: bool) -> tuple[PipeState, Any]:
-        specs = self._specs(jax.eval_shape(lambda: state))
+        specs = specs_of(jax.eval_shape(lambda: state), self.stage_axis, self.data_axes)
         split = jax.tree.map(lambda _: PartitionSpec(None, self.data_axes or None), batches)
 
         def local(state: PipeState, batches: Any, ticks: Any, on: jax.Array) -> tuple[PipeState, Any]:
             weights, optimizer = first(state.weights), first(state.optimizer)
             flight = first(first(state.flight)) if self.asynchronous else self._empty(())
             if self.asynchronous:
-                flight = flight._replace(sums=self._sums())
+                flight = flight._replace(sums=zeros(self.passes[-1].extra))
             if begins:
                 place = state.started % self.tables.batches
                 held = jax.tree.map(partial(put, place), flight.batches, batches)
@@ -308,8 +311,8 @@ class Pipe:
             x = self.messages.unpack(part - 1, arrived) if part else ()
             y, extra, saved = self.passes[part].forward(self.packed[c].unpack(n, own), x, aux)
             last = part == len(self.parts) - 1
-            out = self._no_message() if last else self.messages.pack(part, y)
-            return out, extra if last else self._sums(), self.packed_saved[c].pack(n, saved)
+            out = zeros(self.messages.slots) if last else self.messages.pack(part, y)
+            return out, extra if last else zeros(self.passes[-1].extra), self.packed_saved[c].pack(n, saved)
 
         out, extra, saved = self.switch(c, now.stage, branch, weights[c], arrived, aux)
         kept = tuple(put(m % ring.shape[0], ring, leaf) for ring, leaf in zip(flight.saved[c], saved, strict=True))
@@ -333,7 +336,7 @@ class Pipe:
             dy = jnp.ones((), self.passes[part].y.dtype) if last else self.messages.unpack(part, arrived)
             mine = self.packed_saved[c].unpack(n, saved)
             own, dx = self.passes[part].backward(self.packed[c].unpack(n, used), mine, dy)
-            return self.packed[c].pack(n, own), self.messages.pack(part - 1, dx) if part else self._no_message()
+            return self.packed[c].pack(n, own), self.messages.pack(part - 1, dx) if part else zeros(self.messages.slots)
 
         own, out = self.switch(c, now.stage, branch, used, saved, arrived)
         gradients = replaced(flight.gradients, c, jax.tree.map(jnp.add, flight.gradients[c], own))
@@ -461,36 +464,26 @@ class Pipe:
         which = jnp.asarray([distinct.index(kind) for kind in kinds], jnp.int32)[stage]
         return lax.switch(which, branches, *operands)
 
-    def _no_message(self) -> Slots:
-        return tuple(jnp.zeros(slot.shape, slot.dtype) for slot in self.messages.slots)
-
-    def _sums(self) -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.passes[-1].extra)
-
     def _empty(self, lead: tuple[int, ...]) -> Flight:
         """A flight of nothing, with these first dims."""
-
-        def zeros(shapes: Any, *dims: int) -> Any:
-            return jax.tree.map(lambda s: jnp.zeros((*lead, *dims, *s.shape), s.dtype), shapes)
-
         n = self.proof.schedule.micro_batches
         saved = []
         for c in self._chunks:
             own, keep = self.packed_saved[c], self.tables.keep[c]
             # A slot is as deep as the stages need that use it: what the head keeps is not kept by the first stage.
             deep = [max(keep[p] for p in own.users(slot)) for slot in range(len(own.slots))]
-            saved.append(tuple(zeros(shape, depth) for shape, depth in zip(own.slots, deep, strict=True)))
-        inbox = [tuple(zeros(self.messages.slots, deep) for deep in way) for way in self.tables.inbox]
+            saved.append(tuple(zeros(shape, *lead, depth) for shape, depth in zip(own.slots, deep, strict=True)))
+        inbox = [tuple(zeros(self.messages.slots, *lead, deep) for deep in way) for way in self.tables.inbox]
         stash: Slots = ()
         if self.proof.schedule.backward_weights == "stashed":
-            stash = zeros(self.packed[0].slots, int(self.tables.delays.max()) + 2)
+            stash = zeros(self.packed[0].slots, *lead, int(self.tables.delays.max()) + 2)
         return Flight(
-            tuple(zeros(self.packed[c].slots) for c in self._chunks),
+            tuple(zeros(self.packed[c].slots, *lead) for c in self._chunks),
             tuple(saved),
             (inbox[0], inbox[1]),
-            (zeros(self.messages.slots), zeros(self.messages.slots)),
-            zeros(self.passes[-1].extra),
-            zeros(self.aux, self.tables.batches, n),
+            (zeros(self.messages.slots, *lead), zeros(self.messages.slots, *lead)),
+            zeros(self.passes[-1].extra, *lead),
+            zeros(self.aux, *lead, self.tables.batches, n),
             stash,
         )
 
@@ -501,11 +494,3 @@ class Pipe:
             each = [packings[c].pack(p, tree) for p, tree in enumerate(self._of_chunk(trees, c))]
             made.append(tuple(jnp.stack(slot) for slot in zip(*each, strict=True)))
         return tuple(made)
-
-    def _specs(self, state: PipeState) -> Any:
-        stage, whole = PartitionSpec(self.stage_axis), PartitionSpec()
-        both = PartitionSpec(self.stage_axis, self.data_axes or None)
-        weights, optimizer = (jax.tree.map(lambda _: stage, tree) for tree in (state.weights, state.optimizer))
-        flight = jax.tree.map(lambda _: both, state.flight)
-        specs: Any = (weights, optimizer, flight, whole, whole, whole)
-        return PipeState(*specs)

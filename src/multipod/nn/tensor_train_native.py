@@ -1,10 +1,9 @@
 """The C++ kernel `tensor_train.cc` as JAX operations on CPU: sums of bags, and their gradients.
 
-Compiled at first use for this machine's processor (`multipod.native`). It runs on one core; results are the same from
+Compiled at first use for this machine's processor (`multipod.nn.ffi`). It runs on one core; results are the same from
 call to call.
 """
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from multipod import native
+from multipod.nn import ffi
 from multipod.nn.tensor_train import Cores, TensorTrain
 
 FORWARD, BACKWARD = "multipod_tt_forward", "multipod_tt_backward"
@@ -26,21 +25,7 @@ def register() -> None:
     Raises:
       NativeError: it cannot be compiled here.
     """
-    path = native.library(
-        "multipod-tensor-train",
-        [Path(__file__).with_name("tensor_train.cc")],
-        includes=[jax.ffi.include_dir()],
-        flags=[
-            "-O3",
-            "-march=native",
-            "-ffp-contract=fast",
-            "-std=c++17",
-            f"-DJAX_{jax.__version__.replace('.', '_')}",
-        ],
-    )
-    library = ctypes.CDLL(str(path))
-    for name in (FORWARD, BACKWARD):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    ffi.register("multipod-tensor-train", Path(__file__).with_name("tensor_train.cc"), (FORWARD, BACKWARD))
 
 
 def forward(tt: TensorTrain, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: jax.Array | None) -> jax.Array:

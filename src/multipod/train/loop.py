@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,6 +111,17 @@ def train(program: AnyProgram, around: Surroundings, state: State | None = None)
     return run.state, run.ended(evaluated)
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    """An update that the devices work on: what they were given, what they will say, and since when."""
+
+    batch: Batch
+    wish: int
+    asked: Any
+    sums: Sums
+    since_s: float
+
+
 class _Run:
     """The moving parts of `train`: the state, and where its time went."""
 
@@ -167,56 +178,77 @@ class _Run:
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.around.clock
-        wishes = (0, 1, REGROUP, REGROUP + 1)
-        flags: dict[int, Any] = {wish: self.program.stop_flags(wish) for wish in wishes}
-        watched, faults = self.program.watched, self.around.faults
+        flags = {wish: self.program.stop_flags(wish) for wish in (0, 1, REGROUP, REGROUP + 1)}
         batch, waited = self.next_batch(incoming)
         self.account.lose("input", waited)
-        news = troubled = None
+        news: Updated | None = None
         if self.around.due:
             self.evaluate_and_save()
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped and not self.reached:
-            self.around.pulse("updating", self.update)
-            flip = faults.before(self.update)
-            dispatched, taken, wish = clock(), batch, self.wish()
-            asked = self.coping.asked(wish, flip) if watched else flags[wish]
-            self.state, sums = compiled(self.state, taken, asked)
+            under_way = self.dispatch(compiled, batch, flags)
             if news is not None:
                 self.tell(news)
             self.evaluate_further()
             batch, waited = self.next_batch(incoming)
-            if not sums["count"].is_ready():  # type: ignore[attr-defined]
+            if not under_way.sums["count"].is_ready():  # type: ignore[attr-defined]
                 waited = 0.0  # the devices were busy meanwhile
-            jax.block_until_ready((self.state, sums))
-            self.program.check(sums)
-            if watched:
-                again = None if faults.sticky else self.coping.asked(wish)
-                self.state, sums, troubled = self.coping(compiled, self.state, sums, taken, asked, again)
+            sums, troubled = self.settle(compiled, under_way)
             now = clock()
-            self.update += 1
-            self.times.first_step_s = self.times.first_step_s or now - self.around.began
-            self.times.add(now - ended, now - dispatched - waited, waited)
+            self.times.add(now - ended, now - under_way.since_s - waited, waited)
             incoming.tell(waited, now - ended)
-            self.stopped = self.agreed_to_stop(sums)
-            news = last = self.updated(sums, bool(troubled), now - ended, waited)
-            if faults is not none:
-                faults.after(self.update, int(self.state.position) - 1, self.batches)
+            done = news = self.count(sums, troubled, now - ended, waited)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
             if not troubled:
-                self.around.keep(self.state, news, leaving)
+                self.around.keep(self.state, done, leaving)
             self.tell_skipped(self.batches.source)
             ended = now
             if troubled or self.is_due(self.recipe.evaluate_every) or self.saves():
-                self.tell(news)
+                self.tell(done)
                 news = None
                 if troubled:
                     self.act(troubled)
-                    self.around.keep(self.state, last, leaving)
+                    self.around.keep(self.state, done, leaving)
                 self.evaluate_and_save()
                 ended = clock()
             if leaving:
                 self.leave(news)
+        return self.close(news)
+
+    def dispatch(
+        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], batch: Batch, flags: Mapping[int, Any]
+    ) -> _UnderWay:
+        """Gives the devices an update to do, and does not wait for them."""
+        self.around.pulse("updating", self.update)
+        flip = self.around.faults.before(self.update)
+        since_s, wish = self.around.clock(), self.wish()
+        asked = self.coping.asked(wish, flip) if self.program.watched else flags[wish]
+        self.state, sums = compiled(self.state, batch, asked)
+        return _UnderWay(batch, wish, asked, sums, since_s)
+
+    def settle(
+        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], given: _UnderWay
+    ) -> tuple[Sums, Troubled | None]:
+        """Waits for the update, and copes with a bad one."""
+        jax.block_until_ready((self.state, given.sums))
+        self.program.check(given.sums)
+        if not self.program.watched:
+            return given.sums, None
+        again = None if self.around.faults.sticky else self.coping.asked(given.wish)
+        self.state, sums, troubled = self.coping(compiled, self.state, given.sums, given.batch, given.asked, again)
+        return sums, troubled
+
+    def count(self, sums: Sums, troubled: Troubled | None, step_s: float, waited_s: float) -> Updated:
+        """Counts the update that is done; returns what is told of it."""
+        self.update += 1
+        self.times.first_step_s = self.times.first_step_s or self.around.clock() - self.around.began
+        self.stopped = self.agreed_to_stop(sums)
+        if self.around.faults is not none:
+            self.around.faults.after(self.update, int(self.state.position) - 1, self.batches)
+        return self.updated(sums, bool(troubled), step_s, waited_s)
+
+    def close(self, news: Updated | None) -> Evaluated | None:
+        """What is left to tell, save and evaluate behind the last update."""
         if news is not None:
             self.tell(news)
         if self.stopped:

@@ -1,14 +1,13 @@
-"""The C++ kernel `grouped.cc` as JAX operations on CPU. Compiled at first use for this machine (`multipod.native`)."""
+"""The C++ kernel `grouped.cc` as JAX operations on CPU. Compiled at first use for this machine (`multipod.nn.ffi`)."""
 
-import ctypes
 import functools
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from multipod import native
 from multipod.errors import NativeError
+from multipod.nn import ffi
 
 ROWS, KERNELS = "multipod_rows_with_kernels", "multipod_rows_with_rows"
 
@@ -30,21 +29,7 @@ def register() -> None:
     Raises:
       NativeError: it cannot be compiled here.
     """
-    path = native.library(
-        "multipod-experts",
-        [Path(__file__).with_name("grouped.cc")],
-        includes=[jax.ffi.include_dir()],
-        flags=[
-            "-O3",
-            "-march=native",
-            "-ffp-contract=fast",
-            "-std=c++17",
-            f"-DJAX_{jax.__version__.replace('.', '_')}",
-        ],
-    )
-    library = ctypes.CDLL(str(path))
-    for name in (ROWS, KERNELS):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    ffi.register("multipod-experts", Path(__file__).with_name("grouped.cc"), (ROWS, KERNELS))
 
 
 def rows_with_kernels(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, contracted: int) -> jax.Array:
