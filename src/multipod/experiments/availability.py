@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from multipod.errors import ChaosError
@@ -120,8 +121,8 @@ def _by_kind(campaigns: dict[str, Any]) -> dict[str, list[float]]:
 
 def _recovery(campaigns: dict[str, Any]) -> Section:
     rows = [
-        (kind, str(len(times)), *(f"{value:.1f}" for value in (times[0], times[len(times) // 2], times[-1])))
-        for kind, times in ((kind, sorted(times)) for kind, times in sorted(_by_kind(campaigns).items()))
+        (kind, str(len(times)), *(f"{value:.1f}" for value in (min(times), median(times), max(times))))
+        for kind, times in sorted(_by_kind(campaigns).items())
     ]
     text = "From the fault until the run was further than ever before: ending the others, starting anew, repeating."
     return Section("Time to recover", text, ("fault", "times", "least, s", "median, s", "most, s"), rows, "recovery")

@@ -259,7 +259,7 @@ def figure(cells: list[Cell]) -> object:
         curve = [2**power for power in range(1, 9)]
         middle = row[len(row) // 2]
         values = [100 * goodput(every * middle.step_s, middle.failing) for every in curve]
-        axes.plot(curve, values, "-", color=line.get_color(), label="formula")
+        axes.plot(curve, values, "-", color=line.get_color(), label=f"formula, costs as at {middle.every}")
     axes.set(xscale="log", xlabel="updates between checkpoints", ylabel="goodput, %", ylim=(0, 102))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -253,7 +253,8 @@ def blows(folder: Path, ranks: int) -> list[Blow]:
     found = []
     for record, following in zip(ordered, [*ordered[1:], None], strict=True):
         until = following["t"] if following else float("inf")
-        furthest = max((update for t, update in seen if t <= record["t"]), default=0)
+        # The first process may not have written down yet what the others have done.
+        furthest = max([record["update"], *(update for t, update in seen if t <= record["t"])])
         after = [(t, update) for t, update in seen if t > record["t"]]
         recovered = next((t - record["t"] for t, update in after if update > furthest), None)
         again = sum(1 for t, update in after if t < until and update <= furthest)
