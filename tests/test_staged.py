@@ -88,6 +88,7 @@ def assert_same(found, known):
         Layout((2, 1), "ring", stage=4, schedule="gpipe", micro_batches=3),
         Layout((1, 2), stage=2, schedule="interleaved", micro_batches=4),
         Layout((1, 3), stage=2, micro_batches=5, failed=((0, 0),)),  # 24 rows and 6 of padding
+        Layout((2, 1), "ring", stage=2, model=2, rules=("embed_out=model",), schedule="interleaved", micro_batches=2),
     ],
     ids=lambda layout: layout.schedule,
 )
@@ -101,16 +102,53 @@ def unsplit():
 
 
 def test_a_transformer_in_stages_learns_as_the_unsplit_model_with_its_dropout():
-    """One table in three stages; the encoder's output beside the decoder's; the draws of accumulated gradients."""
-    staged = dropping(Layout((1, 2), stage=3, micro_batches=2))
-    assert_same(learnt(staged, 2), learnt(dropping(Layout((1, 2)), accumulate=2), 2))
+    """One table in all stages; the encoder's output beside the decoder's; the draws of accumulated gradients."""
+    assert_same(learnt(dropping(Layout((1, 2), stage=3, micro_batches=2)), 2), unsplit_transformer())
 
 
-def test_pipemare_through_the_trainer_is_the_delay_simulator():
-    recipe = dense(LATE, pipemare=T123)
+@functools.cache
+def unsplit_transformer():
+    return learnt(dropping(Layout((1, 2)), accumulate=2), 2)
+
+
+def test_inside_each_stage_a_transformer_is_split_by_heads_hidden_features_and_vocabulary():
+    """arXiv:1909.08053, section 3, in every stage."""
+    recipe = dropping(Layout((1, 2), stage=2, model=2, micro_batches=2))
+    program = program_of(recipe, make_mesh(recipe.layout))
+    update, state, losses = program.compile_update(), program.init(), []
+    for host in fed(program, 2):
+        batch = program.placed(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        losses.append(float(sums["loss"]) / int(sums["count"]))
+    np.testing.assert_allclose(losses, unsplit_transformer()[0], rtol=1e-5)
+
+
+def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
+    layout = Layout((1, 1), stage=2, model=2, rules=("embed_out=model",), micro_batches=2)
+    program = program_of(dense(layout), make_mesh(layout))
+    kernel, moment = (next(a for a in slots if a.shape == (2, 8, 8)) for slots in (
+        program.shapes.params[0], program.shapes.optimizer.states[0],
+    ))  # fmt: skip
+    assert kernel.sharding.shard_shape(kernel.shape) == (1, 8, 4)
+    assert moment.sharding.shard_shape(moment.shape) == (1, 8, 4)
+    layout = replace(layout, rules=())
+    with pytest.raises(
+        LayoutError, match=r"layout.model=2 splits nothing of this model, whose dims are classes, embed"
+    ):
+        _ = program_of(dense(layout), make_mesh(layout)).lowered
+
+
+@pytest.mark.parametrize(
+    "late",
+    [LATE, Layout((1, 1), stage=3, schedule="pipemare", micro_batches=2, model=2, rules=("embed_out=model",))],
+    ids=["data", "model"],
+)
+def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
+    recipe, devices = dense(late, pipemare=T123), late.mesh[1]
     program = program_of(recipe, make_mesh(recipe.layout))
     update, state, pipe = program.compile_update(), program.init(), program.pipe
-    alone = program_of(replace(recipe, layout=replace(LATE, mesh=(1, 1))), make_mesh(replace(LATE, mesh=(1, 1)))).pipe
+    one = replace(LATE, mesh=(1, 1))
+    alone = program_of(replace(recipe, layout=one), make_mesh(one)).pipe
     weights = split_params(recipe, alone, jax.device_get(program.whole_params(state)))
     history = begin(alone.parts, weights, 8)
     simulate = jax.jit(lambda h, b, late: advance(alone.parts, h, b, pipe.tables.delays, delayed=late))
@@ -121,7 +159,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator():
         counts.append(int(sums["count"]))
         # A micro-batch is one of each data device's: its rows are the first and third, or second and fourth, quarter.
         rows = jax.tree.map(
-            lambda a: a.reshape(2, 2, 6, *a.shape[1:]).swapaxes(0, 1).reshape(2, 12, *a.shape[1:]), host
+            lambda a: a.reshape(devices, 2, -1, *a.shape[1:]).swapaxes(0, 1).reshape(2, 12, *a.shape[1:]), host
         )
         history, _ = simulate(history, {"batch": rows, "key": np.zeros((2, 2), np.uint32)}, k >= T123.warmup)
     known = join_params(list(current(history)))
@@ -158,9 +196,9 @@ def test_what_a_pipeline_cannot_do_is_said(tmp_path):
             _ = program_of(recipe, make_mesh(recipe.layout)).lowered
         return str(error.value)
 
-    said = refused(words(Layout((1, 1), "ring", True, model=2, stage=2, schedule="pipemare"), accumulate=2))
-    assert "layout.stage=2 with model=2: inside a stage nothing is split" in said
-    assert "layout.stage=2 with shard_update=True: stages keep and update their weights whole. Leave them out." in said
+    said = refused(words(Layout((1, 1), "ring", True, spatial=(2,), stage=2, schedule="pipemare"), accumulate=2))
+    assert "layout.stage=2 with spatial=2: inside a stage only model splits anything" in said
+    assert "layout.stage=2 with shard_update=True: a stage updates its own weights, which is a share already" in said
     assert "gradient_sum=ring: stages of pipemare sum at different moments" in said
     assert "accumulate=2: micro-batches are that already. Set accumulate=1 and layout.micro_batches." in said
     assert "pipemare.warmup=2: 1f1b is synchronous" in refused(dense(Layout((1, 1), stage=2), pipemare=T123))

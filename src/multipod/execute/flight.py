@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.execute.packing import Slots
 
@@ -109,6 +109,22 @@ def put_all(m: jax.Array, values: Slots, arrays: Slots) -> Slots:
 def replaced(items: tuple[Any, ...], n: int, item: Any) -> tuple[Any, ...]:
     """`items` with another one at place n."""
     return (*items[:n], item, *items[n + 1 :])
+
+
+def inside(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], function: Callable[[], Any]) -> Any:
+    """`function()` while JAX traces a program that is manual over `axes`: what names a mesh then names that one."""
+    if not jax.sharding.get_abstract_mesh().empty:  # it does already
+        return function()
+    found: list[Any] = []
+
+    def traced(nothing: jax.Array) -> jax.Array:
+        found.append(function())
+        return nothing
+
+    whole = PartitionSpec()
+    local = jax.shard_map(traced, mesh=mesh, in_specs=(whole,), out_specs=whole, axis_names=set(axes), check_vma=False)
+    jax.eval_shape(local, jax.ShapeDtypeStruct((), jnp.float32))
+    return found[0]
 
 
 def first(tree: Any) -> Any:

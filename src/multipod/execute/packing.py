@@ -6,8 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 Slots = tuple[jax.Array, ...]
+
+WHOLE = PartitionSpec()
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,13 @@ class Packing:
       slots: shapes and types.
       places: for each tree, the slot of each of its leaves.
       structures: of the trees.
+      splits: how each slot is split over axes inside a stage.
     """
 
     slots: tuple[jax.ShapeDtypeStruct, ...]
     places: tuple[tuple[int, ...], ...]
     structures: tuple[Any, ...]
+    splits: tuple[PartitionSpec, ...]
 
     def pack(self, n: int, tree: Any) -> Slots:
         """The slots that hold tree number n; zeros where it has nothing."""
@@ -41,23 +46,37 @@ class Packing:
         return [n for n, places in enumerate(self.places) if slot in places]
 
 
-def packing(trees: Sequence[Any]) -> Packing:
-    """The packing of trees of these shapes, with the fewest slots."""
+def packing(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> Packing:
+    """The packing of trees of these shapes, with the fewest slots.
+
+    splits: for each tree, a tree like it of `PartitionSpec`s; None: nothing is split. Leaves that are split differently
+    do not share a slot.
+    """
     slots: list[jax.ShapeDtypeStruct] = []
-    known: dict[tuple[Any, int], int] = {}  # (shape and type, how many a tree had of it before) to the slot
+    split: list[PartitionSpec] = []
+    known: dict[tuple[Any, int], int] = {}  # (shape, type and split, how many a tree had of it before) to the slot
     places, structures = [], []
-    for tree in trees:
-        leaves, structure = jax.tree.flatten(tree)
+    for n, tree in enumerate(trees):
+        leaves = jax.tree.leaves(tree)
+        structure: Any = jax.tree.structure(tree)
+        specs = [_short(spec) for spec in structure.flatten_up_to(splits[n])] if splits else [WHOLE] * len(leaves)
         seen: dict[Any, int] = {}
         own = []
-        for leaf in leaves:
+        for leaf, spec in zip(leaves, specs, strict=True):
             kind = (tuple(leaf.shape), jnp.dtype(leaf.dtype))
-            key = (kind, seen.get(kind, 0))
-            seen[kind] = seen.get(kind, 0) + 1
+            key = (kind, spec), seen.get((kind, spec), 0)
+            seen[key[0]] = key[1] + 1
             if key not in known:
                 known[key] = len(slots)
                 slots.append(jax.ShapeDtypeStruct(*kind))
+                split.append(spec)
             own.append(known[key])
         places.append(tuple(own))
         structures.append(structure)
-    return Packing(tuple(slots), tuple(places), tuple(structures))
+    return Packing(tuple(slots), tuple(places), tuple(structures), tuple(split))
+
+
+def _short(spec: PartitionSpec) -> PartitionSpec:
+    """The same without what it says of the last dims, if that is nothing: so that equal ones compare equal."""
+    named = [n for n, axes in enumerate(spec) if axes]
+    return PartitionSpec(*spec[: named[-1] + 1]) if named else WHOLE

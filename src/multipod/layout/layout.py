@@ -13,8 +13,9 @@ from multipod.pipelines.build import PIPELINES
 DATA_AXES = ("y", "x")
 """The mesh axes that split the batch: rows and columns of the chip mesh."""
 
-TILE_AXES = ("spatial", "width", "model", "expert", "stage")
-"""The mesh axes whose devices lie side by side in a tile of the chip mesh; of these `expert` splits the batch too."""
+TILE_AXES = ("stage", "spatial", "width", "model", "expert")
+"""The mesh axes whose devices lie side by side in a tile of the chip mesh; of these `expert` splits the batch too. Stages
+are first, so that what a stage splits between devices, which talk at every layer, lies closest, as inside one host."""
 
 BUILT_IN_SUMS = ("xla", "torus", "ordered", "direct")
 """The sums that are no schedules: the names of `multipod.execute.sums.SUMS`, which lies on this floor."""
@@ -49,7 +50,8 @@ class Layout:
       model: devices that split the dims which `rules` give to the axis `model`.
       expert: devices of a tile that split the experts; they split the batch too, so they count as data devices for
         everything else.
-      stage: devices that hold one stage of a pipeline each (`multipod.step.staged`).
+      stage: stages of a pipeline, each on a device of its own, or on `model` devices that split its layers
+        (`multipod.step.staged`).
       schedule: (stage) when which stage treats which micro-batch: a name in `multipod.pipelines.build.PIPELINES`.
       micro_batches: (stage) parts of the batch that travel through the stages; 0: four for each stage, or the most
         below that which divide a device's rows (`multipod.layout.stages.micro_batches`).
@@ -118,7 +120,7 @@ class Layout:
     def tile_sizes(self) -> dict[str, int]:
         """The sizes of the axes inside a tile, those of size 1 left out, in the order of `TILE_AXES`."""
         height, width = (*self.spatial, 1, 1)[:2]
-        sizes = dict(zip(TILE_AXES, (height, width, self.model, self.expert, self.stage), strict=True))
+        sizes = dict(zip(TILE_AXES, (self.stage, height, width, self.model, self.expert), strict=True))
         return {axis: size for axis, size in sizes.items() if size > 1}
 
     @property

@@ -118,6 +118,14 @@ def inner_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return tuple(axis for axis in mesh.axis_names if axis not in BATCH_AXES)
 
 
+def splits_of(layout: Layout, mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
+    """The inner axes that split dims of a name: of activations, and of weights where no path says otherwise."""
+    inner = inner_axes(mesh)
+    names = {rule.pattern: rule.axes[0] for rule in reversed(layout.table) if not rule.is_path}
+    found = {name: tuple(axis for axis in axes if axis in inner) for name, axes in names.items()}
+    return {name: axes for name, axes in found.items() if axes}
+
+
 def data_sizes(mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
     """The sizes of the data axes."""
     return tuple(mesh.shape[axis] for axis in data_axes(mesh))

@@ -1,10 +1,10 @@
 """A recipe in a pipeline: its model cut into stages, its objective and optimizer in the parts that need them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.errors import RecipeError
 from multipod.execute.delays import Part
@@ -12,11 +12,13 @@ from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
 from multipod.layout.stages import Cut, Layer, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
+from multipod.nn.laid import Splits, laying
 from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
 from multipod.nn.padding import masked
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import Proof
 from multipod.recipe.recipe import Recipe
+from multipod.step.gradients import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
@@ -40,12 +42,15 @@ def pipe_of(
     techniques: PipeMare | None = None,
     rows: int = 0,
     over_data: Callable[[Any], Any] | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
+    splits: Splits | None = None,
 ) -> Pipe:
     """The recipe in the pipeline that `proof` is of, over `stage_axis`; the batch is split over `data_axes`.
 
     example: a batch, any number of rows, for its shapes; an entry `mask` tells examples from padding. A micro-batch's
     `aux` is {"batch": ..., "key": key data}, the key drawn by the caller for each of them. techniques: (asynchronous)
     PipeMare's; None: none of the three. rows: of a batch with its padding; 0: `recipe.batch`. over_data: see `Pipe`.
+    specs: how axes inside a stage split each parameter; splits: and activations, by the names of their dims.
 
     Raises:
       RecipeError: a model that does not say its layers, or a global limit on the gradient.
@@ -67,15 +72,25 @@ def pipe_of(
     parts, weights = [], []
     for n, own in enumerate(_of_parts(cut, layers)):
         delay = 0.0 if made.synchronous else float(proof.mean_delay(n))
-        parts.append(_part(recipe, own, n == made.parts - 1, optimizer, delay, techniques or PipeMare()))
+        part = _part(recipe, own, n == made.parts - 1, optimizer, delay, techniques or PipeMare(), (mesh, splits or {}))
+        parts.append(part)
         weights.append({name: shapes[name] for layer in own for name in layer.weights})
     seen = jax.eval_shape(lambda given: given, example)  # with the types that JAX has
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
-    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data)
+    split = _split(parts, weights, specs) if specs else None
+    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
 
 
-def evaluations(recipe: Recipe, parts: int) -> list[Function]:
+def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionSpec]) -> tuple[list[Any], list[Any]]:
+    """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
+    own = [{name: specs[name] for name in part} for part in weights]
+    whole = lambda leaf: PartitionSpec()  # noqa: E731
+    states = [jax.eval_shape(part.optimizer.init, shapes) for part, shapes in zip(parts, weights, strict=True)]
+    return own, [state_specs(*each, whole) for each in zip(states, weights, own, strict=True)]
+
+
+def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
     """The function of each of `parts` in evaluation, as `multipod.execute.pipeline_forward` takes them.
 
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
@@ -87,10 +102,11 @@ def evaluations(recipe: Recipe, parts: int) -> list[Function]:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
-            if not last:
-                return y, {}
-            return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
+            with laying(mesh, splits or {}):
+                y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
+                if not last:
+                    return y, {}
+                return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
 
         return function
 
@@ -136,12 +152,18 @@ def _of_parts(cut: Cut, layers: tuple[ModelLayer, ...]) -> list[tuple[ModelLayer
 
 
 def _part(
-    recipe: Recipe, layers: tuple[ModelLayer, ...], last: bool, optimizer: Any, delay: float, techniques: PipeMare
+    recipe: Recipe,
+    layers: tuple[ModelLayer, ...],
+    last: bool,
+    optimizer: Any,
+    delay: float,
+    techniques: PipeMare,
+    lie: tuple[Mesh | AbstractMesh, Splits],
 ) -> Part:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
-        with masked(mask):
+        with masked(mask), laying(*lie):
             y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
             if not last:
                 return y, {}

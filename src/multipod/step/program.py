@@ -25,9 +25,9 @@ from multipod.layout.mesh import (
     batch_spec,
     data_axes,
     data_devices,
-    inner_axes,
     padded_batch,
     replicated,
+    splits_of,
     to_spec,
     update_spec,
 )
@@ -121,10 +121,7 @@ class Program:
     @cached_property
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The inner axes that split dims of a name: of activations, and of the weights where no path says otherwise."""
-        inner = inner_axes(self.mesh)
-        names = {rule.pattern: rule.axes[0] for rule in reversed(self.recipe.layout.table) if not rule.is_path}
-        found = {name: tuple(axis for axis in axes if axis in inner) for name, axes in names.items()}
-        return {name: axes for name, axes in found.items() if axes}
+        return splits_of(self.recipe.layout, self.mesh)
 
     @cached_property
     def rows(self) -> int:

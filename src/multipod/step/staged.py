@@ -15,12 +15,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from multipod.data.feed import to_mesh
 from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
-from multipod.execute.flight import PipeState
+from multipod.execute.flight import PipeState, first, with_first
 from multipod.execute.pipeline import Pipe
 from multipod.execute.pipeline_forward import go_forward
 from multipod.execute.trees import all_reduce_tree
-from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated
+from multipod.layout.check import lay
+from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
+from multipod.layout.rules import Tensor
 from multipod.layout.stages import Cut, micro_batches
+from multipod.nn.dims import dims_of
+from multipod.nn.layered import shapes_of
 from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.check import Proof, check
 from multipod.recipe.recipe import Recipe
@@ -120,7 +124,28 @@ class StagedProgram:
             techniques=self.recipe.pipemare,
             rows=self.rows,
             over_data=over_data,
+            specs=self.specs,
+            splits=self.splits,
         )
+
+    @cached_property
+    def specs(self) -> dict[str, PartitionSpec]:
+        """How the axis `model` splits each parameter inside its stage; empty if nothing is split there.
+
+        Raises:
+          LayoutError: all that is wrong with the layout for this model.
+        """
+        if self.recipe.layout.model == 1:
+            return {}
+        dims = dims_of(self.recipe.model)
+        shapes: dict[str, Any] = shapes_of(self.recipe.model)  # type: ignore[arg-type]
+        tensors = {name: Tensor(s.shape, dims.get(name, ()), s.dtype.itemsize) for name, s in shapes.items()}
+        return {name: to_spec(placed.axes) for name, placed in lay(self.recipe.layout, tensors).items()}
+
+    @cached_property
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """The axes inside a stage that split dims of a name, of activations."""
+        return splits_of(self.recipe.layout, self.mesh)
 
     def _check_step(self) -> None:
         """Refuses what a layout may say and a pipeline has no way for, all at once.
@@ -130,16 +155,20 @@ class StagedProgram:
         """
         layers_of(self.recipe)
         layout, wrong = self.recipe.layout, []
-        axes = [f"{axis}={size}" for axis, size in layout.tile_sizes.items() if axis != "stage"]
+        axes = [f"{axis}={size}" for axis, size in layout.tile_sizes.items() if axis not in ("stage", "model")]
         if axes:
             wrong.append(
-                f"{', '.join(axes)}: inside a stage nothing is split, since the stages' tensors share arrays by their "
-                "shape. Set them to 1 and give the devices to stage or to the batch"
+                f"{', '.join(axes)}: inside a stage only model splits anything. Images are split for models with batch "
+                "norm, which no pipeline takes, and experts trade tokens with data devices, for which no pass waits. "
+                "Give these devices to model, to stage or to the batch"
             )
         unused = ("shard_update", "shard_weights", "gather_dtype", "sum_dtype", "bucket_bytes")
         asked = [f"{name}={getattr(layout, name)}" for name in unused if getattr(layout, name)]
         if asked:
-            wrong.append(f"{', '.join(asked)}: stages keep and update their weights whole. Leave them out")
+            wrong.append(
+                f"{', '.join(asked)}: a stage updates its own weights, which is a share already, and each data device "
+                "all of them. Take more stages, or model, for memory, and leave these out"
+            )
         if layout.asynchronous and layout.gradient_sum != "xla":
             wrong.append(
                 f"gradient_sum={layout.gradient_sum}: stages of {layout.schedule} sum at different moments, and only "
@@ -320,7 +349,7 @@ class StagedProgram:
 
     @cached_property
     def _evaluated(self) -> Callable[[Any, Batch], tuple[Sums, Any]]:
-        functions = evaluations(self.recipe, self.proof.schedule.parts)
+        functions = evaluations(self.recipe, self.proof.schedule.parts, self.mesh, self.splits)
         return jax.jit(lambda params, batch: go_forward(self.pipe, functions, params, self._cut_rows(batch)))
 
     def whole_params(self, state: State) -> dict[str, jax.Array]:
@@ -331,9 +360,8 @@ class StagedProgram:
     def sum_alone(self) -> Callable[[Any], Any]:
         """The gradient sum over the data axes as a program of its own, to be timed; takes parameters for gradients."""
         stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
-        axes = data_axes(self.mesh)
-        total = self.pipe.over_data or partial(lax.psum, axis_name=axes)
-        return jax.jit(self._over_data(total, (stage,), stage))
+        summed = lambda gradients: with_first(self.pipe.summed(first(gradients)))  # noqa: E731
+        return jax.jit(self._over_data(summed, (stage,), stage))
 
     def check(self, sums: Sums) -> None:
         """Nothing: Adasum, whose sums tell of tensors that are not finite, is refused in stages."""
