@@ -10,7 +10,6 @@ A way counts only if it differs from scikit-learn by 1e-15 at most.
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
@@ -18,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import machine
+import memory
 import numpy as np
-import psutil
 from sklearn.metrics import roc_auc_score
 
 from multipod.metrics import auc
@@ -77,18 +76,9 @@ def extra_bytes(way: str, kind: str, examples: int) -> float:
     """By how much one call grows the resident set at its peak, a score. To be run in a fresh process."""
     labels, scores = sample(kind, examples)
     WAYS[way](labels[:PIECE], scores[:PIECE])  # imports, buffers of libraries
-    before = psutil.Process().memory_info().rss
+    before = memory.resident_mb()
     WAYS[way](labels, scores)
-    return max(0, peak_bytes() - before) / examples
-
-
-def peak_bytes() -> int:
-    """The largest resident set that this process ever had."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-    except OSError:  # no Linux. There, getrusage would tell the peak of the process that started this one, if larger.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return max(0, memory.peak_mb() - before) * 2**20 / examples
 
 
 def alone(function: Callable[..., float], *arguments: object) -> float:

@@ -5,16 +5,16 @@
 Top-2, ReLU, two matrices, no router losses. Peers: a dense layer in JAX and in PyTorch, one-hot products with slots
 (ours, `path="einsum"`; groups of 1,024, capacity 1.25, so it drops), `jax.lax.ragged_dot`, and PyTorch's sort with one
 product an expert. All take turns in one process. Shown: medians of wall and CPU milliseconds, the ratio to the dense
-layer of the same framework and type, and the peak of resident memory that each adds in a process of its own.
+layer of the same framework and type, and what a step takes of resident memory at its peak, in a process of its own.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import util
 
 from multipod import runtime
 
@@ -23,6 +23,7 @@ runtime.prepare(1)  # before JAX is imported
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import machine  # noqa: E402
+import memory  # noqa: E402
 import numpy as np  # noqa: E402
 
 from multipod.nn.experts import einsum, grouped, sorting  # noqa: E402
@@ -117,22 +118,20 @@ def in_torch(name: str, arrays: list[np.ndarray], dtype: str) -> Step:
     return step
 
 
-def cases(arrays: list[np.ndarray], experts: int) -> dict[str, Step]:
-    """Every layer, by its name; what cannot be had here is left out."""
-    steps = {}
+def cases(arrays: list[np.ndarray], experts: int) -> dict[str, Callable[[], Step]]:
+    """What makes every layer's step, by its name; what cannot be had here is left out."""
+    makers: dict[str, Callable[[], Step]] = {}
     for dtype in ("float32", "bfloat16"):
-        steps[f"jax dense {dtype}"] = in_jax(dense, arrays, dtype)
-        steps[f"ours, sorted {dtype}"] = in_jax(partial(by_sorting, "auto"), arrays, dtype)
+        makers[f"jax dense {dtype}"] = partial(in_jax, dense, arrays, dtype)
+        makers[f"ours, sorted {dtype}"] = partial(in_jax, partial(by_sorting, "auto"), arrays, dtype)
         if dtype == "float32":
-            steps["ours, one-hot float32"] = in_jax(by_products, arrays, dtype)
+            makers["ours, one-hot float32"] = partial(in_jax, by_products, arrays, dtype)
             if experts <= 8:
-                steps["jax ragged_dot float32"] = in_jax(partial(by_sorting, "ragged"), arrays, dtype)
-        try:
-            steps[f"torch dense {dtype}"] = in_torch("dense", arrays, dtype)
-            steps[f"torch sorted {dtype}"] = in_torch("sorted", arrays, dtype)
-        except ImportError:
-            pass
-    return steps
+                makers["jax ragged_dot float32"] = partial(in_jax, partial(by_sorting, "ragged"), arrays, dtype)
+        if util.find_spec("torch"):
+            makers[f"torch dense {dtype}"] = partial(in_torch, "dense", arrays, dtype)
+            makers[f"torch sorted {dtype}"] = partial(in_torch, "sorted", arrays, dtype)
+    return makers
 
 
 def times(steps: dict[str, Step], repeats: int) -> dict[str, tuple[float, float]]:
@@ -149,10 +148,9 @@ def times(steps: dict[str, Step], repeats: int) -> dict[str, tuple[float, float]
 
 
 def peak_mb(arguments: list[str], name: str) -> float:
-    """The peak of resident memory of a process that makes one step, less that of one that makes none."""
-    command = [sys.executable, __file__, *arguments, "--only"]
-    read = lambda which: float(subprocess.run([*command, which], capture_output=True, text=True, check=True).stdout)  # noqa: E731
-    return read(name) - read("nothing")
+    """MiB that a step takes at its peak above its arguments, in a process of its own."""
+    command = [sys.executable, __file__, *arguments, "--only", name]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def main() -> None:
@@ -167,12 +165,11 @@ def main() -> None:
     rows = []
     for case in given.cases:
         width, experts = map(int, case.split(":"))
-        steps = cases(numbers(given.tokens, width, experts), experts)
+        makers = cases(numbers(given.tokens, width, experts), experts)
         if given.only:
-            steps.get(given.only, lambda: None)()
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+            print(memory.step_peak_mb(makers[given.only]()))
             return
-        found = times(steps, given.repeats)
+        found = times({name: make() for name, make in makers.items()}, given.repeats)
         own = ["--cases", case, "--tokens", str(given.tokens)]
         for name, (wall, cpu) in found.items():
             limit = found[f"{name.replace('ours,', 'jax').split()[0]} dense {name.split()[-1]}"]

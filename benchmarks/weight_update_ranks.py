@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Client
 from typing import Any
 
+import memory
 import numpy as np
 
 from multipod import runtime
@@ -21,9 +22,7 @@ Step = Callable[[], object]
 
 
 def memory_mb() -> dict[str, float]:
-    with open("/proc/self/status") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return {name: int(lines[key].split()[0]) / 1024 for name, key in (("resident", "VmRSS"), ("peak", "VmHWM"))}
+    return {"resident": memory.resident_mb(), "peak": memory.peak_mb()}
 
 
 def torch_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[Step, Callable[[], float], int]:
