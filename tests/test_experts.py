@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError, RecipeError
-from multipod.nn.experts import einsum, grouped
+from multipod.nn.experts import einsum, grouped, native
 from multipod.nn.experts.layer import ExpertSpec, SparseMlp, check_split
 from multipod.nn.experts.routing import Choices, Routing, choose, logits_of, losses, ranks
 
@@ -97,6 +97,32 @@ def test_grouped_product_equals_jax_ragged_dot():
     expected = jax.jit(jax.lax.ragged_dot)(rows, kernels, sizes)
     for way in ("native", "blocks"):
         assert_close(jax.jit(partial(grouped.product, way=way))(rows, kernels, sizes), expected)
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize(("experts", "inner", "outer"), [(3, 33, 45), (4, 64, 300)])
+def test_grouped_products_of_bfloat16_are_float32_sums_rounded_once(tiles, experts, inner, outer):
+    native.register()
+    rng = np.random.default_rng(0)
+    sizes = np.array([70, 0, *rng.multinomial(150, [1 / (experts - 2)] * (experts - 2))], np.int32)
+    rows, gradient = (jnp.bfloat16(rng.normal(size=(225, dim))) for dim in (inner, outer))  # five of nobody
+    kernels = jnp.bfloat16(rng.normal(size=(experts, inner, outer)))
+    ends = sizes.cumsum()
+    parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    r, g, k = (np.asarray(array, np.float64) for array in (rows, gradient, kernels))
+    nothing = np.zeros((225 - ends[-1], outer)), np.zeros((225 - ends[-1], inner))
+    forward = np.concatenate([*(r[part] @ k[e] for e, part in enumerate(parts)), nothing[0]])
+    backward = np.concatenate([*(g[part] @ k[e].T for e, part in enumerate(parts)), nothing[1]])
+    by_expert = np.stack([r[part].T @ g[part] for part in parts])
+    for made, expected in (
+        (native.rows_with_kernels(rows, kernels, sizes, 1, tiles=tiles), forward),
+        (native.rows_with_kernels(gradient, kernels, sizes, 2, tiles=tiles), backward),
+        (native.rows_with_rows(rows, gradient, sizes, tiles=tiles), by_expert),
+    ):
+        assert made.dtype == jnp.bfloat16
+        # A float32 sum next to the middle of two bfloat16 may fall to either.
+        assert (np.asarray(made) != expected.astype(made.dtype)).mean() < 1e-3
+        np.testing.assert_allclose(np.asarray(made, np.float64), expected, rtol=2**-8, atol=2**-8)
 
 
 # --- the router ---
