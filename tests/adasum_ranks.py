@@ -39,13 +39,24 @@ def combine_all(report: Report, combine: Callable[..., object], *, same_bits: bo
             held = {chip: vector(rank, dtype) for rank, chip in enumerate(topology.chips)}
             expected = reference.run(schedule, held, LAYERS)[topology.chips[report.rank]]
             mine = vector(report.rank, dtype)
-            combine(mine, schedule, LAYERS)
+            combine(mine, schedule, LAYERS, form="tree")
             case = f"adasum on {name}: {dtype}"
             if same_bits:
                 report.same(case, mine, expected)
             else:
                 eps = float(np.finfo(dtype).eps)
                 report.close(case, float(np.abs(mine.astype("float64") - expected).max()), 8 * eps)
+            if node == 1:
+                again = vector(report.rank, dtype)
+                combine(again, schedule, LAYERS, form="gram")
+                away = float(np.abs(again.astype("float64") - expected).max())
+                report.close(f"{case}, Gram form", away, 8 * float(np.finfo(dtype).eps))
+    schedule = halving(MACHINES["line"][0])
+    pieces, chosen = np.tile(vector(report.rank, "float32"), 400), vector(report.rank, "float32")
+    names = Layers((2038,) * 400)
+    combine(pieces, schedule, names)
+    combine(chosen, schedule, Layers((2038,)), form="gram")
+    report.close("in pieces", float(np.abs(pieces.reshape(400, -1) - chosen).max()), 1e-5)
 
 
 def refusals(report: Report, combine: Callable[..., object]) -> None:
@@ -60,6 +71,14 @@ def refusals(report: Report, combine: Callable[..., object]) -> None:
     report.refused("layers", lambda: combine(vector(0, "float32"), schedule, Layers((5,))))
     other = Layers((4, 6) if report.rank == 2 else (5, 5))
     report.refused("other layers", lambda: combine(np.ones(10, "float32"), schedule, other))
+    report.refused(
+        "no Gram form",
+        lambda: combine(np.ones(2038, "float32"), halving(MACHINES["two nodes"][0], 2), layers, form="gram"),
+    )
+    report.refused(
+        "other form",
+        lambda: combine(np.ones(2038, "float32"), schedule, layers, form=("tree", "gram")[report.rank % 2]),
+    )
     report.refused("integers", lambda: combine(np.ones(2038, "int32"), schedule, layers))
 
 
@@ -73,8 +92,8 @@ def torch_rank(rank: int, folder: Path) -> None:
     distributed.init_process_group("gloo", f"file://{folder / 'meet'}", rank=rank, world_size=RANKS)
     report = Report("torch", rank, folder)
 
-    def combine(array: np.ndarray, *args: object) -> None:
-        engine.adasum(torch.from_numpy(array), *args)
+    def combine(array: np.ndarray, *args: object, **options: object) -> None:
+        engine.adasum(torch.from_numpy(array), *args, **options)
 
     combine_all(report, combine, same_bits=False)
     refusals(report, combine)
@@ -221,8 +240,8 @@ def mpi_rank(folder: Path) -> None:
     comm = MPI.COMM_WORLD
     report = Report("mpi", comm.rank, folder)
 
-    def combine(array: np.ndarray, *args: object) -> None:
-        engine.adasum(array, *args, comm)
+    def combine(array: np.ndarray, *args: object, **options: object) -> None:
+        engine.adasum(array, *args, comm, **options)
 
     combine_all(report, combine, same_bits=True)
     refusals(report, combine)

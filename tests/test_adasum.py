@@ -24,9 +24,10 @@ from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
 from multipod.execute import adasum
-from multipod.execute.adasum import Arithmetic, Layers, gram_weights
+from multipod.execute.adasum import Layers, gram_weights
 from multipod.execute.adasum_jax import combine_tree, tree_weights
 from multipod.execute.adasum_native import functions
+from multipod.execute.adasum_ranks import Arithmetic
 from multipod.execute.numpy import run
 from multipod.execute.pairs import Pair
 from multipod.layout.layout import Layout
@@ -457,6 +458,11 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     told = pytest.raises(CheckpointError, match="chips 1 have no optimizer state in it: it was saved by chips 0, 2, 3")
     with closing(Checkpoints(tmp_path, keep=1, chips=range(8))) as saved, told:
         saved.restore(program.shapes)
+    alone = Program(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
+    with closing(Checkpoints(tmp_path, keep=1, read_only=True)) as saved:
+        seen = saved.restore(alone.shapes, weights_only=True)
+    assert seen.optimizer is None
+    assert largest_difference(seen.params, state.params) == 0
 
 
 def test_a_poisoned_update_is_refused_by_name(small):
@@ -478,6 +484,8 @@ def test_a_run_that_combines_goes_on_only_as_it_began(small):
     assert differences(to_text(began), to_text(small())) == ["layout.gradient_sum: adasum, now xla"]
     hurt = replace(began, layout=replace(began.layout, failed=((0, 1),)))
     assert differences(to_text(began), to_text(hurt)) == []
+    elsewhere = to_text(small(gradient_sum="adasum", mesh=(1, 3)))
+    assert differences(to_text(began), elsewhere, learning=False) == []
     assert differences(to_text(small()), to_text(small(mesh=(1, 8)))) == []
 
 
@@ -496,15 +504,30 @@ def test_the_functions_in_c_are_those_of_numpy(dtype):
     rng = np.random.default_rng(0)
     for length in (0, 1, 15, 16, 4097):
         a, b = rng.normal(size=(2, length)).astype(dtype)
-        np.testing.assert_allclose(fast.products(a, b), plain.products(a, b), rtol=1e-12)
-        mine, expected = a.copy(), a.copy()
-        fast.blend(mine, b, 0.3, -0.7)
-        plain.blend(expected, b, 0.3, -0.7)
-        np.testing.assert_allclose(mine, expected, rtol=2 * np.finfo(dtype).eps, atol=1e-12)
+        cuts = np.array([(2, 0, length // 3), (0, length // 3, length)], np.int64)
+        numbers = [np.zeros(9), np.zeros(9), np.zeros(12), np.zeros(12)]
+        fast.add_dots(numbers[0], a, b, cuts, True)
+        plain.add_dots(numbers[1], b, a, cuts, False)
+        fast.add_gram(numbers[2], [a, b], cuts)
+        plain.add_gram(numbers[3], [a, b], cuts)
+        np.testing.assert_allclose(*numbers[:2], rtol=1e-12)
+        np.testing.assert_allclose(*numbers[2:], rtol=1e-12)
+        gram = numbers[2].reshape(3, 4)
+        np.testing.assert_allclose(numbers[0].reshape(3, 3), gram[:, [1, 0, 3]], rtol=1e-12, atol=1e-300)
+        own, other = rng.normal(size=(2, 3))
+        blended, expected, mixed, summed = (a.copy() for _ in range(4))
+        fast.blend(blended, b, cuts, own, other)
+        plain.blend(expected, b, cuts, own, other)
+        fast.mix(mixed, [mixed, b], cuts, np.stack([own, other], 1))
+        plain.mix(summed, [summed, b], cuts, np.stack([own, other], 1))
+        for one in (blended, mixed, summed):
+            np.testing.assert_allclose(one, expected, rtol=2 * np.finfo(dtype).eps, atol=1e-12)
         assert fast.finite(a)
         for bad in (np.nan, np.inf, -np.inf):
             assert all(not fast.finite(np.insert(a, place, bad)) for place in {0, length // 2, length})
-    assert fast.products(np.full(4, 3e38, np.float32), np.ones(4, np.float32))[1] == pytest.approx(3.6e77)
+    large = np.zeros(3)
+    fast.add_dots(large, np.full(4, 3e38, np.float32), np.ones(4, np.float32), np.array([[0, 0, 4]]), True)
+    assert large[1] == pytest.approx(3.6e77)
 
 
 # Ranks.
@@ -526,6 +549,9 @@ def test_ranks(engine, tmp_path):
         assert "1 tensors have 5 elements together, and the vector has 2038" in refused["layers"]
         assert "rank 2 10 x float32 in 2 tensors" in refused["other layers"]
         assert "; tensor 0 is tensor 0 [4] on rank 2, and tensor 0 [5] on rank 0. Give" in refused["other layers"]
+        assert "no Gram form: it is for 2 to 16 ranks" in refused["no Gram form"]
+        assert "rank 1 2038 x float32 in 5 tensors" in refused["other form"]
+        assert "by gram by adasum" in refused["other form"]
         assert "int32 has no angles" in refused["integers"]
         if engine == "torch":
             assert refused["poisoned gradient"].startswith(

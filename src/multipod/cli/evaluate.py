@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
     from multipod.layout.mesh import make_mesh
+    from multipod.metrics.objective import finished
     from multipod.step.programs import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.evaluation import evaluate as evaluate_state
@@ -30,17 +31,19 @@ def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
 
     folder, facts = open_folder(run)
     recipe = chosen_recipe(facts["recipe"], facts["overrides"], where)
-    check_same(folder, recipe)
+    check_same(folder, recipe, learning=False)
     program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
-    state = checkpoints.restore(program.shapes, at)
+    # States that are of single chips are of no use here, and the chips may be others.
+    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
     sums = evaluate_state(program, state, recipe.data.test())
-    count = int(sums.pop("count"))
+    values, count = finished(recipe.objective, sums), int(sums["count"])
     table = Table(title=f"{run} after {int(state.update)} updates", show_header=False)
     table.add_row("test examples", str(count))
-    for name, total in sorted(sums.items()):
-        exact = f"  ({int(total)}/{count})" if float(total).is_integer() else ""
-        table.add_row(name, f"{total / count:.6g}{exact}")
+    for name, value in sorted(values.items()):
+        total = sums.get(name, 0.5)
+        exact = f"  ({int(total)}/{count})" if float(total).is_integer() and value == total / count else ""
+        table.add_row(name, f"{value:.6g}{exact}")
     Console().print(table)
     if tell:
         Console().print(_answers(recipe, program.whole_params(state), tell))

@@ -105,10 +105,10 @@ def _trained(run: Path, at: int | None, where: Where) -> _Trained:
 
     folder, facts = open_folder(run)
     recipe = chosen_recipe(facts["recipe"], facts["overrides"], where)
-    check_same(folder, recipe)
+    check_same(folder, recipe, learning=False)
     program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
-    state = checkpoints.restore(program.shapes, at)
+    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
     checkpoints.close()
     params, statistics = jax.tree.map(np.asarray, jax.device_get((program.whole_params(state), state.statistics)))
     one = recipe.data.test().read(np.arange(1))

@@ -1,5 +1,5 @@
-"""Adasum: adds gradients that are orthogonal, averages those that are parallel. The operator, two plain forms of the
-whole combination, and the parts from which the NumPy, PyTorch and MPI engines run its schedules.
+"""Adasum: adds gradients that are orthogonal, averages those that are parallel. The operator, and two plain forms of
+the whole combination; `adasum_ranks` and `adasum_jax` beside this file do it between ranks and devices.
 
 For two vectors a and b, each the combination of m_a and m_b ranks' vectors, tensor by tensor:
 
@@ -20,17 +20,14 @@ Rules for what is special, the same in all engines:
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from multipod.collectives.adasum import combinations, dot_sums, group_sum, split
-from multipod.collectives.schedule import Schedule
 from multipod.errors import PoisonedError, ScheduleError
-from multipod.execute.adasum_native import Functions, functions
 
 LEAST = float(np.finfo(np.float64).tiny ** 0.5)
 """Squared lengths below it (1.5e-154) count as none: products with them may leave the range of float64. The square of
@@ -41,9 +38,6 @@ LARGEST = 1e150
 
 CANCELLED = 2.0**-48
 """In the Gram form, squared lengths of this share of what went in are rounding errors, and count as none."""
-
-CHUNK = 1 << 15
-"""Elements that are made float64 at a time: 256 KiB, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -206,209 +200,7 @@ def _squares(vector: np.ndarray, layers: Layers) -> np.ndarray:
     return np.array([part @ part for part in parts])
 
 
-# What engines that pass messages are made of.
-
-
-class Engine(Protocol):
-    """What a transport brings to `follow`."""
-
-    def exchange(self, vector: Any, sends: Sequence["Span"], receives: Sequence["Span"]) -> list[Any]:
-        """Sends spans of the vector, and returns what arrived for `receives`, when all is done."""
-        ...
-
-    def run(self, vector: Any, schedule: Schedule) -> None:
-        """Does this rank's part of a schedule of sums and copies, in place."""
-        ...
-
-
-def follow(engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, rank: int, layers: Layers) -> None:
-    """One rank's part of a schedule that combines, in place.
-
-    Raises:
-      PoisonedError: on all ranks, if a tensor of any is not finite; the vector is then of no use.
-    """
-    layers.check(len(vector))
-    # The first combination tells whether this rank's tensors are finite, if its vector is its own until then.
-    flags = None if begins_alone(schedule, rank) else broken(math, vector, layers)
-    good = True
-    for number, steps in split(schedule):
-        if steps is not None:
-            engine.run(vector, steps)
-            continue
-        part = meeting(schedule, number, rank, len(vector))
-        arrived = engine.exchange(vector, part.sends, part.receives) if part else []
-        dots = local_dots(math, vector, part, arrived, layers)
-        adder = dot_sums(schedule)[number]
-        if adder is not None:
-            engine.run(dots, adder)
-        if flags is None and part is not None:
-            flags = ~np.isfinite(math.numbers(dots).reshape(-1, 3)[:, 1 if part.left else 2])
-        # What is not finite on one rank makes the dots of all combinations that it is part of infinite or NaN.
-        good = apply(math, vector, part, arrived, layers, dots)
-    assert flags is not None
-    if len(schedule.topology.chips) == 1:
-        refuse_poisoned(str(schedule), flags[None], layers.names)
-    elif not good:
-        ranks = len(schedule.topology.chips)
-        told = math.zeros(vector, ranks * len(flags))
-        for layer in np.flatnonzero(flags).tolist():
-            told[rank * len(flags) + layer] = 1
-        engine.run(told, flag_sum(schedule))
-        refuse_poisoned(f"{schedule} on rank {rank}", math.numbers(told).reshape(ranks, -1), layers.names)
-
-
-@lru_cache(maxsize=256)
-def begins_alone(schedule: Schedule, rank: int) -> bool:
-    """Whether the first combination of `rank` has its own vector alone on one side."""
-    for step in combinations(schedule):
-        for one in step:
-            if rank in one.members:
-                return one.left == (rank,) or one.right == (rank,)
-    return False
-
-
-@lru_cache(maxsize=64)
-def flag_sum(schedule: Schedule) -> Schedule:
-    """A sum over all ranks of a vector that is short."""
-    return Schedule("all-reduce", "flags", schedule.topology, 1, np.arange(2), group_sum(schedule.topology.chips))
-
-
-class Span(NamedTuple):
-    """Elements `begin` to `end` - 1, that travel from or to rank `peer`."""
-
-    peer: int
-    begin: int
-    end: int
-
-
-class Meeting(NamedTuple):
-    """What one rank does in a step that combines. `left`: its own vector is the left one."""
-
-    sends: tuple[Span, ...]
-    receives: tuple[Span, ...]
-    left: bool
-    own: int
-    others: int
-
-
-@lru_cache(maxsize=256)
-def meeting(schedule: Schedule, number: int, rank: int, count: int) -> Meeting | None:
-    """The part of `rank` in step `number` on a vector of `count` elements; None if it has none."""
-    mine = next((one for one in combinations(schedule)[number] if rank in one.left or rank in one.right), None)
-    if mine is None:
-        return None
-    step, places, ranks = schedule.steps[number], schedule.elements(count), schedule.topology.rank
-    chip = schedule.topology.chips[rank]
-
-    def spans(ours: np.ndarray, theirs: np.ndarray) -> tuple[Span, ...]:
-        joined: list[Span] = []
-        for k in np.flatnonzero(ours == chip).tolist():
-            span = Span(ranks[int(theirs[k])], int(places[step.first[k]]), int(places[step.stop[k]]))
-            if span.begin < span.end:
-                joined.append(span)
-        return tuple(sorted(joined))
-
-    left = rank in mine.left
-    sizes = len(mine.left), len(mine.right)
-    return Meeting(spans(step.src, step.dst), spans(step.dst, step.src), left, *(sizes if left else sizes[::-1]))
-
-
-class Arithmetic:
-    """What the combination asks of arrays: here those of NumPy; `execute.torch` has that of tensors.
-
-    Args:
-      native: take the functions in C (`adasum_native`) where they are to be had.
-    """
-
-    xp: Any = np
-
-    def __init__(self, native: bool = True) -> None:
-        self._native = native
-
-    def zeros(self, like: Any, length: int) -> Any:
-        """Float64 zeros, where `like` is."""
-        return np.zeros(length)
-
-    def products(self, a: Any, b: Any) -> Any:
-        """float64 [3]: a.b, a.a, b.b."""
-        fast = self._fast(a, b)
-        if fast is not None:
-            return fast.products(a, b)
-        total = np.zeros(3)
-        for begin in range(0, len(a), CHUNK):
-            x, y = (one[begin : begin + CHUNK].astype(np.float64) for one in (a, b))
-            total += x @ y, x @ x, y @ y
-        return total
-
-    def blend(self, mine: Any, theirs: Any, own: Any, other: Any) -> None:
-        """mine = own * mine + other * theirs in place, in float64, rounded once: the two may nearly cancel."""
-        fast = self._fast(mine, theirs)
-        if fast is not None:
-            fast.blend(mine, theirs, own, other)
-            return
-        for begin in range(0, len(mine), CHUNK):
-            part = slice(begin, begin + CHUNK)
-            mine[part] = own * mine[part].astype(np.float64) + other * theirs[part].astype(np.float64)
-
-    def finite(self, vector: Any) -> bool:
-        """Whether all elements are finite, and can be squared."""
-        fast = self._fast(vector)
-        if fast is not None:
-            return fast.within(vector, LARGEST if vector.dtype.itemsize == 8 else float(np.finfo(vector.dtype).max))
-        total = float(np.add.reduce(vector, dtype=np.result_type(vector.dtype, np.float32)))
-        if vector.dtype.itemsize < 8 and np.isfinite(total):
-            return True
-        return bool((np.abs(vector.astype(np.float64)) <= LARGEST).all())
-
-    def numbers(self, values: Any) -> np.ndarray:
-        """As a NumPy array."""
-        return np.asarray(values)
-
-    def _fast(self, *arrays: np.ndarray) -> Functions | None:
-        """The functions in C, if they take these arrays."""
-        if not self._native or any(a.dtype != arrays[0].dtype or not a.flags.c_contiguous for a in arrays):
-            return None
-        return functions(arrays[0].dtype)
-
-
-def local_dots(math: Arithmetic, vector: Any, part: Meeting | None, arrived: Sequence[Any], layers: Layers) -> Any:
-    """float64 [3 layers]: this rank's part of the dots of a step, to be added over the members of its combination.
-
-    Args:
-      math: of the arrays.
-      vector: of this rank.
-      part: of this rank; without one all are zero.
-      arrived: one array for each of `part.receives`.
-      layers: of the vector.
-    """
-    dots = math.zeros(vector, 3 * len(layers.sizes))
-    for span, theirs in zip(part.receives if part else (), arrived, strict=True):
-        for layer, begin, end in layers.cut(span.begin, span.end):
-            mine, other = vector[begin:end], theirs[begin - span.begin : end - span.begin]
-            pair = (mine, other) if part and part.left else (other, mine)
-            dots[3 * layer : 3 * layer + 3] += math.products(*pair)
-    return dots
-
-
-def apply(
-    math: Arithmetic, vector: Any, part: Meeting | None, arrived: Sequence[Any], layers: Layers, dots: Any
-) -> bool:
-    """Combines what arrived into `vector`, given the sums of dots; whether all of these are finite."""
-    if part is None:
-        return True
-    dots = dots.reshape(-1, 3)
-    leaves = (part.own, part.others) if part.left else (part.others, part.own)
-    c_own, c_other = coefficients(dots, *leaves, math.xp)[:: 1 if part.left else -1]
-    for span, theirs in zip(part.receives, arrived, strict=True):
-        for layer, begin, end in layers.cut(span.begin, span.end):
-            other = theirs[begin - span.begin : end - span.begin]
-            math.blend(vector[begin:end], other, c_own[layer], c_other[layer])
-    return bool(np.isfinite(math.numbers(dots)).all())
-
-
-def broken(math: Arithmetic, vector: Any, layers: Layers) -> np.ndarray:
-    """float64 [layers]: 1 where the tensor is not finite on this rank."""
-    return np.array([0.0 if math.finite(vector[begin:end]) else 1.0 for begin, end in itertools.pairwise(layers.ends)])
+# What is not finite.
 
 
 SKIP = "There is no result, and every rank knows: skip this update on all of them, or lower the rate or the loss scale."
@@ -435,25 +227,3 @@ def refuse_poisoned(who: str, flags: np.ndarray, names: Sequence[str], move: str
         where.append(f"{names[layer]} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}")
     more = f" and {len(bad) - 8} more tensors" if len(bad) > 8 else ""
     raise PoisonedError(f"{who}: not finite: {'; '.join(where)}{more}. {move}")
-
-
-def lockstep(
-    schedule: Schedule,
-    number: int,
-    held: dict[int, np.ndarray],
-    layers: Layers,
-    run: Callable[[Schedule, dict[int, np.ndarray]], dict[int, np.ndarray]],
-) -> None:
-    """Step `number`, which combines, for all chips at once, in place on `held`; `run` adds the dots by a schedule."""
-    math, chips = Arithmetic(), schedule.topology.chips
-    count = len(held[chips[0]])
-    parts = {chip: meeting(schedule, number, rank, count) for rank, chip in enumerate(chips)}
-    arrived = {
-        chip: [held[chips[span.peer]][span.begin : span.end].copy() for span in part.receives] if part else []
-        for chip, part in parts.items()
-    }
-    dots = {chip: local_dots(math, held[chip], parts[chip], arrived[chip], layers) for chip in chips}
-    adder = dot_sums(schedule)[number]
-    sums = dots if adder is None else run(adder, dots)
-    for chip in chips:
-        apply(math, held[chip], parts[chip], arrived[chip], layers, sums[chip])

@@ -5,7 +5,7 @@ by polling: a rank that waits keeps its core busy, but gives it up to others whe
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,8 +15,9 @@ from mpi4py import MPI
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PeerLostError, ScheduleError
-from multipod.execute.adasum import Arithmetic, Layers, Span
-from multipod.execute.adasum import follow as follow_adasum
+from multipod.execute.adasum import Layers
+from multipod.execute.adasum_ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
+from multipod.execute.adasum_ranks import follow as follow_adasum
 from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
 from multipod.execute.shared_memory import SharedMemory
 
@@ -67,10 +68,15 @@ def _lost(schedule: Schedule, comm: MPI.Intracomm, error: Exception) -> PeerLost
 
 
 def _agree(
-    array: np.ndarray, schedule: Schedule, comm: MPI.Intracomm, limit_s: float, layers: Layers | None = None
+    array: np.ndarray,
+    schedule: Schedule,
+    comm: MPI.Intracomm,
+    limit_s: float,
+    layers: Layers | None = None,
+    form: Form | None = None,
 ) -> Note:
     """The note of this sum, after all ranks have told the same one, once."""
-    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), layers.text if layers else "")
+    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), noted(layers, form))
     if mine not in state.agreed:
         post = _post(state.comm, 0, limit_s)
         make = lambda text: np.frombuffer(text, np.uint8).copy()  # noqa: E731
@@ -85,6 +91,7 @@ def adasum(
     layers: Layers,
     comm: MPI.Intracomm,
     *,
+    form: Form | None = None,
     limit_s: float = 300.0,
     native: bool = True,
 ) -> None:
@@ -95,6 +102,7 @@ def adasum(
       schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
       layers: of the buffer.
       comm: any intracommunicator.
+      form: `tree`, whose bits are those of `execute.numpy`, or `gram`; None takes what is faster for this length.
       limit_s: the longest to wait for one message.
       native: do the arithmetic in C, where there is a compiler.
 
@@ -107,9 +115,10 @@ def adasum(
     if array.dtype.kind in "biuc":
         raise ScheduleError(f"adasum: an array of {array.dtype} has no angles. Give real floating-point numbers.")
     try:
-        mine = _agree(array, schedule, comm, limit_s, layers)
+        mine = _agree(array, schedule, comm, limit_s, layers, form)
         with np.errstate(over="ignore", invalid="ignore"):
-            follow_adasum(_Engine(comm, mine.tag, limit_s), Arithmetic(native), array, schedule, comm.rank, layers)
+            engine = _Engine(comm, mine.tag, limit_s)
+            follow_adasum(engine, Arithmetic(native), array, schedule, comm.rank, layers, form)
     except (MPI.Exception, TimeoutError) as error:
         _ABANDONED.append(array)
         raise _lost(schedule, comm, error) from error
@@ -118,10 +127,12 @@ def adasum(
 class _Engine:
     """The messages of Adasum over a communicator."""
 
+    piece_bytes = PIECE_BYTES
+
     def __init__(self, comm: MPI.Intracomm, tag: int, limit_s: float) -> None:
         self._comm, self._tag, self._limit_s = comm, tag, limit_s
 
-    def exchange(self, vector: np.ndarray, sends: Sequence[Span], receives: Sequence[Span]) -> list[np.ndarray]:
+    def exchange(self, vector: np.ndarray, sends: Sequence[Span], receives: Sequence[Span]) -> Iterator[np.ndarray]:
         ends = np.cumsum([0] + [span.end - span.begin for span in receives]).tolist()
         memory = _ARRIVED.take(vector.dtype, ends[-1], lambda length: np.empty(length, vector.dtype))[0]
         buffers = [memory[begin:end] for begin, end in pairwise(ends)]
@@ -129,12 +140,15 @@ class _Engine:
         incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
         outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
         try:
-            for wait in _post(_state(self._comm).comm, self._tag, self._limit_s)(incoming, outgoing):
+            waits = _post(_state(self._comm).comm, self._tag, self._limit_s)(incoming, outgoing)
+            for wait, buffer in zip(waits, buffers, strict=False):
+                wait()
+                yield buffer
+            for wait in waits[len(buffers) :]:
                 wait()
         except TimeoutError:
             _ABANDONED.append(buffers)
             raise
-        return buffers
 
     def run(self, vector: np.ndarray, schedule: Schedule) -> None:
         run(vector, schedule, self._comm, limit_s=self._limit_s)

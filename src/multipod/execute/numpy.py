@@ -6,7 +6,8 @@ import numpy as np
 
 from multipod.collectives.schedule import ADASUM, ADD, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import Arithmetic, Layers, broken, lockstep, refuse_poisoned
+from multipod.execute.adasum import Layers, refuse_poisoned
+from multipod.execute.adasum_ranks import Arithmetic, broken, lockstep
 
 
 def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | None = None) -> dict[int, np.ndarray]:

@@ -4,7 +4,7 @@ Rank r of the group is the live chip of rank r. Results are those of `execute.nu
 for another is the time-out of the group (`init_process_group(timeout=...)`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,9 +16,10 @@ from torch.distributed import ProcessGroup
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import MultipodError, PeerLostError, ScheduleError
-from multipod.execute.adasum import CHUNK, LARGEST, Arithmetic, Layers, Span
-from multipod.execute.adasum import follow as follow_adasum
+from multipod.execute.adasum import LARGEST, Layers
 from multipod.execute.adasum_native import Functions, functions
+from multipod.execute.adasum_ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
+from multipod.execute.adasum_ranks import follow as follow_adasum
 from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
 from multipod.execute.shared_memory import SharedMemory
 
@@ -78,10 +79,15 @@ def _lost(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerL
 
 
 def _agree(
-    tensor: torch.Tensor, schedule: Schedule, group: ProcessGroup, grouped: bool, layers: Layers | None = None
+    tensor: torch.Tensor,
+    schedule: Schedule,
+    group: ProcessGroup,
+    grouped: bool,
+    layers: Layers | None = None,
+    form: Form | None = None,
 ) -> Note:
     """The note of this sum, after all ranks have told the same one, once."""
-    mine = note(schedule, tensor.numel(), str(tensor.dtype), layers.text if layers else "")
+    mine = note(schedule, tensor.numel(), str(tensor.dtype), noted(layers, form))
     if mine not in (agreed := _AGREED.setdefault(group, set())):
         post = (_grouped if grouped else _single)(group, TAG)
         tell = partial(_bytes, device=tensor.device)
@@ -97,6 +103,7 @@ def adasum(
     layers: Layers,
     group: ProcessGroup | None = None,
     *,
+    form: Form | None = None,
     grouped: bool | None = None,
 ) -> None:
     """Combines `tensor` over the group's ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
@@ -106,6 +113,7 @@ def adasum(
       schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
       layers: of the tensor.
       group: the default group if None.
+      form: `tree` or `gram` (`multipod.execute.adasum_ranks`); None takes what is faster for this length.
       grouped: as for `run`.
 
     Raises:
@@ -120,10 +128,9 @@ def adasum(
     grouped = tensor.device.type != "cpu" if grouped is None else grouped
     try:
         with torch.no_grad():
-            mine = _agree(tensor, schedule, group, grouped, layers)
-            follow_adasum(
-                _Engine(group, mine.tag, grouped), _TensorArithmetic(), tensor, schedule, group.rank(), layers
-            )
+            mine = _agree(tensor, schedule, group, grouped, layers, form)
+            engine = _Engine(group, mine.tag, grouped)
+            follow_adasum(engine, _TensorArithmetic(), tensor, schedule, group.rank(), layers, form)
     except RuntimeError as error:
         if isinstance(error, MultipodError):
             raise
@@ -136,7 +143,11 @@ class _Engine:
     def __init__(self, group: ProcessGroup, tag: int, grouped: bool) -> None:
         self._group, self._tag, self._grouped = group, TAG + tag, grouped
 
-    def exchange(self, vector: torch.Tensor, sends: Sequence[Span], receives: Sequence[Span]) -> list[torch.Tensor]:
+    @property
+    def piece_bytes(self) -> int:
+        return 0 if self._grouped else PIECE_BYTES
+
+    def exchange(self, vector: torch.Tensor, sends: Sequence[Span], receives: Sequence[Span]) -> Iterator[torch.Tensor]:
         lengths = [span.end - span.begin for span in receives]
         memory = _ARRIVED.take((vector.device, vector.dtype), sum(lengths), vector.new_empty)[0]
         buffers = list(memory.split(lengths)) if lengths else []
@@ -144,9 +155,12 @@ class _Engine:
         # One tag for all: between two ranks both sides have the spans in one order, and the transport keeps it.
         incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
         outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
-        for wait in post(incoming, outgoing):
+        waits = post(incoming, outgoing)
+        for wait, buffer in zip(waits, buffers, strict=False):
             wait()
-        return buffers
+            yield buffer
+        for wait in waits[len(buffers) :]:
+            wait()
 
     def run(self, vector: torch.Tensor, schedule: Schedule) -> None:
         run(vector, schedule, self._group, grouped=self._grouped)
@@ -157,26 +171,39 @@ class _TensorArithmetic(Arithmetic):
 
     xp: Any = torch
 
+    def itemsize(self, vector: torch.Tensor) -> int:
+        return vector.element_size()
+
     def zeros(self, like: torch.Tensor, length: int) -> torch.Tensor:
         return like.new_zeros(length, dtype=torch.float64)
 
-    def products(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        fast = _fast(a, b)
-        if fast is not None:
-            return torch.from_numpy(fast.products(a.numpy(), b.numpy()))
-        total = self.zeros(a, 3)
-        for x, y in zip(*_chunks(a, b), strict=True):
-            x, y = x.double(), y.double()
-            total += torch.stack([x @ y, x @ x, y @ y])
-        return total
+    def add_dots(
+        self, dots: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor, cuts: np.ndarray, left: bool
+    ) -> None:
+        if _fast(mine, theirs) is None:
+            super().add_dots(dots, mine, theirs, cuts, left)
+        else:
+            Arithmetic().add_dots(dots.numpy(), mine.numpy(), theirs.numpy(), cuts, left)
 
-    def blend(self, mine: torch.Tensor, theirs: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> None:
-        fast = _fast(mine, theirs)
-        if fast is not None:
-            fast.blend(mine.numpy(), theirs.numpy(), float(own), float(other))
-            return
-        for x, y in zip(*_chunks(mine, theirs), strict=True):
-            x.copy_(own * x.double() + other * y.double())
+    def blend(
+        self, mine: torch.Tensor, theirs: torch.Tensor, cuts: np.ndarray, own: torch.Tensor, other: torch.Tensor
+    ) -> None:
+        if _fast(mine, theirs) is None:
+            super().blend(mine, theirs, cuts, own, other)
+        else:
+            Arithmetic().blend(mine.numpy(), theirs.numpy(), cuts, own.numpy(), other.numpy())
+
+    def add_gram(self, gram: torch.Tensor, rows: Sequence[torch.Tensor], cuts: np.ndarray) -> None:
+        if _fast(*rows) is None:
+            super().add_gram(gram, rows, cuts)
+        else:
+            Arithmetic().add_gram(gram.numpy(), [row.numpy() for row in rows], cuts)
+
+    def mix(self, out: torch.Tensor, rows: Sequence[torch.Tensor], cuts: np.ndarray, weights: np.ndarray) -> None:
+        if _fast(out, *rows) is None:
+            super().mix(out, rows, cuts, weights)
+        else:
+            Arithmetic().mix(out.numpy(), [row.numpy() for row in rows], cuts, weights)
 
     def finite(self, vector: torch.Tensor) -> bool:
         if _fast(vector) is not None:
@@ -188,6 +215,19 @@ class _TensorArithmetic(Arithmetic):
     def numbers(self, values: torch.Tensor) -> np.ndarray:
         return values.cpu().numpy()
 
+    def _fast(self, *arrays: Any) -> None:
+        """None: what tensors can have of it is taken above."""
+
+    def _wide(self, part: torch.Tensor) -> torch.Tensor:
+        return part.double()
+
+    def _stacked(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(list(parts))
+
+    def _slices(self, like: torch.Tensor, begin: int, end: int) -> list[slice]:
+        whole = like.device.type != "cpu" and begin < end
+        return [slice(begin, end)] if whole else super()._slices(like, begin, end)
+
 
 def _fast(*tensors: torch.Tensor) -> Functions | None:
     """The functions in C, if they take these tensors: they lie in the host's memory, and all have one dtype."""
@@ -197,11 +237,6 @@ def _fast(*tensors: torch.Tensor) -> Functions | None:
 
 
 _NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-
-
-def _chunks(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Each tensor in parts that stay in a core's cache; whole on accelerators."""
-    return [one.split(CHUNK if one.device.type == "cpu" else max(len(one), 1)) for one in tensors]
 
 
 def process_group(group: ProcessGroup | None) -> ProcessGroup:

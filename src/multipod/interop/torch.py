@@ -20,7 +20,8 @@ from multipod.collectives.adasum import halving, node_chips
 from multipod.collectives.build import build
 from multipod.collectives.schedule import Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import Layers, flag_sum, refuse_poisoned
+from multipod.execute.adasum import Layers, refuse_poisoned
+from multipod.execute.adasum_ranks import flag_sum
 from multipod.execute.torch import TensorMemory, adasum, all_reduce, process_group, run, shared_memory
 from multipod.topology.topology import Topology
 

@@ -32,11 +32,14 @@ def to_text(recipe: Recipe) -> str:
     return tomli_w.dumps(_table(recipe))
 
 
-def differences(old: str, new: str) -> list[str]:
-    """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`."""
+def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
+    """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`.
+
+    Where it does not go on `learning`, but is looked at, it may lie anywhere.
+    """
     before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
-    moved = ("layout.failed", "layout.report_orthogonality") if combines else WHERE
+    moved = ("layout.failed", "layout.report_orthogonality") if combines and learning else WHERE
     free = (*DATA_PLACES, *TROUBLE, *moved)
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"

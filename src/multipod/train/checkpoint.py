@@ -119,14 +119,22 @@ class Checkpoints:
             self._manager.close()
         self._manager = self._made()
 
-    def restore(self, shapes: State, update: int | None = None, instead: Callable[[str], None] | None = None) -> State:
+    def restore(
+        self,
+        shapes: State,
+        update: int | None = None,
+        instead: Callable[[str], None] | None = None,
+        *,
+        weights_only: bool = False,
+    ) -> State:
         """The state after `update` updates (the newest if None), laid on the mesh as `shapes` says.
 
         With `instead`, a newest one that is damaged is put aside into the folder `damaged`, `instead` is told why,
         and the one before it is taken.
 
         Optimizer states that are local go to the devices of the chips that they are of; those of chips that
-        are no more are left behind. Each process then reads all of them.
+        are no more are left behind. Each process then reads all of them. With `weights_only` no optimizer state is
+        read, and the state has None in its place: so any number of devices can evaluate what others trained.
 
         Raises:
           CheckpointError: there is none, it is damaged, it is of another model, or a device's chip has no state in it.
@@ -140,15 +148,15 @@ class Checkpoints:
         if wanted not in known:
             raise CheckpointError(f"{self._folder} has no checkpoint {wanted}. It has: {', '.join(map(str, known))}.")
         try:
-            return self._restored(shapes, wanted, known)
+            return self._restored(shapes, wanted, known, weights_only)
         except _Damaged as error:
             if instead is None or update is not None or len(known) == 1:
                 raise CheckpointError(str(error)) from error
             first = str(error).splitlines()[0]
             instead(f"{first}\nGoing on from the one before it, {known[-2]}; {self._put_aside(wanted)}.")
-            return self.restore(shapes, None, instead)
+            return self.restore(shapes, None, instead, weights_only=weights_only)
 
-    def _restored(self, shapes: State, wanted: int, known: list[int]) -> State:
+    def _restored(self, shapes: State, wanted: int, known: list[int], weights_only: bool) -> State:
         """The state of one checkpoint.
 
         Raises:
@@ -159,14 +167,14 @@ class Checkpoints:
         broken = agree.gathered("; ".join(damaged_files(folder, jax.process_index(), jax.process_count())[:3]))
         if broken:
             raise _Damaged(self._damaged(wanted, known, ValueError("; ".join(broken))))
-        rows = self._rows(wanted)
+        rows = None if weights_only else self._rows(wanted)
         try:
             asked = shapes if rows is None else shapes._replace(optimizer=_whole(shapes.optimizer, len(rows[1])))
-            restored = self._manager.restore(wanted, args=ocp.args.StandardRestore(asked._asdict()))
+            restored = self._manager.restore(wanted, args=(_weights_of if weights_only else _all_of)(asked))
         except Exception as error:
             kind = CheckpointError if is_sealed(folder) else _Damaged
             raise kind(self._damaged(wanted, known, error)) from error
-        state = State(**restored)
+        state = State(**{"optimizer": None} | restored)
         if rows is not None:
             state = state._replace(optimizer=_taken(state.optimizer, shapes.optimizer, rows[0]))
         if int(state.update) != wanted:
@@ -256,6 +264,17 @@ class _Sealing:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+def _all_of(shapes: State) -> Any:
+    return ocp.args.StandardRestore(shapes._asdict())
+
+
+def _weights_of(shapes: State) -> Any:
+    """All but the optimizer's state, which may have any shapes."""
+    asked = {name: part for name, part in shapes._asdict().items() if name != "optimizer"}
+    how = ocp.checkpoint_utils.construct_restore_args(asked)
+    return ocp.args.PyTreeRestore(item=asked, restore_args=how, partial_restore=True)
 
 
 def _whole(shapes: Any, devices: int) -> Any:

@@ -101,14 +101,14 @@ def open_folder(path: Path) -> tuple[RunFolder, dict[str, Any]]:
     return folder, facts
 
 
-def check_same(folder: RunFolder, recipe: Recipe) -> None:
-    """Refuses to go on with a run under another recipe.
+def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> None:
+    """Refuses to go on with a run under another recipe; with `learning=False`, to look at it under another.
 
     Raises:
       RunFolderError: with every difference.
     """
     try:
-        changed = differences(folder.recipe.read_text(), to_text(recipe))
+        changed = differences(folder.recipe.read_text(), to_text(recipe), learning=learning)
     except ValueError as error:
         raise RunFolderError(f"{folder.recipe} is damaged: {error}. Put the file back, or start a new run.") from error
     if changed:
