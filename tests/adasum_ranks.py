@@ -75,10 +75,8 @@ def refusals(report: Report, combine: Callable[..., object]) -> None:
         "no Gram form",
         lambda: combine(np.ones(2038, "float32"), halving(MACHINES["two nodes"][0], 2), layers, form="gram"),
     )
-    report.refused(
-        "other form",
-        lambda: combine(np.ones(2038, "float32"), schedule, layers, form=("tree", "gram")[report.rank % 2]),
-    )
+    form = ("tree", "gram")[report.rank % 2]
+    report.refused("other form", lambda: combine(np.ones(40, "float32"), schedule, Layers((40,)), form=form))
     report.refused("integers", lambda: combine(np.ones(2038, "int32"), schedule, layers))
 
 
