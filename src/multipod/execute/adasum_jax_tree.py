@@ -65,7 +65,7 @@ def all_reduce(schedule: Schedule, vector: jax.Array, axes: Sequence[str], layer
     layers.check(len(vector))
     if vector.dtype != jnp.float32 or max(layers.sizes, default=0) >= LONGEST:
         raise ScheduleError(
-            f"{schedule}: tensors of up to {max(layers.sizes, default=0):,} elements of {vector.dtype}, and the tree on "
+            f"{schedule}: tensors of up to {max(layers.sizes, default=0):,} {vector.dtype} elements, and the tree on "
             f"JAX takes float32 and fewer than {LONGEST:,}. Cast the vector, or cut its tensors."
         )
     if not len(vector):
