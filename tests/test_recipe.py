@@ -80,6 +80,13 @@ def test_every_field_has_a_name_and_its_own_text_sets_it_to_itself():
         assert override(recipe, [f"{name}={text}"]) == recipe, name
 
 
+def test_fields_that_fit_only_together_may_be_given_in_any_order():
+    changes = ["layout.report_orthogonality=true", "layout.gradient_sum=adasum"]
+    assert override(digits(), changes) == override(digits(), changes[::-1])
+    with pytest.raises(LayoutError, match="gradient_sum=ordered is a sum and knows nothing of angles"):
+        override(digits(), changes[:1])
+
+
 def test_the_text_tells_every_difference_but_where_the_run_lies():
     old = to_text(digits())
     assert differences(old, old) == []

@@ -107,18 +107,18 @@ class Layers:
 # The operator.
 
 
-def coefficients(dots: Any, left: int, right: int, xp: Any = np) -> tuple[Any, Any]:
-    """The factors of both vectors, [layers] each.
+def coefficients(dots: Any, left: Any, right: Any, xp: Any = np) -> tuple[Any, Any]:
+    """The factors of both vectors, [...] each.
 
     Args:
-      dots: float64 [layers, 3]: a.b, |a|^2 and |b|^2.
+      dots: float64 [..., 3]: a.b, |a|^2 and |b|^2.
       left: m_a, the leaves under a.
       right: m_b.
       xp: NumPy, or the module of arrays that works like it (`torch`).
     """
-    d = dots[:, 0]
+    d = dots[..., 0]
     found = []
-    for squared, leaves in ((dots[:, 1], left), (dots[:, 2], right)):
+    for squared, leaves in ((dots[..., 1], left), (dots[..., 2], right)):
         none = squared < LEAST
         found.append(xp.where(none, 1.0, 1.0 - leaves / (left + right) * d / xp.where(none, 1.0, squared)))
     return found[0], found[1]
@@ -161,29 +161,35 @@ def gram_weights(gram: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
       gram: float64 [layers, p, p], the dots of all pairs.
       numbers: of the leaves, rising.
     """
-    layers = len(gram)
-    nodes = [(number, np.eye(len(numbers))[k][None].repeat(layers, 0), 1) for k, number in enumerate(numbers)]
-    largest = np.sqrt(np.maximum(np.einsum("lii->li", gram), 0))
+    weights = np.broadcast_to(np.eye(len(numbers)), gram.shape)
+    # At least the length of what went into each node, in units in which `gram` are the nodes' dots.
+    size = np.sqrt(np.maximum(np.einsum("lii->li", gram), 0))
+    nodes, leaves = list(numbers), [1] * len(numbers)
     while len(nodes) > 1:
-        above: list[tuple[int, np.ndarray, int]] = []
-        for number, weights, leaves in nodes:
-            if above and above[-1][0] == number // 2:
-                _, other, others = above.pop()
-                dots = np.stack(
-                    [
-                        np.einsum("li,lij,lj->l", x, gram, y)
-                        for x, y in ((other, weights), (other, other), (weights, weights))
-                    ],
-                    axis=1,
-                )
-                for column, one in ((1, other), (2, weights)):
-                    went_in = np.square((np.abs(one) * largest).sum(1))
-                    dots[:, column] = np.where(dots[:, column] <= CANCELLED * went_in, 0, dots[:, column])
-                c_a, c_b = coefficients(dots, others, leaves)
-                weights, leaves = c_a[:, None] * other + c_b[:, None] * weights, others + leaves
-            above.append((number // 2, weights, leaves))
-        nodes = above
-    return nodes[0][1]
+        squared = np.einsum("lii->li", gram)
+        squared = np.where(squared <= CANCELLED * np.square(size), 0, squared)
+        above: list[int] = []
+        counts: list[int] = []
+        joins = []
+        factors = np.zeros((len(gram), len(nodes), len(nodes)))
+        for place, (number, count) in enumerate(zip(nodes, leaves, strict=True)):
+            row = len(above)
+            if above and above[-1] == number // 2:
+                joins.append((row - 1, place - 1, place, counts[-1], count))
+                counts[-1] += count
+            else:
+                above.append(number // 2)
+                counts.append(count)
+                factors[:, row, place] = 1
+        if joins:
+            rows, left, right, *shares = np.array(joins).T
+            dots = np.stack([gram[:, left, right], squared[:, left], squared[:, right]], -1)
+            factors[:, rows, left], factors[:, rows, right] = coefficients(dots, *shares)
+            factors = factors[:, : len(above)]
+            gram, weights = factors @ gram @ factors.transpose(0, 2, 1), factors @ weights
+            size = (np.abs(factors) @ size[:, :, None])[:, :, 0]
+        nodes, leaves = above, counts
+    return weights[:, 0]
 
 
 def orthogonality(combined: np.ndarray, vectors: Iterable[np.ndarray], layers: Layers) -> np.ndarray:

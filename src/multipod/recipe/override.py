@@ -5,7 +5,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -15,19 +15,27 @@ T = TypeVar("T")
 
 
 def override(value: T, changes: Sequence[str]) -> T:
-    """`value` (a recipe) with each `name=text` applied in order; the text is read as the field's type says.
+    """`value` (a recipe) with each `name=text` applied, the last of a name; the text is read as the field's type says.
+
+    A group is changed in one go, so that fields which fit only together may be given in any order.
 
     Raises:
       RecipeError: no such field (with the nearest names), or a text of another type.
     """
+    wanted: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise RecipeError(
                 f"--set {change!r} is not of the form name=value. Write, for example, optimizer.rate=0.2."
             )
-        value = _with(value, name.strip(), name.strip().split("."), text.strip(), value)
-    return value
+        path = name.strip().split(".")
+        _check(value, name.strip(), path)
+        group = wanted
+        for head in path[:-1]:
+            group = group.setdefault(head, {})
+        group[path[-1]] = name.strip(), text.strip()
+    return cast(T, _changed(value, wanted))
 
 
 def names(value: Any, prefix: str = "") -> Iterator[str]:
@@ -40,19 +48,28 @@ def names(value: Any, prefix: str = "") -> Iterator[str]:
             yield prefix + field.name
 
 
-def _with(value: Any, name: str, path: Sequence[str], text: str, root: Any) -> Any:
-    head, *rest = path
-    known = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    if head not in known:
-        raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, names(root))}")
-    inner = getattr(value, head)
-    if rest:
-        changed = _with(inner, name, rest, text, root)
-    elif dataclasses.is_dataclass(inner):
-        raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(names(inner, name + '.'))}.")
-    else:
-        changed = _read(text, typing.get_type_hints(type(value))[head], name)
-    return dataclasses.replace(value, **{head: changed})
+def _check(root: Any, name: str, path: Sequence[str]) -> None:
+    """Refuses a name that is no field, or a group of fields."""
+    value = root
+    for head in path:
+        known = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+        if head not in known:
+            raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, names(root))}")
+        value = getattr(value, head)
+    if dataclasses.is_dataclass(value):
+        raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(names(value, name + '.'))}.")
+
+
+def _changed(value: Any, wanted: dict[str, Any]) -> Any:
+    """`value` with all fields changed at once: one alone may not fit what the others still are."""
+    kinds = typing.get_type_hints(type(value))
+    fields = {
+        head: _changed(getattr(value, head), inner)
+        if isinstance(inner, dict)
+        else _read(inner[1], kinds[head], inner[0])
+        for head, inner in wanted.items()
+    }
+    return dataclasses.replace(value, **fields)
 
 
 def _read(text: str, kind: Any, name: str) -> Any:
