@@ -14,6 +14,7 @@ from PIL import Image
 
 from multipod.cli.data import data as command
 from multipod.cli.reading import as_options
+from multipod.data.batches import TrainBatches
 from multipod.data.convert import NOTE, WRITERS, convert
 from multipod.data.files.formats import FORMATS, open_records
 from multipod.data.images.files import ImageFiles
@@ -26,6 +27,7 @@ from multipod.metrics.objective import Classification
 from multipod.models.pixels import Normalized
 from multipod.models.resnet import SmallResNet
 from multipod.optim.optimizer import Optimizer
+from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
@@ -226,6 +228,25 @@ def test_the_imagenet_recipes_have_the_published_numbers():
         assert "train_files" in to_text(recipe)
         with pytest.raises(DataError, match="does not say where its images are"):
             recipe.data.train()
+
+
+@pytest.mark.parametrize("kind", ["folder", "tfrecord", "array-record"])
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet-b0"])
+def test_the_imagenet_recipes_read_each_kind_of_files(name, kind, folder, tmp_path):
+    where = folder
+    if kind != "folder":
+        if kind == "tfrecord":
+            pytest.importorskip("google_crc32c")
+        where = tmp_path / "out"
+        convert(open_records(str(folder)), where, kind, 6)
+    recipe = override(load(name), [f"data.train_files={where}", f"data.test_files={where}"])
+    train = TrainBatches(recipe.data.train(), 4, recipe.seed, np.arange(4))[0]
+    assert train["image"].shape == (4, 224, 224, 3)
+    assert train["image"].dtype == np.uint8
+    assert set(train["label"].tolist()) <= {0, 1}
+    test = recipe.data.test()
+    assert len(test) == 20
+    assert test.read(np.arange(2))["image"].shape == (2, 224, 224, 3)
 
 
 def test_pixels_are_normalised_on_the_device():
