@@ -14,8 +14,9 @@ DATA_AXES = ("y", "x")
 """The mesh axes that split the batch: rows and columns of the chip mesh."""
 
 TILE_AXES = ("stage", "spatial", "width", "model", "expert")
-"""The mesh axes whose devices lie side by side in a tile of the chip mesh; of these `expert` splits the batch too. Stages
-are first, so that what a stage splits between devices, which talk at every layer, lies closest, as inside one host."""
+"""The mesh axes whose devices lie side by side in a tile of the chip mesh; of these `expert` splits the batch too.
+Stages are first, so that what a stage splits between devices, which talk at every layer, lies closest, as inside one
+host."""
 
 BUILT_IN_SUMS = ("xla", "torus", "ordered", "direct")
 """The sums that are no schedules: the names of `multipod.execute.sums.SUMS`, which lies on this floor."""
