@@ -87,7 +87,8 @@ def pretrained_state(program: "AnyProgram", folder: Path, at: int | None, reset_
 
     opened, _ = open_folder(folder)
     checkpoints = Checkpoints(opened.checkpoints, 1, read_only=True)
-    before = checkpoints.restore(program.shapes, at)
+    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
+    before = checkpoints.restore(program.shapes, at, weights_only=reset_optimizer and local)
     checkpoints.close()
     fresh = program.init()
     return fresh._replace(params=before.params, optimizer=fresh.optimizer if reset_optimizer else before.optimizer)
