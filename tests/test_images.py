@@ -46,6 +46,26 @@ def test_a_crop_of_a_jpeg_is_what_pillow_cuts_out(how):
 
 
 @WITHOUT
+@pytest.mark.parametrize(("height", "width"), [(300, 2), (2, 900), (40, 30), (5, 3)])
+@pytest.mark.parametrize("to", [(1, 1), (8, 8), (17, 33), (64, 50)])
+def test_many_crops_at_once_are_what_pillow_resizes(height, width, to):
+    """From one pixel to more of them, from 450 pixels to one, and white stays white, and black black."""
+    rng = np.random.default_rng(height)
+    noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    images = [noise, np.full_like(noise, 255), np.zeros_like(noise)]
+    boxes = [(0, 0, width, height), (0.5, 0.25, width - 1, height - 1.5), (width / 2, 0, 1.0, height / 2)]
+    out = np.empty((4, *to, 3), np.uint8)
+    jpeg.crop_many([images[0]] * 3, boxes, [False, True, False], out, [3, 0, 1])
+    for row, box, flip in zip([3, 0, 1], boxes, [False, True, False], strict=True):
+        edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
+        expected = np.asarray(Image.fromarray(noise).resize(to[::-1], Image.Resampling.BILINEAR, box=edges))
+        assert np.abs(out[row] - (expected[:, ::-1] if flip else expected).astype(int)).max() <= 1
+    jpeg.crop_many(images[1:], boxes[:2], [False, True], out, [0, 1])
+    assert out[0].min() == 255
+    assert out[1].max() <= (height > 64 * to[0])  # what hundreds of roundings lose on average, black has not lost
+
+
+@WITHOUT
 def test_a_crop_decoded_at_a_smaller_scale_looks_the_same():
     data = pictures.as_file(Image.fromarray(pictures.picture(1)).resize((640, 480), Image.Resampling.BICUBIC))
     out, exact = np.empty((2, 50, 60, 3), np.uint8)
@@ -222,7 +242,7 @@ def test_a_cache_on_disk_survives_a_crash_and_belongs_to_one_process(tmp_path):
 def test_random_crops_are_as_published():
     crop = RandomCrop()
     draws = np.random.default_rng(0).random((4000, DRAWS))
-    boxes, flips = zip(*[crop.box(row, 500, 375) for row in draws], strict=True)
+    boxes, flips = zip(*[view(500, 375) for view in crop.views(draws)], strict=True)
     left, top, wide, high = np.array(boxes).T
     assert (left >= 0).all()
     assert (left + wide <= 500).all()
@@ -232,7 +252,7 @@ def test_random_crops_are_as_published():
     assert 0.7 < ratio.min() < ratio.max() < 1.4
     assert abs(np.mean(flips) - 0.5) < 0.03
     assert np.median(np.log(ratio)) == pytest.approx(0, abs=0.08)  # wide ones fit more often
-    assert crop.box(draws[0], 400, 4)[0] == (197, 0, 5, 4)  # no try fits: the largest middle box of a ratio that does
+    assert crop.views(draws)[0](400, 4)[0] == (197, 0, 5, 4)  # no try fits: the largest middle box of a ratio that does
     assert middle(500, 375, 0.8) == (100, 37.5, 300, 300)
     with pytest.raises(DataError, match=r"area=\(0, 2\).*; ratio=\(2, 1\).*; flip=3"):
         RandomCrop((0, 2), (2, 1), 3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from multipod.data.batches import PART, TrainBatches
 from multipod.data.images.files import ImageFiles
-from multipod.data.order import ByLength, FilesThenBuffer, OwnShares, batch_correlation, mixed, padding_share
+from multipod.data.order import ByLength, FilesThenBuffer, OwnShares, batch_correlation, drawn_for, mixed, padding_share
 from multipod.data.reading import Ledger, Reading, Tuner
 from multipod.data.source import ArraySource, with_cache
 from multipod.errors import DataError
@@ -149,6 +149,17 @@ def test_a_feed_that_is_tuned_goes_on_at_its_place():
         feed.tell(0.5 / (k + 1), 1.0)
     assert feed.tuner.threads == 4
     feed.close()
+
+
+@given(rows=st.lists(st.integers(0, 300), min_size=1, max_size=8), count=st.integers(1, 23), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_what_is_drawn_for_some_rows_is_what_the_whole_batch_draws(rows, count, seed):
+    rows = np.sort(rows)
+    for bits in (np.random.Philox(key=seed), np.random.PCG64(seed)):
+        fresh = bits.state
+        expected = np.random.Generator(bits).random((301, count))[rows]
+        bits.state = fresh
+        np.testing.assert_array_equal(drawn_for(rows, count, np.random.Generator(bits)), expected)
 
 
 def test_readings_that_cannot_be_are_refused():

@@ -14,6 +14,22 @@ def generator(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch]))
 
 
+def drawn_for(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` numbers in [0, 1) for each of these rows of a batch, [len(rows), count], whoever reads the other rows.
+
+    They are those that `rng.random((batch, count))[rows]` gives. With Philox only those from the first row to the last
+    are made: a host that reads a hundredth of a batch need not draw for all of it.
+    """
+    first, last = int(rows.min(initial=0)), int(rows.max(initial=-1))
+    bits = rng.bit_generator
+    if not isinstance(bits, np.random.Philox) or bits.state["buffer_pos"] != 4:
+        return rng.random((last + 1, count))[rows]
+    skipped = first * count
+    bits.advance(skipped // 4)  # it counts in fours
+    rng.random(skipped % 4)
+    return rng.random((last + 1 - first, count))[rows - first]
+
+
 @dataclass(frozen=True)
 class FilesThenBuffer:
     """Two levels: files in random order, `files` of them read in turn, then a buffer that mixes.

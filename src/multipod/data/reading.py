@@ -72,19 +72,19 @@ class Ledger:
         return news
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time inside to the stage of this name; stages do not nest."""
+    def stage(self, name: str, count: int = 1) -> Iterator[None]:
+        """Adds the time inside, of so many examples, to the stage of this name; stages do not nest."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - start)
+            self.add(name, time.perf_counter() - start, count)
 
-    def add(self, name: str, seconds: float) -> None:
-        """Adds one piece of work to a stage."""
+    def add(self, name: str, seconds: float, count: int = 1) -> None:
+        """Adds a piece of work, on so many examples, to a stage."""
         with self._lock:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.counts[name] = self.counts.get(name, 0) + count
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # another process notes what it sees anew

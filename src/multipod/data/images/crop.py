@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,21 +42,42 @@ class RandomCrop:
         if wrong:
             raise DataError(f"random crop: {'; '.join(wrong)}. Change it in the recipe or with --set.")
 
-    def box(self, draws: np.ndarray, width: int, height: int) -> tuple[Box, bool]:
-        """The box inside an image of this size, and whether it is mirrored; `draws` are [DRAWS]."""
-        numbers = draws.tolist()
-        flip = numbers[-1] < self.flip
+    def views(self, draws: np.ndarray) -> list["RandomView"]:
+        """What each row of `draws`, [n, DRAWS], shows of an image of any size."""
+        tries = draws[:, : 2 * TRIES]
+        areas = self.area[0] + tries[:, ::2] * (self.area[1] - self.area[0])
         low, span = math.log(self.ratio[0]), math.log(self.ratio[1] / self.ratio[0])
-        for share, shape in zip(numbers[0 : 2 * TRIES : 2], numbers[1 : 2 * TRIES : 2], strict=True):
-            area = width * height * (self.area[0] + share * (self.area[1] - self.area[0]))
-            ratio = math.exp(low + shape * span)
-            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        shapes = np.exp(low + tries[:, 1::2] * span)
+        columns = (areas.tolist(), shapes.tolist(), draws[:, -3:].tolist())
+        return [RandomView(self, *row) for row in zip(*columns, strict=True)]
+
+
+class RandomView(NamedTuple):
+    """A random box, of an image whose size is not known yet.
+
+    Attributes:
+      crop: the rules.
+      areas: shares of the image, one for each try.
+      shapes: width over height, likewise.
+      rest: numbers in [0, 1): how far from the left, how far from the top, and whether it is mirrored.
+    """
+
+    crop: RandomCrop
+    areas: list[float]
+    shapes: list[float]
+    rest: list[float]
+
+    def __call__(self, width: int, height: int) -> tuple[Box, bool]:
+        """The box inside an image of this size, and whether it is mirrored."""
+        across, down, mirrored = self.rest
+        flip = mirrored < self.crop.flip
+        for share, shape in zip(self.areas, self.shapes, strict=True):
+            area = width * height * share
+            wide, high = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
             if 0 < wide <= width and 0 < high <= height:
-                left = int(numbers[-3] * (width - wide + 1))
-                top = int(numbers[-2] * (height - high + 1))
-                return (left, top, wide, high), flip
-        wide = min(width, max(1, round(height * self.ratio[1])))
-        high = min(height, max(1, round(width / self.ratio[0])))
+                return (int(across * (width - wide + 1)), int(down * (height - high + 1)), wide, high), flip
+        wide = min(width, max(1, round(height * self.crop.ratio[1])))
+        high = min(height, max(1, round(width / self.crop.ratio[0])))
         return ((width - wide) // 2, (height - high) // 2, wide, high), flip
 
 

@@ -1,5 +1,5 @@
 /* Decodes the part of a JPEG that a crop shows, no finer than needed, and resizes it: libjpeg-turbo's partial
- * decompression (jpeg_crop_scanline, jpeg_skip_scanlines), its scaled inverse DCT, and a triangle filter.
+ * decompression (jpeg_crop_scanline, jpeg_skip_scanlines), its scaled inverse DCT, and `resize.c`.
  *
  * What is skipped: rows below the crop altogether; of rows above and columns beside it all but the entropy decoding;
  * of the DCT's frequencies those that the resized crop cannot show. No globals; safe in any number of threads.
@@ -14,26 +14,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "resize.h"
+
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 1005000
 #error "needs libjpeg-turbo 1.5 or newer: jpeg_crop_scanline"
 #endif
 
 enum { MP_OK = 0, MP_DAMAGED = 1, MP_OTHER_COLOURS = 2, MP_NO_MEMORY = 3 };
 
-typedef float lane __attribute__((vector_size(16), aligned(4))); /* red, green, blue, and what comes after */
-typedef int32_t whole __attribute__((vector_size(16)));
-typedef uint8_t bytes __attribute__((vector_size(4)));
-
 struct failure {
     struct jpeg_error_mgr base; /* first, so that cinfo->err is also this */
     jmp_buf out;
     char *message; /* JMSG_LENGTH_MAX bytes, the caller's */
-};
-
-/* Of one output row or column: its first input, and the weights of `taps` inputs from there. */
-struct window {
-    int first;
-    float *weight;
 };
 
 static void stop(j_common_ptr cinfo)
@@ -125,101 +117,6 @@ int mp_jpeg_header(const uint8_t *data, size_t size, int info[5], char *message)
     return MP_OK;
 }
 
-/* Triangle filter from [start, start + length) of `size` inputs to `count` outputs, as wide as two inputs or, when
- * shrinking, two outputs: out[i] = sum over k of weight[k] * in[first + k], the weights of each summing to 1.
- * Returns the taps of each window, the same for all, or 0 without memory. */
-static int windows(double start, double length, int size, int count, struct window *of, float **weights)
-{
-    double scale = length / count, support = scale > 1 ? scale : 1;
-    int taps = (int)ceil(2 * support);
-    if (taps > size)
-        taps = size;
-    float *weight = *weights = malloc(sizeof(float) * (size_t)taps * (size_t)count);
-    if (!weight)
-        return 0;
-    for (int i = 0; i < count; i++, weight += taps) {
-        double centre = start + (i + 0.5) * scale, sum = 0;
-        int first = (int)floor(centre - support - 0.5) + 1; /* the first input with a weight above 0 */
-        first = first < 0 ? 0 : first > size - taps ? size - taps : first;
-        for (int k = 0; k < taps; k++) {
-            double away = 1 - fabs(first + k + 0.5 - centre) / support;
-            weight[k] = (float)(away > 0 ? away : 0);
-            sum += weight[k];
-        }
-        for (int k = 0; k < taps; k++)
-            weight[k] = (float)(weight[k] / sum);
-        of[i] = (struct window){first, weight};
-    }
-    return taps;
-}
-
-/* line[j] = sum over k of weight[k] * in[k][j]: one pass for up to four rows, as most crops need. */
-static void add_rows(const uint8_t *in, size_t stride, const float *weight, int taps, size_t count, float *restrict line)
-{
-    const uint8_t *a = in, *b = a + stride, *c = b + stride, *d = c + stride;
-    switch (taps) {
-    case 1:
-        for (size_t j = 0; j < count; j++)
-            line[j] = weight[0] * (float)a[j];
-        return;
-    case 2:
-        for (size_t j = 0; j < count; j++)
-            line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j];
-        return;
-    case 3:
-        for (size_t j = 0; j < count; j++)
-            line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j] + weight[2] * (float)c[j];
-        return;
-    }
-    for (size_t j = 0; j < count; j++)
-        line[j] = weight[0] * (float)a[j] + weight[1] * (float)b[j] + weight[2] * (float)c[j] + weight[3] * (float)d[j];
-    for (int k = 4; k < taps; k++) {
-        a = in + (size_t)k * stride;
-        for (size_t j = 0; j < count; j++)
-            line[j] += weight[k] * (float)a[j];
-    }
-}
-
-/* out[j] = sum over k of weight[k] * line[first + k], for `width` pixels. */
-static void add_columns(const float *line, const struct window *x, int taps, int width, uint8_t *out)
-{
-    const lane half = {0.5f, 0.5f, 0.5f, 0.5f};
-    for (int j = 0; j < width; j++, out += 3) {
-        const float *from = line + 3 * x[j].first;
-        const float *weight = x[j].weight;
-        lane sum = half + weight[0] * *(const lane *)from;
-        for (int k = 1; k < taps; k++)
-            sum += weight[k] * *(const lane *)(from + 3 * k);
-        bytes pixel = __builtin_convertvector(__builtin_convertvector(sum, whole), bytes); /* at most 255.5 */
-        memcpy(out, &pixel, j + 1 < width ? 4 : 3); /* four are one store; the next pixel covers the fourth */
-    }
-}
-
-/* Resizes box (x, y, width, height) of `in`, [rows][columns] pixels of three bytes with `stride` bytes a row, to
- * out[height][width][3], mirrored if `flip`. Rows first, then columns. */
-static int resize(const uint8_t *in, int rows, int columns, size_t stride, const double box[4], int height, int width,
-                  int flip, uint8_t *out)
-{
-    size_t line_bytes = ((size_t)columns * 12 + 4 + 63) / 64 * 64; /* one number more: the last pixel is read as four */
-    struct window *y = malloc(sizeof(struct window) * (size_t)(height + width)), *x = y + height;
-    float *yw = NULL, *xw = NULL, *line = aligned_alloc(64, line_bytes);
-    int ytaps = y ? windows(box[1], box[3], rows, height, y, &yw) : 0;
-    int xtaps = y ? windows(box[0], box[2], columns, width, x, &xw) : 0;
-    int ok = y && line && ytaps && xtaps;
-    if (ok)
-        memset(line, 0, line_bytes);
-    for (int i = 0, j = width - 1; ok && flip && i < j; i++, j--) {
-        struct window left = x[i];
-        x[i] = x[j], x[j] = left;
-    }
-    for (int i = 0; ok && i < height; i++) {
-        add_rows(in + (size_t)y[i].first * stride, stride, y[i].weight, ytaps, (size_t)columns * 3, line);
-        add_columns(line, x, xtaps, width, out + (size_t)i * (size_t)width * 3);
-    }
-    free(y), free(yw), free(xw), free(line);
-    return ok ? MP_OK : MP_NO_MEMORY;
-}
-
 /* The least of 8, 4, 2, 1 (eighths) at which the box still has as many pixels as the output, both ways. */
 static int eighths(const double box[4], int height, int width)
 {
@@ -287,9 +184,11 @@ int mp_jpeg_crop(const uint8_t *data, size_t size, const double box[4], int heig
     jpeg_destroy_decompress(&cinfo); /* not jpeg_finish_decompress, which would read the rest */
     in[0] -= first;
     in[1] -= top;
-    code = resize(pixels, bottom - top, (int)columns, (size_t)columns * 3, in, height, width, flip, out);
+    struct resize_memory memory = {NULL, 0};
+    code = mp_resize(pixels, bottom - top, (int)columns, (size_t)columns * 3, in, height, width, flip, out, &memory);
+    mp_resize_free(&memory);
     free(pixels);
-    return code;
+    return code ? MP_NO_MEMORY : MP_OK;
 }
 
 /* The whole image at `scale` eighths of its size, each side rounded up: out[height][width][3]. Codes as above. */
@@ -318,9 +217,8 @@ int mp_jpeg_decode(const uint8_t *data, size_t size, int scale, uint8_t *out, ch
     return MP_OK;
 }
 
-/* The same from pixels in memory, [rows][columns][3]: the decoded cache. */
-int mp_pixels_crop(const uint8_t *image, int rows, int columns, const double box[4], int height, int width, int flip,
-                   uint8_t *out)
+static int crop_pixels(const uint8_t *image, int rows, int columns, const double box[4], int height, int width, int flip,
+                       uint8_t *out, struct resize_memory *memory)
 {
     double reach_x = box[2] / width > 1 ? box[2] / width : 1, reach_y = box[3] / height > 1 ? box[3] / height : 1;
     int left = (int)floor(box[0] - reach_x) - 1, right = (int)ceil(box[0] + box[2] + reach_x) + 1;
@@ -329,6 +227,19 @@ int mp_pixels_crop(const uint8_t *image, int rows, int columns, const double box
     right = right > columns ? columns : right, bottom = bottom > rows ? rows : bottom;
     double in[4] = {box[0] - left, box[1] - top, box[2], box[3]};
     size_t stride = (size_t)columns * 3;
-    return resize(image + (size_t)top * stride + (size_t)left * 3, bottom - top, right - left, stride, in, height, width,
-                  flip, out);
+    return mp_resize(image + (size_t)top * stride + (size_t)left * 3, bottom - top, right - left, stride, in, height,
+                     width, flip, out, memory);
+}
+
+/* The same from pixels in memory: `count` boxes of as many images, images[i] of sizes[i] = (rows, columns) pixels, the
+ * i-th to outs[i], mirrored where flips[i]. The decoded cache. */
+int mp_pixels_crop(int count, const uint8_t *const *images, const int (*sizes)[2], const double (*boxes)[4],
+                   const uint8_t *flips, int height, int width, uint8_t *const *outs)
+{
+    struct resize_memory memory = {NULL, 0};
+    int code = 0;
+    for (int i = 0; i < count && !code; i++)
+        code = crop_pixels(images[i], sizes[i][0], sizes[i][1], boxes[i], height, width, flips[i], outs[i], &memory);
+    mp_resize_free(&memory);
+    return code ? MP_NO_MEMORY : MP_OK;
 }

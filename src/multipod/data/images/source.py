@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
 from multipod.data.images.crop import DRAWS, RandomCrop, middle
 from multipod.data.images.decode import decode, is_jpeg
-from multipod.data.order import Order, generator
+from multipod.data.order import Order, drawn_for, generator
 from multipod.data.reading import Ledger
 from multipod.data.source import HostBatch, fingerprint
 from multipod.errors import DataError
@@ -92,8 +91,8 @@ class Images:
         if self.random is None:
             return self.read(numbers)
         count = DRAWS + (self.policy.draws if self.policy else 0)
-        draws = rng.random((int(rows.max()) + 1, count))[rows]  # in one go: a row's do not depend on the other rows
-        return self._read(numbers, [partial(self.random.box, own[:DRAWS]) for own in draws], draws[:, DRAWS:])
+        draws = drawn_for(rows, count, rng)
+        return self._read(numbers, self.random.views(draws[:, :DRAWS]), draws[:, DRAWS:])
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
         """As `order` says, or else as any source is read."""
@@ -133,26 +132,45 @@ class Images:
         return middle(width, height, self.middle_share), False
 
     def _read(self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray) -> HostBatch:
-        images = np.zeros((len(numbers), self.pixels, self.pixels, 3), np.uint8)
+        images = np.empty((len(numbers), self.pixels, self.pixels, 3), np.uint8)
         labels = np.zeros(len(numbers), np.int32)
         mask = np.ones(len(numbers), bool)
-        for row, (number, view) in enumerate(zip(numbers.tolist(), views, strict=True)):
-            label = self._fill(number, view, further[row], images[row])
+        left = self._cut_cached(numbers, views, images, labels)
+        for row in left:
+            label = self._fill(int(numbers[row]), views[row], images[row])
             mask[row] = label is not None
             labels[row] = label or 0
+            if label is None:
+                images[row] = 0
+        if self.policy is not None and further.size:
+            with self.ledger.stage("augment", len(numbers)):
+                for image, own in zip(images, further, strict=True):
+                    image[...] = self.policy.apply(image, own)
         batch: HostBatch = {"image": images, "label": labels}
         return batch if mask.all() else batch | {"mask": mask}
 
-    def _fill(self, number: int, view: View, further: np.ndarray, out: np.ndarray) -> int | None:
+    def _cut_cached(
+        self, numbers: np.ndarray, views: Sequence[View], images: np.ndarray, labels: np.ndarray
+    ) -> list[int]:
+        """Fills the rows whose images are in the cache, all at once; returns the others."""
+        if self.cache is None:
+            return list(range(len(numbers)))
+        found = [self.cache.get(number) for number in numbers.tolist()]
+        here = [(row, *kept) for row, kept in enumerate(found) if kept is not None]
+        if here:
+            with self.ledger.stage("crop", len(here)):
+                chosen = [views[row](image.shape[1], image.shape[0]) for row, image, _ in here]
+                boxes, flips = zip(*chosen, strict=True)
+                jpeg.crop_many([image for _, image, _ in here], boxes, flips, images, [row for row, _, _ in here])
+                labels[[row for row, _, _ in here]] = [label for _, _, label in here]
+        return [row for row, kept in enumerate(found) if kept is None]
+
+    def _fill(self, number: int, view: View, out: np.ndarray) -> int | None:
         """Writes the example into `out` and returns its label; None if it is masked."""
         for tried in range(min(IN_A_ROW, len(self))):
             at = (number + tried) % len(self)
             try:
-                label = self._show(at, view, out)
-                if self.policy is not None and further.size:
-                    with self.ledger.stage("augment"):
-                        out[...] = self.policy.apply(out, further)
-                return label
+                return self._show(at, view, out)
             except Damaged as error:
                 self.ledger.skip(at, self.records.name(at), str(error))
             if self.random is None:
@@ -174,11 +192,6 @@ class Images:
 
     def _show(self, number: int, view: View, out: np.ndarray) -> int:
         """Writes what `view` shows of the example into `out`, and returns its label."""
-        kept = self.cache.get(number) if self.cache else None
-        if kept is not None:
-            with self.ledger.stage("crop"):
-                self._cut(kept[0], view, out)
-            return kept[1]
         with self.ledger.stage("read"):
             data, label = self._parts(self.records.record(number))
         with self.ledger.stage("decode"):
