@@ -1,8 +1,8 @@
 """Which part of an image is shown: a box in its own pixels, from a few random numbers."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from multipod.errors import DataError
 TRIES = 10
 DRAWS = 2 * TRIES + 3
 """Numbers in [0, 1) that a random crop is made of: two for each try, two for its place, one for the flip."""
+
+View = Callable[[int, int], tuple[Box, bool]]
+"""From width and height to the box that is shown, and whether it is mirrored."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,18 @@ class RandomCrop:
         if wrong:
             raise DataError(f"random crop: {'; '.join(wrong)}. Change it in the recipe or with --set.")
 
-    def views(self, draws: np.ndarray) -> list["RandomView"]:
+    def views(self, draws: np.ndarray) -> list[View]:
         """What each row of `draws`, [n, DRAWS], shows of an image of any size."""
         tries = draws[:, : 2 * TRIES]
         areas = self.area[0] + tries[:, ::2] * (self.area[1] - self.area[0])
         low, span = math.log(self.ratio[0]), math.log(self.ratio[1] / self.ratio[0])
         shapes = np.exp(low + tries[:, 1::2] * span)
         columns = (areas.tolist(), shapes.tolist(), draws[:, -3:].tolist())
-        return [RandomView(self, *row) for row in zip(*columns, strict=True)]
+        return [_RandomView(self, *row) for row in zip(*columns, strict=True)]
 
 
-class RandomView(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _RandomView:
     """A random box, of an image whose size is not known yet.
 
     Attributes:

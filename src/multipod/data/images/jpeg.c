@@ -217,8 +217,8 @@ int mp_jpeg_decode(const uint8_t *data, size_t size, int scale, uint8_t *out, ch
     return MP_OK;
 }
 
-static int crop_pixels(const uint8_t *image, int rows, int columns, const double box[4], int height, int width, int flip,
-                       uint8_t *out, struct resize_memory *memory)
+static int crop_pixels(const uint8_t *image, int rows, int columns, const double box[4], int height, int width,
+                       int flip, uint8_t *out, struct resize_memory *memory)
 {
     double reach_x = box[2] / width > 1 ? box[2] / width : 1, reach_y = box[3] / height > 1 ? box[3] / height : 1;
     int left = (int)floor(box[0] - reach_x) - 1, right = (int)ceil(box[0] + box[2] + reach_x) + 1;

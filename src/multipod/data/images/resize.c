@@ -2,14 +2,15 @@
  * adds a column to all of them, and turned back as bytes. The loops are plain, for the compiler to vectorise.
  *
  * Numbers are of 16 bits without a sign: a pixel has 8 bits behind the point, a weight 16, and of a product the upper
- * half is kept. A sum of products can then not overflow; what it lost, half of 1/256 for each on average, is added. */
+ * half is kept. A sum of products can then not overflow; what it lost, half of 1/256 for each on average, is added.
+ * More than MANY taps go through 32 bits, slowly. */
 #include "resize.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 16, POINT = 8, ONE = 65535, LEAST = 4 };
+enum { LANES = 16, POINT = 8, ONE = 65535, LEAST = 4, MANY = 64 };
 
 typedef uint16_t eight __attribute__((vector_size(16)));
 typedef uint8_t sixteen __attribute__((vector_size(16)));
@@ -73,13 +74,22 @@ static inline uint16_t mended(uint16_t sum, uint16_t lost)
 static void add_rows(const uint8_t *in, size_t stride, const uint16_t *weight, int taps, size_t count,
                      uint16_t *restrict line)
 {
-    const uint8_t *a = in, *b = taps > 1 ? a + stride : a, *c = taps > 2 ? b + stride : a, *d = taps > 3 ? c + stride : a;
+    const uint8_t *a = in, *b = taps > 1 ? a + stride : a; /* weights of rows that are none are zero */
+    const uint8_t *c = taps > 2 ? b + stride : a, *d = taps > 3 ? c + stride : a;
     uint16_t lost = (uint16_t)(taps / 2), u = weight[0], v = weight[1], w = weight[2], z = weight[3];
     if (taps <= 2) {
         for (size_t j = 0; j < count; j++)
             line[j] = mended((uint16_t)(of_byte(a[j], u) + of_byte(b[j], v)), lost);
         return;
     }
+    for (size_t j = 0; taps > MANY && j < count; j++) {
+        uint32_t sum = 0;
+        for (int k = 0; k < taps; k++)
+            sum += (uint32_t)in[(size_t)k * stride + j] * weight[k];
+        line[j] = (uint16_t)(sum >> (16 - POINT));
+    }
+    if (taps > MANY)
+        return;
     for (size_t j = 0; j < count; j++)
         line[j] = (uint16_t)(of_byte(a[j], u) + of_byte(b[j], v) + of_byte(c[j], w) + of_byte(d[j], z));
     for (int k = 4; k < taps; k++) {
@@ -91,8 +101,13 @@ static void add_rows(const uint8_t *in, size_t stride, const uint16_t *weight, i
         line[j] = mended(line[j], lost);
 }
 
-#define LOW(a, b) __builtin_shuffle(a, b, (eight){0, 8, 1, 9, 2, 10, 3, 11})
-#define HIGH(a, b) __builtin_shuffle(a, b, (eight){4, 12, 5, 13, 6, 14, 7, 15})
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLED(kind, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(kind, a, b, ...) __builtin_shuffle(a, b, (kind){__VA_ARGS__})
+#endif
+#define LOW(a, b) SHUFFLED(eight, a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH(a, b) SHUFFLED(eight, a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 
 /* out[j][r] = in[r][j] for 8 x 8 numbers. */
 static inline void turn_eight(const uint16_t *in, size_t stride, uint16_t *out, size_t out_stride)
@@ -110,8 +125,8 @@ static inline void turn_eight(const uint16_t *in, size_t stride, uint16_t *out, 
         memcpy(out + (size_t)r * out_stride, &b[r], sizeof b[r]);
 }
 
-#define LOWS(a, b) __builtin_shuffle(a, b, (sixteen){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
-#define HIGHS(a, b) __builtin_shuffle(a, b, (sixteen){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31})
+#define LOWS(a, b) SHUFFLED(sixteen, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGHS(a, b) SHUFFLED(sixteen, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 
 /* a[j][r] becomes a[r][j], 16 x 16 bytes. */
 static inline void turn_sixteen(sixteen a[LANES])
@@ -137,6 +152,14 @@ static inline void add_column(const uint16_t *from, const uint16_t *weight, int 
             to[r] = (uint8_t)(mended((uint16_t)(product(a[r], u) + product(b[r], v)), lost) >> POINT);
         return;
     }
+    for (int r = 0; taps > MANY && r < LANES; r++) {
+        uint32_t whole = 0;
+        for (int k = 0; k < taps; k++)
+            whole += (uint32_t)from[(size_t)k * 3 * LANES + (size_t)r] * weight[k];
+        to[r] = (uint8_t)(mended((uint16_t)(whole >> 16), 1 << (POINT - 1)) >> POINT);
+    }
+    if (taps > MANY)
+        return;
 #pragma GCC unroll 1
     for (int r = 0; r < LANES; r++)
         sum[r] = (uint16_t)(product(a[r], u) + product(b[r], v) + product(c[r], w) + product(d[r], z));
@@ -200,13 +223,14 @@ int mp_resize(const uint8_t *in, int rows, int columns, size_t stride, const dou
     size_t numbers = (size_t)columns * 3, bytes = (size_t)width * 3;
     size_t padded = rounded(numbers + 3 * LEAST), sides = rounded(bytes) * LANES;
     size_t window = rounded(sizeof(struct window) * (size_t)(width + height));
-    size_t weight = rounded(sizeof(uint16_t) * ((size_t)width * (size_t)room_of(xtaps) + (size_t)height * (size_t)room_of(ytaps)));
+    size_t xroom = (size_t)width * (size_t)room_of(xtaps), yroom = (size_t)height * (size_t)room_of(ytaps);
+    size_t weight = rounded(sizeof(uint16_t) * (xroom + yroom));
     size_t line = sizeof(uint16_t) * padded * LANES;
     if (reserve(memory, window + weight + 2 * line + sides))
         return -1;
     uint8_t *place = memory->bytes;
     struct window *x = (struct window *)(void *)place, *y = x + width;
-    uint16_t *xw = (uint16_t *)(void *)(place += window), *yw = xw + (size_t)width * (size_t)room_of(xtaps);
+    uint16_t *xw = (uint16_t *)(void *)(place += window), *yw = xw + xroom;
     uint16_t *lines = (uint16_t *)(void *)(place += weight), *turned = lines + padded * LANES;
     uint8_t *side = place + 2 * line;
 

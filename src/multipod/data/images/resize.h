@@ -12,8 +12,8 @@ struct resize_memory {
 };
 
 /* Resizes box (x, y, width, height) of `in`, [rows][columns] pixels of three bytes with `stride` bytes a row, to
- * out[height][width][3], mirrored if `flip`. Returns 0, or -1 without memory. Shrinking up to 64 times, the exact
- * value is missed by less than a quarter of a step of 255, then rounded. */
+ * out[height][width][3], mirrored if `flip`. Returns 0, or -1 without memory. The exact value is missed by less
+ * than a quarter of a step of 255, then rounded. */
 int mp_resize(const uint8_t *in, int rows, int columns, size_t stride, const double box[4], int height, int width,
               int flip, uint8_t *out, struct resize_memory *memory);
 

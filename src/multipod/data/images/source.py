@@ -1,7 +1,7 @@
 """Images in files as a `Source`: what the model sees of each, and what happens to those that cannot be read."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from multipod.data.files.records import Record, Records
 from multipod.data.images import jpeg
 from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
-from multipod.data.images.crop import DRAWS, RandomCrop, middle
+from multipod.data.images.crop import DRAWS, RandomCrop, View, middle
 from multipod.data.images.decode import decode, is_jpeg
 from multipod.data.order import Order, drawn_for, generator
 from multipod.data.reading import Ledger
@@ -21,10 +21,6 @@ from multipod.errors import DataError
 
 IN_A_ROW = 100
 """So many examples that cannot be read, one after the other, are no accident."""
-
-Chosen = tuple[jpeg.Box, bool]
-View = Callable[[int, int], Chosen]
-"""From width and height to the box that is shown, and whether it is mirrored."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class Images:
         narrow = min(self.random.ratio[0], 1 / self.random.ratio[1])
         return math.ceil(self.pixels / math.sqrt(self.random.area[0] * narrow))
 
-    def _middle(self, width: int, height: int) -> Chosen:
+    def _middle(self, width: int, height: int) -> tuple[jpeg.Box, bool]:
         return middle(width, height, self.middle_share), False
 
     def _read(self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray) -> HostBatch:
