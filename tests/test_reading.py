@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multipod.data import workers
 from multipod.data.batches import PART, TrainBatches
 from multipod.data.images.files import ImageFiles
 from multipod.data.order import ByLength, FilesThenBuffer, OwnShares, batch_correlation, drawn_for, mixed, padding_share
@@ -26,6 +28,7 @@ class Strange:
     kills: tuple[int, ...] = ()
     always: bool = False
     fails: int = -1
+    hangs: bool = False
     ledger: Ledger = field(default_factory=Ledger)
 
     def __len__(self):
@@ -36,6 +39,8 @@ class Strange:
             mark = os.path.join(self.folder, str(number))
             if self.always or not os.path.exists(mark):
                 open(mark, "w").close()
+                if self.hangs:
+                    time.sleep(600)
                 os.kill(os.getpid(), signal.SIGKILL)
         if self.fails in numbers:
             raise DataError(f"number {self.fails} cannot be read.")
@@ -75,6 +80,26 @@ def test_a_process_that_dies_again_stops_the_run_with_its_name(tmp_path):
     with pytest.raises(
         DataError, match=r"reading process 0 \(pid \d+\) was killed by SIGKILL while it made batch \d, as"
     ):
+        read_all(feed)
+    feed.close()
+
+
+def test_a_process_that_hangs_is_replaced(tmp_path):
+    expected = batches(Strange(str(tmp_path)))
+    assert 3 not in expected.numbers(0)  # a first part may take longer
+    feed = batches(Strange(str(tmp_path), kills=(3,), hangs=True)).start(0, Reading(processes=1, limit_s=8))
+    for k in range(4):
+        np.testing.assert_array_equal(next(feed)["number"], expected[k]["number"])
+    feed.close()
+    assert (tmp_path / "3").exists()
+
+
+def test_a_process_that_hangs_again_stops_the_run_with_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "FIRST_S", 2.0)
+    feed = batches(Strange(str(tmp_path), kills=(3,), always=True, hangs=True)).start(
+        0, Reading(processes=1, limit_s=2)
+    )
+    with pytest.raises(DataError, match=r"reading process 0 \(pid \d+\) gave no answer for 2 s.*raise --read-limit"):
         read_all(feed)
     feed.close()
 
@@ -163,6 +188,8 @@ def test_what_is_drawn_for_some_rows_is_what_the_whole_batch_draws(rows, count, 
 
 
 def test_readings_that_cannot_be_are_refused():
+    with pytest.raises(DataError, match=r"limit_s=0"):
+        Reading(limit_s=0)
     with pytest.raises(DataError, match=r"threads=-1; processes=2 with a cache.*"):
         Reading(threads=-1, processes=2, cache_bytes=5)
     with pytest.raises(DataError, match="decodes nothing that a cache could keep"):

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def reading_options(command: F) -> F:
-    """Adds --read-threads, --read-processes, --read-ahead, --decoded-cache and --decoded-cache-folder.
+    """Adds --read-threads, --read-processes, --read-ahead, --read-limit, --decoded-cache and --decoded-cache-folder.
 
     The command gets one argument `reading`.
     """
@@ -24,6 +24,7 @@ def reading_options(command: F) -> F:
     @click.option("--read-threads", type=click.IntRange(1), help="Threads that read and decode.  [default: as needed]")
     @click.option("--read-processes", type=click.IntRange(1), help="Processes that do so instead of threads.")
     @click.option("--read-ahead", type=click.IntRange(1), help="Batches made ahead.  [default: as needed, 2 to 8]")
+    @click.option("--read-limit", type=float, help="Seconds after which a process is taken to hang.  [default: 300]")
     @click.option("--decoded-cache", type=BYTES, help="Keep decoded images in so much memory, as 20G.")
     @click.option("--decoded-cache-folder", metavar="DIR", help="Keep them on disk there instead.")
     @functools.wraps(command)
@@ -32,6 +33,7 @@ def reading_options(command: F) -> F:
         read_threads: int | None,
         read_processes: int | None,
         read_ahead: int | None,
+        read_limit: float | None,
         decoded_cache: int | None,
         decoded_cache_folder: str | None,
         **kwargs: Any,
@@ -39,7 +41,8 @@ def reading_options(command: F) -> F:
         from multipod.data.reading import Reading
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
-        return command(*args, reading=Reading(*numbers, decoded_cache_folder or ""), **kwargs)
+        limit_s = Reading.limit_s if read_limit is None else read_limit
+        return command(*args, reading=Reading(*numbers, decoded_cache_folder or "", limit_s), **kwargs)
 
     return with_reading  # type: ignore[return-value]
 
@@ -50,6 +53,7 @@ def as_options(reading: "Reading") -> str:
         "--read-threads": reading.threads,
         "--read-processes": reading.processes,
         "--read-ahead": reading.ahead,
+        "--read-limit": reading.limit_s if reading.limit_s != type(reading).limit_s else 0,
         "--decoded-cache": reading.cache_bytes,
         "--decoded-cache-folder": reading.cache_folder,
     }

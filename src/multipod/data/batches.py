@@ -90,7 +90,7 @@ class Feed(Iterator[HostBatch]):
         self._parts = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
         decodes = isinstance(batches.source, Fused)
         self.tuner = Tuner(reading, first=max(1, (os.cpu_count() or 1) // 2) if decodes else 1)
-        self._workers = Workers(batches, reading.processes) if reading.processes else None
+        self._workers = Workers(batches, reading.processes, reading.limit_s) if reading.processes else None
         self._parts_ahead = self._begin()
 
     def __next__(self) -> HostBatch:

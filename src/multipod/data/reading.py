@@ -22,6 +22,7 @@ class Reading:
       ahead: batches made ahead. 0: begins with 2, up to 8 while the devices wait.
       cache_bytes: of host memory for decoded images (0: none), for data that decode whole images.
       cache_folder: keeps these images on disk instead, and from run to run; empty: in memory.
+      limit_s: a process that needs longer for a part of a batch (64 rows) is taken to hang.
     """
 
     threads: int = 0
@@ -29,9 +30,12 @@ class Reading:
     ahead: int = 0
     cache_bytes: int = 0
     cache_folder: str = ""
+    limit_s: float = 300.0
 
     def __post_init__(self) -> None:
         wrong = [f"{name}={value}" for name, value in vars(self).items() if isinstance(value, int) and value < 0]
+        if not self.limit_s > 0:
+            wrong.append(f"limit_s={self.limit_s}: give the seconds after which a process is taken to hang")
         if self.processes and self.cache_bytes:
             wrong.append(f"processes={self.processes} with a cache: the cache belongs to one process, take threads")
         if self.cache_folder and not self.cache_bytes:
@@ -85,6 +89,13 @@ class Ledger:
         with self._lock:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
             self.counts[name] = self.counts.get(name, 0) + count
+
+    def taken(self) -> dict[str, tuple[float, int]]:
+        """Seconds and examples of each stage since the last call, which are no longer held here."""
+        with self._lock:
+            taken = {name: (seconds, self.counts[name]) for name, seconds in self.seconds.items()}
+            self.seconds, self.counts = {}, {}
+        return taken
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # another process notes what it sees anew

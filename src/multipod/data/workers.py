@@ -1,4 +1,4 @@
-"""Processes that make parts of batches, for work that holds Python's lock. One that dies is started again, once.
+"""Processes that make parts of batches, for work that holds Python's lock. One that dies or hangs is replaced, once.
 
 Nothing is lost with a process: a part of a batch is a pure function of its place, so another process makes it anew.
 Arrays come back through memory that both processes map; only their shapes go through the pipe.
@@ -23,24 +23,46 @@ from multipod.data.reading import Ledger
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
+FIRST_S = 60.0
+"""What a process may need for its first part at least: it starts Python and imports what it needs."""
+
+DIED = "See whether memory ran out (dmesg), read with fewer processes, or look at what the data do there."
+HUNG = "See to the disk or the code that hangs there; if parts may take so long, raise --read-limit."
+
 
 @dataclass
 class _Worker:
-    """A process, the pipe to it, and the memory in which its arrays come back."""
+    """A process, the pipe to it, and the memory in which its arrays come back.
+
+    Attributes:
+      number: its place among the processes.
+      process: of `multiprocessing`.
+      pipe: to it.
+      memory: a descriptor that both map.
+      restarts: of this place so far.
+      answered: it has sent a part.
+      hung_s: so long it did not answer, and was ended; 0: it did.
+      failure: why it is not started again; empty while it works.
+    """
 
     number: int
     process: Any
     pipe: Connection
     memory: int
     restarts: int = 0
+    answered: bool = False
+    hung_s: float = 0.0
     failure: str = ""
 
 
 class Workers:
-    """`count` processes that make parts of `batches`. `part` may be called by as many threads at once."""
+    """`count` processes that make parts of `batches`. `part` may be called by as many threads at once.
 
-    def __init__(self, batches: Any, count: int) -> None:
-        self._batches, self._count = batches, count
+    One that needs longer than `limit_s` for a part is taken to hang, as one that reads from a mount that is stuck.
+    """
+
+    def __init__(self, batches: Any, count: int, limit_s: float = 300.0) -> None:
+        self._batches, self._count, self._limit_s = batches, count, limit_s
         self._idle: queue.Queue[_Worker] = queue.Queue()
         self._all: list[_Worker] = []
         self._closed = False
@@ -55,18 +77,32 @@ class Workers:
         """What `batches.part` makes of these.
 
         Raises:
-          DataError: a process died twice, or what it met itself.
+          DataError: a process died or hung twice, or what it met itself.
         """
         worker = self._idle.get()
         try:
             while True:
                 try:
                     worker.pipe.send((position, first, stop))
-                    return self._received(worker, worker.pipe.recv_bytes())
+                    return self._received(worker, self._answer(worker))
                 except (EOFError, OSError):
                     worker = self._again(worker, position)
         finally:
             self._idle.put(worker)
+
+    def _answer(self, worker: _Worker) -> bytes:
+        """What the process sends.
+
+        Raises:
+          EOFError: it died, or hung and was killed.
+        """
+        limit_s = self._limit_s if worker.answered else max(self._limit_s, FIRST_S)
+        if not worker.pipe.poll(limit_s):
+            worker.hung_s = limit_s
+            worker.process.kill()
+            raise EOFError
+        worker.answered = True
+        return worker.pipe.recv_bytes()
 
     def close(self) -> None:
         """Ends the processes."""
@@ -101,10 +137,10 @@ class Workers:
         return worker
 
     def _again(self, worker: _Worker, position: int) -> _Worker:
-        """Another process in the place of one that died.
+        """Another process in the place of one that died or hung.
 
         Raises:
-          DataError: it is the second that died there.
+          DataError: it is the second there.
         """
         with self._lock:
             if self._closed:
@@ -114,9 +150,9 @@ class Workers:
         worker.process.join(timeout=5)
         if worker.restarts:
             worker.failure = (
-                f"reading process {worker.number} (pid {worker.process.pid}) {_end(worker.process.exitcode)} while it "
-                f"made batch {position}, as the one before it. The run stops; the last checkpoint is whole. See "
-                "whether memory ran out (dmesg), read with fewer processes, or look at what the data do there."
+                f"reading process {worker.number} (pid {worker.process.pid}) {_end(worker)} while it "
+                f"made batch {position}, as the one before it. The run stops; the last checkpoint is whole. "
+                + (HUNG if worker.hung_s else DIED)
             )
             raise DataError(worker.failure)
         with self._lock:
@@ -126,13 +162,13 @@ class Workers:
         return self._start(worker.number, worker.restarts + 1)
 
     def _received(self, worker: _Worker, message: bytes) -> HostBatch:
-        kind, content, skipped, seconds = pickle.loads(message)
+        kind, content, skipped, taken = pickle.loads(message)
         ledger = getattr(self._batches.source, "ledger", None)
         if isinstance(ledger, Ledger):
             for one in skipped:
                 ledger.skip(*one)
-            for name, taken in seconds.items():
-                ledger.add(name, taken)
+            for name, (seconds, count) in taken.items():
+                ledger.add(name, seconds, count)
         if kind == "error":
             raise content
         layout, size = content
@@ -158,7 +194,10 @@ class _Handle:
         self.descriptor = state.detach()
 
 
-def _end(code: int | None) -> str:
+def _end(worker: _Worker) -> str:
+    code = worker.process.exitcode
+    if worker.hung_s:
+        return f"gave no answer for {worker.hung_s:,.0f} s"
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code is not None else "stopped answering"
@@ -176,20 +215,18 @@ def _serve(pipe: Connection, handle: _Handle, batches: Any) -> None:
                 answer: tuple[str, Any] = ("arrays", _written(handle.descriptor, batches.part(*place)))
             except Exception as error:
                 answer = ("error", error)
-            notes = (ledger.news(), dict(ledger.seconds)) if isinstance(ledger, Ledger) else ([], {})
-            if isinstance(ledger, Ledger):
-                ledger.seconds.clear()
+            notes = (ledger.news(), ledger.taken()) if isinstance(ledger, Ledger) else ([], {})
             pipe.send_bytes(_packed(*answer, *notes))
 
 
-def _packed(kind: str, content: Any, skipped: list[Any], seconds: dict[str, float]) -> bytes:
+def _packed(kind: str, content: Any, skipped: list[Any], taken: dict[str, tuple[float, int]]) -> bytes:
     try:
-        message = pickle.dumps((kind, content, skipped, seconds))
+        message = pickle.dumps((kind, content, skipped, taken))
         pickle.loads(message)  # exceptions with arguments of their own may fail only here
         return message
     except Exception:
         content = DataError(f"a reading process met {type(content).__name__}: {content}")
-        return pickle.dumps((kind, content, skipped, seconds))
+        return pickle.dumps((kind, content, skipped, taken))
 
 
 def _written(memory: int, batch: HostBatch) -> tuple[list[tuple[str, str, tuple[int, ...], int]], int]:
