@@ -27,6 +27,7 @@ FIRST_S = 60.0
 """What a process may need for its first part at least: it starts Python and imports what it needs."""
 
 DIED = "See whether memory ran out (dmesg), read with fewer processes, or look at what the data do there."
+ENDED = "the reading processes were ended."
 HUNG = "See to the disk or the code that hangs there; if parts may take so long, raise --read-limit."
 
 
@@ -53,6 +54,14 @@ class _Worker:
     answered: bool = False
     hung_s: float = 0.0
     failure: str = ""
+
+    def end(self) -> None:
+        """Ends the process, and gives back what it had. Whoever takes it out of the list of all calls this, once."""
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        os.close(self.memory)
 
 
 class Workers:
@@ -82,6 +91,8 @@ class Workers:
         worker = self._idle.get()
         try:
             while True:
+                if self._closed:
+                    raise DataError(ENDED)
                 try:
                     worker.pipe.send((position, first, stop))
                     return self._received(worker, self._answer(worker))
@@ -105,18 +116,18 @@ class Workers:
         return worker.pipe.recv_bytes()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes. Threads that wait for a part get an error."""
         with self._lock:
-            self._closed = True
-            for worker in self._all:
-                worker.pipe.close()
-        for worker in self._all:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            os.close(worker.memory)
-        self._all.clear()
+            self._closed, ended = True, self._all
+            self._all = []
+        for worker in ended:
+            worker.process.kill()
+        # A pipe or memory that were closed under a thread could be another's a moment later.
+        used = [self._idle.get() for _ in range(self._count)]
+        for worker in ended:
+            worker.end()
+        for worker in used:
+            self._idle.put(worker)
 
     def _start(self, number: int, restarts: int = 0) -> _Worker:
         context = multiprocessing.get_context("spawn")
@@ -133,8 +144,11 @@ class Workers:
         theirs.close()
         worker = _Worker(number, process, ours, memory, restarts)
         with self._lock:
-            self._all.append(worker)
-        return worker
+            if not self._closed:
+                self._all.append(worker)
+                return worker
+        worker.end()
+        raise DataError(ENDED)
 
     def _again(self, worker: _Worker, position: int) -> _Worker:
         """Another process in the place of one that died or hung.
@@ -142,9 +156,6 @@ class Workers:
         Raises:
           DataError: it is the second there.
         """
-        with self._lock:
-            if self._closed:
-                raise DataError("the reading processes were ended.")
         if worker.failure:
             raise DataError(worker.failure)
         worker.process.join(timeout=5)
@@ -156,9 +167,10 @@ class Workers:
             )
             raise DataError(worker.failure)
         with self._lock:
+            if self._closed:  # and what it has was given back there
+                raise DataError(ENDED)
             self._all.remove(worker)
-        worker.pipe.close()
-        os.close(worker.memory)
+        worker.end()
         return self._start(worker.number, worker.restarts + 1)
 
     def _received(self, worker: _Worker, message: bytes) -> HostBatch:
