@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multipod.data.packing import packed, shifted_right
+from multipod.data.pairs import Pairs
+from multipod.data.sequences import token_file
 from multipod.data.source import ArraySource, HostBatch
 from multipod.data.stdlib_text import END, SPECIAL, START, encode, in_test, read_files, train_tokenizer
 from multipod.errors import RecipeError
@@ -48,13 +50,15 @@ class Docstrings:
 
     One byte-pair vocabulary for both sides is trained on the training files; a file is on the same side as in
     `StdlibText`. Code is cut at `source_length` tokens, a summary, with its end token, at `target_length`. Rows
-    hold several pairs, which do not see each other (segments), and their loss counts no padding.
+    hold several pairs, which do not see each other (segments), and their loss counts no padding. With `buckets` each
+    row holds one pair instead, and batches hold pairs of like lengths (`multipod.data.pairs`).
 
     Attributes:
       source_length, target_length: tokens in a row.
       vocab: entries of the vocabulary, `SPECIAL` and all 256 bytes among them.
       files: which files of the library, as a pattern of `pathlib.Path.glob`.
       test_share: the share of files kept for testing, about.
+      buckets: lengths of sources in a batch, growing, the last `source_length`; empty: packed rows.
     """
 
     source_length: int = 128
@@ -62,23 +66,38 @@ class Docstrings:
     vocab: int = 1024
     files: str = "*.py"
     test_share: float = 0.15
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.vocab < len(SPECIAL) + 256:
             raise RecipeError(f"docstrings: vocab={self.vocab} has no room for all bytes. Take 260 or more.")
+        if self.buckets and self.buckets[-1] != self.source_length:
+            raise RecipeError(
+                f"docstrings: the last of buckets={self.buckets} is not source_length={self.source_length}, at which "
+                "code is cut. Make them equal."
+            )
         if self.source_length < 1 or self.target_length < 2:
             raise RecipeError(
                 f"docstrings: rows of {self.source_length} and {self.target_length} tokens. A source needs 1 or more, "
                 "a target 2: one and its end."
             )
 
-    def train(self) -> ArraySource:
+    def train(self) -> ArraySource | Pairs:
         """The rows to learn from."""
-        return ArraySource(_rows(self)["train"])
+        return self._source("train")
 
-    def test(self) -> ArraySource:
+    def test(self) -> ArraySource | Pairs:
         """The rows to be judged by."""
-        return ArraySource(_rows(self)["test"])
+        return self._source("test")
+
+    def _source(self, part: str) -> ArraySource | Pairs:
+        if not self.buckets:
+            return ArraySource(_rows(self)[part])
+        source, label = _cut(self, _pairs(self)[part])
+        bounds = tuple(
+            (length, self.target_length) for length in (self.buckets if part == "train" else self.buckets[-1:])
+        )
+        return Pairs(token_file(source), token_file(label), bounds, START)
 
     def tokenizer(self) -> Any:
         """The tokenizer that the rows were made with."""
@@ -110,11 +129,16 @@ def _rows(spec: Docstrings) -> dict[str, HostBatch]:
     return {part: _packed(spec, found) for part, found in _pairs(spec).items()}
 
 
-def _packed(spec: Docstrings, found: list[Pair]) -> HostBatch:
+def _cut(spec: Docstrings, found: list[Pair]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Tokens of code and of summaries, these with their end token."""
     tokenizer = _tokenizer(spec)
     source = [one[: spec.source_length] for one in encode(tokenizer, [pair.code for pair in found])]
     summaries = encode(tokenizer, [pair.summary for pair in found])
-    label = [np.append(one[: spec.target_length - 1], np.int32(END)) for one in summaries]
+    return source, [np.append(one[: spec.target_length - 1], np.int32(END)) for one in summaries]
+
+
+def _packed(spec: Docstrings, found: list[Pair]) -> HostBatch:
+    source, label = _cut(spec, found)
     rows = packed({"source": source, "label": label}, {"source": spec.source_length, "label": spec.target_length})
     segment, position = rows.pop("label_segment"), rows.pop("label_position")
     target = shifted_right(rows["label"], segment, position, START)

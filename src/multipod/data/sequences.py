@@ -118,6 +118,11 @@ class Sequences:
             return self
         return replace(self, length=self.by_length.length(self.file.lengths[numbers]))
 
+    def sizes(self) -> "list[Sequences]":
+        """These sequences at every length."""
+        bounds = self.by_length.bounds if self.by_length else (self.length,)
+        return [replace(self, length=bound) for bound in bounds]
+
     def identity(self) -> str:
         """Of all lengths, and of a thousand tokens."""
         some = self.file.tokens[:: max(1, len(self.file.tokens) // 1000)]

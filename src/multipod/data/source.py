@@ -1,7 +1,7 @@
 """What a data set is: named arrays of examples, read by number."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -77,10 +77,17 @@ class Ordered(Protocol):
 
 @runtime_checkable
 class Sized(Protocol):
-    """A source whose arrays are of another size from batch to batch, as sequences of like lengths are."""
+    """A source whose arrays are of another size from batch to batch, as sequences of like lengths are.
+
+    It can `read` no example at all, which tells the shapes of a size.
+    """
 
     def sized_for(self, numbers: np.ndarray) -> "Source":
         """The source that reads the batch of these examples, the rows of all hosts: all read arrays of one size."""
+        ...
+
+    def sizes(self) -> Sequence["Source"]:
+        """The source at each size that a batch may have, the smallest first: a step is compiled for each of them."""
         ...
 
 
@@ -97,9 +104,20 @@ class Data(Protocol):
 
 
 def example_of(data: Data, part: str = "train") -> HostBatch:
-    """One example of `train` or `test`: for shapes and types alone. Data that have a method `example` are not read."""
+    """One example of `train` or `test`, of the largest size: for shapes and types alone. See `examples_of`."""
+    return examples_of(data, part)[-1]
+
+
+def examples_of(data: Data, part: str = "train") -> list[HostBatch]:
+    """One example of `train` or `test` for each size of its batches. Data that have a method `example` are not read."""
     example = getattr(data, "example", None)
-    return example() if example is not None else getattr(data, part)().read(np.arange(1))
+    if example is not None:
+        return [example()]
+    source = getattr(data, part)()
+    if not isinstance(source, Sized):
+        return [source.read(np.arange(1))]
+    none = [one.read(np.zeros(0, np.int64)) for one in source.sizes()]
+    return [{name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in one.items()} for one in none]
 
 
 def training_batch(source: Source, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:

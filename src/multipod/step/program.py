@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.data.feed import to_mesh
-from multipod.data.source import HostBatch, example_of
+from multipod.data.source import HostBatch, example_of, examples_of
 from multipod.errors import LayoutError
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
@@ -51,6 +51,7 @@ from multipod.step.gradients import (
 )
 from multipod.step.guard import Asked, chosen, flipped, judged, parts_of
 from multipod.step.images import SplitImages
+from multipod.step.sizes import BySize
 from multipod.step.state import State, fresh_state
 
 Batch = dict[str, jax.Array]
@@ -241,33 +242,41 @@ class Program:
     def _each_device(self, flag: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback((data_devices(self.mesh),), batch_sharding(self.mesh), lambda _: flag)
 
-    @cached_property
+    @property
     def lowered(self) -> jax.stages.Lowered:
-        """`update`, traced but not compiled; the state passed in is given up.
+        """`update`, traced but not compiled; the state passed in is given up. Of the largest size of batches.
 
         Raises:
           LayoutError: the batch or a tile of the model does not fit the mesh.
         """
+        return self.lowered_sizes[-1]
+
+    @cached_property
+    def lowered_sizes(self) -> list[jax.stages.Lowered]:
+        """The same for every size that the batches of the run may have (`multipod.data.source.Sized`)."""
         flags: Any = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=batch_sharding(self.mesh))
         if self.watched:
             limits: Any = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(self.mesh))
             flags = Asked(flags, limits, flags if self.faulty else None)
-        batch = self._batch()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
         update = jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
-        return update.lower(self.shapes, batch, flags)
+        return [update.lower(self.shapes, self._batch(one), flags) for one in self._all_examples]
 
     @cached_property
     def _examples(self) -> dict[str, np.ndarray]:
-        return example_of(self.recipe.data, "train")
+        return self._all_examples[-1]
+
+    @cached_property
+    def _all_examples(self) -> list[dict[str, np.ndarray]]:
+        return examples_of(self.recipe.data, "train")
 
     @cached_property
     def _test_examples(self) -> dict[str, np.ndarray]:
         return example_of(self.recipe.data, "test")
 
-    def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of the run as shapes with shardings."""
-        example = self.images.padded(self._examples)
+    def _batch(self, example: dict[str, np.ndarray] | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of the run, of the largest size or that of `example`, as shapes with shardings."""
+        example = self.images.padded(self._examples if example is None else example)
         example |= {"mask": np.ones(1, bool)} if self.padded else {}
         shardings = self.batch_shardings(example)
         return {
@@ -287,8 +296,9 @@ class Program:
         return to_mesh(host, rows, total, self.batch_shardings(host))
 
     def compile_update(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
-        """`update`, compiled."""
-        return self.lowered.compile()
+        """`update`, compiled; for batches of several sizes, one program for each."""
+        compiled = [lowered.compile() for lowered in self.lowered_sizes]
+        return compiled[0] if len(compiled) == 1 else BySize(compiled)
 
     def update(self, state: State, batch: Batch, stop: jax.Array | Asked) -> tuple[State, Sums]:
         """One update. Returns the new state and the sums of the batch's values (`metrics.objective`).
