@@ -55,6 +55,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "multipod.experiments.layouts:run",
         minutes=8,
     ),
+    "length-buckets": Experiment(
+        "batches of like lengths: what they gain, and what hosts lose that choose lengths for themselves",
+        "multipod.experiments.length_buckets:run",
+        minutes=3,
+    ),
     "pipemare": Experiment(
         "PipeMare: limits, delays, memory, and asynchronous pipelines with the quality of synchronous ones",
         "multipod.experiments.pipemare:run",
