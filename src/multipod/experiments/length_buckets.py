@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.stdlib_docs import stdlib_docs
-from multipod.step.program import Program
+from multipod.step.program import Batch, Program, Sums
+from multipod.step.state import State
 
 BUCKETS = (32, 64, 128, 256)
 BATCH, ROUNDS = 16, 7
@@ -57,28 +59,41 @@ def _recipe(buckets: tuple[int, ...]) -> Recipe:
     return replace(base, data=data, batch=BATCH, layout=Layout((1, 1)), seed=0)
 
 
+@dataclass
+class _Timed:
+    """A compiled update, the state it has come to, and a batch of each size."""
+
+    update: Callable[[State, Batch, Any], tuple[State, Sums]]
+    state: State
+    go: Any
+    batches: list[Batch]
+
+    def seconds(self, size: int) -> float:
+        """What one update takes."""
+        start = time.perf_counter()
+        self.state, sums = self.update(self.state, self.batches[size], self.go)
+        jax.block_until_ready((self.state, sums))
+        return time.perf_counter() - start
+
+
 def _times_s(recipes: Mapping[str, Recipe], report: Callable[[str], None]) -> dict[tuple[str, int], float]:
     """The median time of an update of each size of each recipe, after one that is not counted."""
     runs = {}
     for name, recipe in recipes.items():
-        report(f"{name}: compiling {max(1, len(recipe.data.buckets))} steps")  # type: ignore[attr-defined]
+        report(f"{name}: compiling")
         program = Program(recipe, make_mesh(recipe.layout))
         source = recipe.data.train()
         sizes = source.sizes() if isinstance(source, Pairs) else [source]
         rows = np.arange(BATCH)
         examples = [_that_fit(size) if isinstance(size, Pairs) else rows for size in sizes]
         batches = [program.placed(one.read(numbers), rows, BATCH) for one, numbers in zip(sizes, examples, strict=True)]
-        runs[name] = [program.compile_update(), program.init(), program.stop_flags(False), batches]
+        runs[name] = _Timed(program.compile_update(), program.init(), program.stop_flags(0), batches)
     taken: dict[tuple[str, int], list[float]] = {}
     for number in range(ROUNDS + 1):
         report(f"round {number} of {ROUNDS}")
-        for name, (update, state, go, batches) in runs.items():
-            for size, batch in enumerate(batches):
-                start = time.perf_counter()
-                state, sums = update(state, batch, go)
-                jax.block_until_ready((state, sums))
-                taken.setdefault((name, size), []).append(time.perf_counter() - start)
-            runs[name][1] = state
+        for name, timed in runs.items():
+            for size in range(len(timed.batches)):
+                taken.setdefault((name, size), []).append(timed.seconds(size))
     return {case: float(np.median(own[1:])) for case, own in taken.items()}
 
 
