@@ -176,7 +176,9 @@ def test_what_is_not_there_or_of_no_known_kind(tmp_path):
     with pytest.raises(DataError, match="has no images"):
         open_records(str(tmp_path))
     (tmp_path / "x.zip").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"the format of .zip is not known. Say which it is: folder, arrays, tfrecord"):
+    with pytest.raises(
+        DataError, match=r"the format of .zip is not known. Say which it is: folder, arrays, clicks, tfrecord"
+    ):
         open_records(str(tmp_path / "x.zip"))
     with pytest.raises(DataError, match=r"no data format is called 'tfrecords'. Nearest: tfrecord"):
         open_records(str(tmp_path), "tfrecords")

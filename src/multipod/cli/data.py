@@ -100,10 +100,11 @@ def _draw(found: "Inspection", out: Path) -> None:
 @data.command()
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--to", "kind", required=True, metavar="FORMAT", help="tfrecord, array-record, tar or parquet.")
+@click.option("--to", "kind", required=True, metavar="FORMAT", help="tfrecord, array-record, tar, parquet or arrays.")
 @click.option("--from", "known", default="", metavar="FORMAT", help="What SOURCE is.  [default: as its files look]")
 @click.option("--per-file", type=click.IntRange(1), default=1000, show_default=True, help="Records in a file.")
-def convert(source: str, target: Path, kind: str, known: str, per_file: int) -> None:
+@click.option("--shuffle", type=int, metavar="SEED", help="Write the records in a random order.")
+def convert(source: str, target: Path, kind: str, known: str, per_file: int, shuffle: int | None) -> None:
     """Write the records of SOURCE (a folder, a file, a pattern) into the folder TARGET in another format.
 
     Interrupted, the same command goes on where it stopped. Records that cannot be read are left out and named.
@@ -120,7 +121,7 @@ def convert(source: str, target: Path, kind: str, known: str, per_file: int) -> 
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
         task = progress.add_task("converting", total=len(records))
-        done = write(records, target, kind, per_file, lambda count: progress.update(task, completed=count))
+        done = write(records, target, kind, per_file, lambda count: progress.update(task, completed=count), shuffle)
     click.echo(f"{done.records:,} records in {done.shards:,} files in {target}")
     for name, reason in list(done.damaged.items())[:10]:
         click.echo(f"left out {name}: {reason}", err=True)

@@ -17,10 +17,14 @@ from multipod.data.files.parquet import write_parquet
 from multipod.data.files.records import Record, Records
 from multipod.data.files.tar import WHOLE_NUMBERS
 from multipod.data.files.tfrecord import write_tfrecord
+from multipod.data.order import generator
 from multipod.errors import DataError, nearest
 
 NOTE = "multipod-convert.json"
 """In the target's folder: what is converted there, and which records could not be read."""
+
+
+ARRAYS = "arrays"
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,12 @@ class Converted:
 
 
 def convert(
-    source: Records, target: Path, kind: str, per_shard: int = 1000, tell: Callable[[int], None] = lambda done: None
+    source: Records,
+    target: Path,
+    kind: str,
+    per_shard: int = 1000,
+    tell: Callable[[int], None] = lambda done: None,
+    shuffle: int | None = None,
 ) -> Converted:
     """Writes all records of `source` into the folder `target`, `per_shard` in a file, in order.
 
@@ -44,8 +53,9 @@ def convert(
       source: the records.
       target: a folder; made if need be.
       kind: a name of `WRITERS`.
-      per_shard: records in a file.
+      per_shard: records in a file; of `arrays`, which are one file a field, in one go.
       tell: called with the number of records done.
+      shuffle: a seed: the records in a random order; None: in their own.
 
     Raises:
       DataError: the folder holds another conversion, or the format cannot hold these fields.
@@ -54,7 +64,11 @@ def convert(
         raise DataError(f"convert: records cannot be written as {kind!r}. {nearest(kind, WRITERS)}")
     if per_shard < 1:
         raise DataError(f"convert: {per_shard} records in a file. Give 1 or more.")
-    note = _begin(target, {"source": source.identity(), "kind": kind, "per_shard": per_shard})
+    what = {"source": source.identity(), "kind": kind, "per_shard": per_shard}
+    note = _begin(target, what | ({} if shuffle is None else {"shuffle": shuffle}))
+    numbers = np.arange(len(source)) if shuffle is None else generator(shuffle, 0).permutation(len(source))
+    if kind == ARRAYS:
+        return write_arrays(source, numbers, target, per_shard, tell)
     damaged: dict[str, str] = note["damaged"]
     shards = -(-len(source) // per_shard)
     suffix, write = WRITERS[kind]
@@ -64,7 +78,7 @@ def convert(
         if not path.exists():
             beside = path.with_name(f".{path.name}.part")
             beside.unlink(missing_ok=True)
-            records = list(_readable(source, range(shard * per_shard, stop), damaged, tell))
+            records = list(_readable(source, numbers[shard * per_shard : stop], shard * per_shard, damaged, tell))
             if records:
                 write(beside, records)
             else:
@@ -73,6 +87,43 @@ def convert(
             os.replace(beside, path)
         tell(stop)
     return Converted(len(source) - len(damaged), shards, damaged)
+
+
+def write_arrays(
+    source: Records, numbers: np.ndarray, target: Path, at_once: int, tell: Callable[[int], None]
+) -> Converted:
+    """Writes these records as one array for each field, `FIELD.npy`; see `convert`. Goes on behind what is done.
+
+    Raises:
+      DataError: a field holds no numbers, or is not of one shape; or a record is damaged.
+    """
+    first = source.read(numbers[:1])
+    wrong = [name for name, array in first.items() if array.dtype.kind not in "iufb"]
+    if wrong:
+        raise DataError(f"convert: {', '.join(wrong)} hold no numbers, as arrays must. Convert to another format.")
+    counter = target / ".done"
+    done = int(counter.read_text()) if counter.is_file() else 0
+    files = {name: target / f"{name}.npy" for name in first}
+    shapes = {name: (len(numbers), *array.shape[1:]) for name, array in first.items()}
+    made = {
+        name: np.lib.format.open_memmap(path, "r+" if done else "w+", first[name].dtype, shape=shapes[name])
+        for name, path in files.items()
+    }
+    while done < len(numbers):
+        some = numbers[done : done + at_once]
+        for name, array in source.read(some).items():
+            if (array.dtype, array.shape[1:]) != (made[name].dtype, made[name].shape[1:]):
+                raise DataError(
+                    f"convert: {source.name(int(some[0]))} or one of the next {len(some) - 1} has a {name} of another "
+                    f"shape or type than the first. Convert to another format."
+                )
+            made[name][done : done + len(some)] = array
+        for array in made.values():
+            array.flush()
+        done += len(some)
+        counter.write_text(str(done))
+        tell(done)
+    return Converted(len(numbers), len(files), {})
 
 
 def _begin(target: Path, what: dict[str, Any]) -> dict[str, Any]:
@@ -103,15 +154,15 @@ def _write_note(target: Path, note: dict[str, Any]) -> None:
 
 
 def _readable(
-    source: Records, numbers: range, damaged: dict[str, str], tell: Callable[[int], None]
+    source: Records, numbers: np.ndarray, done: int, damaged: dict[str, str], tell: Callable[[int], None]
 ) -> Iterator[Record]:
-    for number in numbers:
+    for place, number in enumerate(numbers.tolist(), done):
         try:
             yield source.record(number)
         except Damaged as error:
             damaged[source.name(number)] = str(error)
-        if number % 50 == 0:
-            tell(number)
+        if place % 50 == 0:
+            tell(place)
 
 
 def _write_tar(path: Path, records: Sequence[Record]) -> None:
@@ -144,10 +195,11 @@ def _suffix(value: bytes) -> str:
     return next((suffix for begin, suffix in known.items() if value.startswith(begin)), "")
 
 
-WRITERS: dict[str, tuple[str, Callable[[Path, Any], None]]] = {
+WRITERS: dict[str, tuple[str, Any]] = {
     "tfrecord": (".tfrecord", write_tfrecord),
     "array-record": (".array_record", write_array_record),
     "tar": (".tar", _write_tar),
     "parquet": (".parquet", write_parquet),
+    ARRAYS: (".npy", None),
 }
-"""Formats that can be written: the suffix of a shard, and what writes one."""
+"""Formats that can be written: the suffix of a shard, and what writes one; `arrays` have none (`write_arrays`)."""

@@ -50,11 +50,11 @@ class ClickRecords:
           DataError: an id outside its table, with the field and the example.
         """
         places = np.asarray(numbers, np.int64) + self.first
-        part = np.searchsorted(self._ends, places, side="right")
+        part = np.searchsorted(self.ends, places, side="right")
         found = np.empty((len(places), COLUMNS), np.int32)
         for number in np.unique(part):
             mine = part == number
-            begin = self._ends[number - 1] if number else 0
+            begin = self.ends[number - 1] if number else 0
             found[mine] = self._maps[number][places[mine] - begin]
         ids = np.ascontiguousarray(found[:, 1 + DENSE :])
         self._check(ids, numbers)
@@ -79,7 +79,8 @@ class ClickRecords:
         return [np.memmap(part, np.int32, "r").reshape(-1, COLUMNS) for part in self.parts]
 
     @cached_property
-    def _ends(self) -> np.ndarray:
+    def ends(self) -> np.ndarray:
+        """Examples up to the end of each part."""
         return np.cumsum([part.stat().st_size // RECORD_BYTES for part in self.parts])
 
 

@@ -1,7 +1,8 @@
 """NumPy files of one folder, mapped into memory: `image.npy`, `label.npy`, each with as many examples.
 
-The form for records that are batches already (recommendation data: one record, one batch, three arrays): reading is
-one copy from the page cache, at about the speed of a copy in memory.
+The form for recommendation data: one record, one batch, three arrays. Entries side by side are read as one copy from
+the page cache, at about the speed of a copy in memory, whether an entry is a batch or an example
+(`multipod.data.tables`).
 """
 
 import mmap
@@ -17,7 +18,7 @@ from multipod.data.source import HostBatch, fingerprint
 from multipod.errors import DataError
 
 LARGE = 16384
-"""Bytes of an entry from which it is worth asking whether its pages are there."""
+"""Bytes of entries side by side from which it is worth asking whether their pages are there."""
 
 
 _POPULATE_READ = 22
@@ -57,15 +58,19 @@ class ArrayFiles(Records):
         return {name: self._taken(name, array, numbers) for name, array in self._arrays.items()}
 
     def _taken(self, name: str, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        if not isinstance(array, np.memmap) or array.nbytes < LARGE * len(array) or not array.flags.c_contiguous:
+        runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) != 1) + 1)
+        entry = array.nbytes // len(array)
+        if not isinstance(array, np.memmap) or entry * len(numbers) < LARGE * len(runs) or not array.flags.c_contiguous:
             return np.asarray(array[numbers])
-        path, entry = self.folder / f"{name}.npy", array.nbytes // len(array)
+        path = self.folder / f"{name}.npy"
         out = np.empty((len(numbers), *array.shape[1:]), array.dtype)
-        for row, number in enumerate(numbers.tolist()):
-            if _present(array, number * entry, entry):
-                out[row] = array[number]
+        for run in runs:  # entries that lie side by side are one copy
+            first, count = int(numbers[run[0]]), len(run)
+            into = out[run[0] : run[0] + count]
+            if _present(array, first * entry, count * entry):
+                into[...] = array[first : first + count]
             else:
-                read_into(path, array.offset + number * entry, out[row])
+                read_into(path, array.offset + first * entry, into)
         return out
 
     def name(self, number: int) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from multipod.data.clicks.records import DESCRIPTION
 from multipod.data.files.array_record import open_array_records
 from multipod.data.files.arrays import open_arrays
+from multipod.data.files.clicks import open_clicks
 from multipod.data.files.folder import open_folder
 from multipod.data.files.lines import open_lines
 from multipod.data.files.parquet import open_parquet
@@ -33,6 +35,7 @@ class Format:
 FORMATS = {
     "folder": Format("images in a folder for each class, or with labels.csv", (), open_folder),
     "arrays": Format("NumPy arrays of one folder, mapped into memory", (), open_arrays),
+    "clicks": Format("click records of `multipod clicks prepare`", (), open_clicks),
     "tfrecord": Format("TFRecords of tf.train.Example", (".tfrecord", ".tfrecords"), open_tfrecords),
     "array-record": Format("ArrayRecords of tf.train.Example", (".array_record", ".arrayrecord"), open_array_records),
     "tar": Format("WebDataset archives", (".tar",), open_tar),
@@ -45,8 +48,9 @@ FORMATS = {
 def open_records(where: str, kind: str = "") -> Records:
     """The records behind a folder, a file, or a pattern of files (`train-*`).
 
-    Without `kind` a folder of `.npy` files is `arrays`, one with files of another format stands for those files, any
-    other is `folder`. Files are known by their suffix; those without one (`train-00000-of-01024`) are TFRecords.
+    Without `kind` a folder with `clicks.json` is `clicks`, one of `.npy` files `arrays`, one with files of another
+    format stands for those files, any other is `folder`. Files are known by their suffix; those without one
+    (`train-00000-of-01024`) are TFRecords.
 
     Raises:
       DataError: nothing is there, the format is not known, or it cannot be read.
@@ -79,6 +83,8 @@ def _in_folder(folder: Path, kind: str) -> tuple[str, tuple[Path, ...]]:
     suffixes = {path.suffix for path in folder.iterdir() if path.is_file()}
     if not kind:
         kinds = [name for name, known in FORMATS.items() if suffixes & set(known.suffixes) and name != "lines"]
+        if (folder / DESCRIPTION).is_file():
+            return "clicks", ()
         kind = "arrays" if ".npy" in suffixes else kinds[0] if kinds else "folder"
     chosen = FORMATS[kind].suffixes
     return kind, tuple(sorted(path for path in folder.iterdir() if path.suffix in chosen)) if chosen else ()
