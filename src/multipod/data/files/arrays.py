@@ -8,6 +8,7 @@ the page cache, at about the speed of a copy in memory, whether an entry is a ba
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,13 @@ def _present(array: np.memmap, start: int, size: int) -> bool:
         return False
 
 
+def _runs(numbers: np.ndarray) -> list[tuple[int, int, int]]:
+    """Where numbers follow each other: the place of the first among all, itself, and how many there are."""
+    cuts = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
+    places = [0, *cuts.tolist(), len(numbers)] if len(numbers) else [0]
+    return [(place, int(numbers[place]), stop - place) for place, stop in pairwise(places)]
+
+
 @dataclass(frozen=True, eq=False)
 class ArrayFiles(Records):
     """One example is one entry of each array. Nothing is held in memory but what the system keeps of the files."""
@@ -55,18 +63,17 @@ class ArrayFiles(Records):
 
     def read(self, numbers: np.ndarray) -> HostBatch:
         """Copies, from the map; where the file has become shorter or its disk is away, as any reading would say."""
-        return {name: self._taken(name, array, numbers) for name, array in self._arrays.items()}
+        runs = _runs(numbers)
+        return {name: self._taken(name, array, numbers, runs) for name, array in self._arrays.items()}
 
-    def _taken(self, name: str, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) != 1) + 1)
+    def _taken(self, name: str, array: np.ndarray, numbers: np.ndarray, runs: list[tuple[int, int, int]]) -> np.ndarray:
         entry = array.nbytes // len(array)
         if not isinstance(array, np.memmap) or entry * len(numbers) < LARGE * len(runs) or not array.flags.c_contiguous:
             return np.asarray(array[numbers])
         path = self.folder / f"{name}.npy"
         out = np.empty((len(numbers), *array.shape[1:]), array.dtype)
-        for run in runs:  # entries that lie side by side are one copy
-            first, count = int(numbers[run[0]]), len(run)
-            into = out[run[0] : run[0] + count]
+        for place, first, count in runs:
+            into = out[place : place + count]
             if _present(array, first * entry, count * entry):
                 into[...] = array[first : first + count]
             else:
