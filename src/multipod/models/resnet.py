@@ -45,6 +45,8 @@ class ResNet(FlaxModel):
       batch_norm_momentum: of the moving moments.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
       remat: what each block keeps for the backward pass.
+      fold_stem: compute the 7x7 stem of stride 2 as 4x4 of stride 1 over blocks of 2x2 pixels (space-to-depth): the
+        same parameters and values, for matrix units that 3 channels would leave empty.
 
     Raises:
       RecipeError: a field out of range, or, when called, images with other channels.
@@ -62,6 +64,7 @@ class ResNet(FlaxModel):
     batch_norm_momentum: float = 0.9
     dtype: Dtype = "float32"
     remat: Remat = "none"
+    fold_stem: bool = False
 
     def __post_init__(self) -> None:
         check_fields(
@@ -193,7 +196,9 @@ class _Residual(nnx.Module):
 
 class _DeepResNet(nnx.Module):
     def __init__(self, spec: ResNet, rngs: nnx.Rngs) -> None:
-        self.stem = ConvNorm(spec.style, spec.channels, spec.width, 7, stride=2, activate=nnx.relu, rngs=rngs)
+        self.stem = ConvNorm(
+            spec.style, spec.channels, spec.width, 7, stride=2, activate=nnx.relu, fold=spec.fold_stem, rngs=rngs
+        )
         blocks, features = [], spec.width
         for stage, count in enumerate(BLOCKS[spec.depth]):
             for number in range(count):

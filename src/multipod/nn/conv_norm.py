@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.convolution import convolution
+from multipod.nn.convolution import convolution, folded_convolution
 from multipod.nn.depthwise import depthwise_convolution
 from multipod.nn.laid import laid
 
@@ -53,7 +53,8 @@ class ConvNorm(nnx.Module):
 
     The kernel is `size` x `size`, odd, without a bias, which the norm would take away again; initialised normal by
     fan-out. `groups` is 1 or, for a depthwise convolution, the number of features. With `zero` the scale of the norm
-    begins at zero, so that a residual block begins as the identity (arXiv:1706.02677, section 5.1).
+    begins at zero, so that a residual block begins as the identity (arXiv:1706.02677, section 5.1). With
+    `fold` the stride is folded into the channels (`multipod.nn.convolution.folded_convolution`).
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class ConvNorm(nnx.Module):
         groups: int = 1,
         activate: Callable[[jax.Array], jax.Array] | None = None,
         zero: bool = False,
+        fold: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         around = ((size // 2, size // 2),) * 2
-        kind: dict[str, Any] = {"kernel_init": FAN_OUT, "conv_general_dilated": convolution}
+        kind: dict[str, Any] = {"kernel_init": FAN_OUT}
+        kind["conv_general_dilated"] = folded_convolution if fold else convolution
         if groups > 1:
             kind = {"kernel_init": FAN_OUT_DEPTHWISE, "conv_general_dilated": depthwise_convolution}
         self.conv = nnx.Conv(
