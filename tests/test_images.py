@@ -182,6 +182,27 @@ def test_evaluation_in_many_parts_is_that_of_one(folder, monkeypatch):
         assert len(array) == 12
 
 
+def test_parts_of_large_batches_are_written_where_they_stay(folder, monkeypatch):
+    """From the second batch on; also while the readers are tuned, and where an example is replaced by the next."""
+    monkeypatch.setattr("multipod.data.batches.PART", 4)
+    batches, join, joined = (
+        TrainBatches(ImageFiles(str(folder), pixels=8).train(), 10, 0, np.arange(10)),
+        np.concatenate,
+        [],
+    )
+    monkeypatch.setattr(np, "concatenate", lambda parts, *more: joined.append(np.ndim(parts[0])) or join(parts, *more))
+    feed = batches.start(0, Reading())
+    feed.tuner.window, feed.tuner.cores = 2, 4
+    for k in range(8):
+        batch = next(feed)
+        for name, array in batches[k].items():
+            np.testing.assert_array_equal(batch[name], array)
+        feed.tell(0.5 / (k + 1), 1.0)
+    assert feed.tuner.threads > 1
+    assert joined.count(4) <= 3  # the first, and what was begun before it was there
+    feed.close()
+
+
 def test_data_of_which_nothing_can_be_read_are_refused(tmp_path):
     (tmp_path / "a").mkdir()
     for k in range(3):

@@ -1,9 +1,10 @@
 """The order in which a run reads its data: a pure function of the seed and the batch's number."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,13 @@ class TrainBatches:
         """This process's rows of batch `position`."""
         return self.part(position, 0, len(self.rows))
 
-    def part(self, position: int, first: int, stop: int) -> HostBatch:
-        """Entries `first` to `stop` - 1 of this process's rows of batch `position`."""
+    def part(self, position: int, first: int, stop: int, out: HostBatch | None = None) -> HostBatch:
+        """Entries `first` to `stop` - 1 of this process's rows of batch `position`; `out` as of `Fused`."""
         rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, position]))
         own, numbers = self.rows[first:stop], self.numbers(position)
         rows = np.minimum(own, self.batch - 1)  # padding repeats the last example
         source = self.source.sized_for(numbers) if isinstance(self.source, Sized) else self.source
-        batch = training_batch(source, numbers[rows], rows, rng)
+        batch = training_batch(source, numbers[rows], rows, rng, out)
         return batch | {"mask": own < self.batch} if self.padded else batch
 
     def start(self, position: int, reading: Reading | None = None) -> "Feed":
@@ -91,13 +92,17 @@ class Feed(Iterator[HostBatch]):
         decodes = isinstance(batches.source, Fused)
         self.tuner = Tuner(reading, first=max(1, (os.cpu_count() or 1) // 2) if decodes else 1)
         self._workers = Workers(batches, reading.processes, reading.limit_s) if reading.processes else None
+        self._in_place = len(self._parts) > 1 and decodes and not reading.processes
+        self._places = _Places(count, {})
         self._parts_ahead = self._begin()
 
     def __next__(self) -> HostBatch:
         """The next batch, this process's rows."""
         parts = [next(self._parts_ahead) for _ in self._parts]
         self._position += 1
-        return parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        if len(parts) == 1:
+            return parts[0]
+        return self._places.joined(self._position - 1, parts)
 
     def tell(self, waited_s: float, step_s: float) -> None:
         """An update took `step_s`, and its devices were idle for `waited_s` of it because no batch was there."""
@@ -115,15 +120,48 @@ class Feed(Iterator[HostBatch]):
         import grain  # slow to import, and worker processes do without
 
         count = len(self._parts)
+        # Threads from before may still write; what they write into is no longer looked at.
+        self._places = _Places(len(self._batches.rows), self._places.kinds)
         threads = len(self._workers) if self._workers else self.tuner.threads
-        made = grain.MapDataset.range(self._position * count, 2**62).map(self._make)
+        made = grain.MapDataset.range(self._position * count, 2**62).map(partial(self._make, self._places))
         ahead = max(self.tuner.ahead * count, threads)
         return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)))
 
-    def _make(self, place: int) -> HostBatch:
+    def _make(self, places: "_Places", place: int) -> HostBatch:
         position, part = divmod(int(place), len(self._parts))
-        make = self._workers.part if self._workers else self._batches.part
-        return make(position, *self._parts[part])
+        if self._workers is not None:
+            return self._workers.part(position, *self._parts[part])
+        cut = self._parts[part]
+        return self._batches.part(position, *cut, places.cut(position, *cut) if self._in_place else None)
+
+
+class _Places:
+    """Memory of whole batches, of which threads write parts, so that these need not be joined by copying."""
+
+    def __init__(self, rows: int, kinds: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+        self.kinds = dict(kinds)  # shape of a row, and dtype, of each array
+        self._rows = rows
+        self._whole: dict[int, HostBatch] = {}
+        self._lock = threading.Lock()
+
+    def cut(self, position: int, first: int, stop: int) -> HostBatch:
+        """Rows `first` to `stop` - 1 of batch `position`, to be written; none before the first batch was joined."""
+        with self._lock:
+            if position not in self._whole:
+                kinds = self.kinds.items()
+                self._whole[position] = {name: np.empty((self._rows, *shape), dtype) for name, (shape, dtype) in kinds}
+            return {name: array[first:stop] for name, array in self._whole[position].items()}
+
+    def joined(self, position: int, parts: list[HostBatch]) -> HostBatch:
+        """The batch of all its parts: as it lies where all were written in place, else as a copy."""
+        with self._lock:
+            whole = self._whole.pop(position, {})
+            self.kinds = {name: (array.shape[1:], array.dtype) for name, array in parts[0].items()}
+        batch = {}
+        for name in parts[0]:
+            placed = name in whole and all(part[name].base is whole[name] for part in parts)
+            batch[name] = whole[name] if placed else np.concatenate([part[name] for part in parts])
+        return batch
 
 
 @lru_cache(maxsize=2)

@@ -216,7 +216,9 @@ class SpanRows:
         """The batch itself: `read_augmented` hides other spans."""
         return batch
 
-    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+    def read_augmented(
+        self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator, out: HostBatch | None = None
+    ) -> HostBatch:
         """The sequences with other spans hidden."""
         keys = rng.integers(2**63, size=int(rows.max()) + 1)[rows]
         return self._rows(numbers, [np.random.Philox(key=int(key)) for key in keys])

@@ -43,8 +43,14 @@ class Source(Protocol):
 class Fused(Protocol):
     """A source that reads and augments at once, where that is cheaper: a crop need not decode the whole image."""
 
-    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-        """What `augment(read(numbers), rows, rng)` stands for; arrays of the shapes and dtypes that `read` gives."""
+    def read_augmented(
+        self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator, out: HostBatch | None = None
+    ) -> HostBatch:
+        """What `augment(read(numbers), rows, rng)` stands for; arrays of the shapes and dtypes that `read` gives.
+
+        `out` are arrays that large ones may be written into and returned, where they fit: parts of one batch, which
+        then need not be joined. They hold anything.
+        """
         ...
 
 
@@ -120,11 +126,28 @@ def examples_of(data: Data, part: str = "train") -> list[HostBatch]:
     return [{name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in one.items()} for one in none]
 
 
-def training_batch(source: Source, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-    """The examples with these numbers as training sees them; `rows` are their places in the whole batch."""
+def training_batch(
+    source: Source,
+    numbers: np.ndarray,
+    rows: np.ndarray,
+    rng: np.random.Generator,
+    out: HostBatch | None = None,
+) -> HostBatch:
+    """The examples with these numbers as training sees them; `rows` are their places in the whole batch.
+
+    `out` is as of `Fused.read_augmented`.
+    """
     if isinstance(source, Fused):
-        return source.read_augmented(numbers, rows, rng)
+        return source.read_augmented(numbers, rows, rng, out)
     return source.augment(source.read(numbers), rows, rng)
+
+
+def space(out: HostBatch | None, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """The array of that name in `out` if it fits, or a new one; it holds anything."""
+    found = (out or {}).get(name)
+    if found is not None and found.shape == shape and found.dtype == dtype:
+        return found
+    return np.empty(shape, dtype)
 
 
 def identity_of(source: Source) -> str:

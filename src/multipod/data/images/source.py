@@ -16,7 +16,7 @@ from multipod.data.images.crop import DRAWS, RandomCrop, View, middle
 from multipod.data.images.decode import decode, is_jpeg
 from multipod.data.order import Order, drawn_for, generator
 from multipod.data.reading import Ledger
-from multipod.data.source import HostBatch, fingerprint
+from multipod.data.source import HostBatch, fingerprint, space
 from multipod.errors import DataError
 
 IN_A_ROW = 100
@@ -82,13 +82,15 @@ class Images:
         """The batch itself: what training sees is cropped before it is decoded, by `read_augmented`."""
         return batch
 
-    def read_augmented(self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-        """Random crops."""
+    def read_augmented(
+        self, numbers: np.ndarray, rows: np.ndarray, rng: np.random.Generator, out: HostBatch | None = None
+    ) -> HostBatch:
+        """Random crops, written into `out["image"]` if it is there and fits."""
         if self.random is None:
             return self.read(numbers)
         count = DRAWS + (self.policy.draws if self.policy else 0)
         draws = drawn_for(rows, count, rng)
-        return self._read(numbers, self.random.views(draws[:, :DRAWS]), draws[:, DRAWS:])
+        return self._read(numbers, self.random.views(draws[:, :DRAWS]), draws[:, DRAWS:], out)
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
         """As `order` says, or else as any source is read."""
@@ -127,8 +129,10 @@ class Images:
     def _middle(self, width: int, height: int) -> tuple[jpeg.Box, bool]:
         return middle(width, height, self.middle_share), False
 
-    def _read(self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray) -> HostBatch:
-        images = np.empty((len(numbers), self.pixels, self.pixels, 3), np.uint8)
+    def _read(
+        self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray, out: HostBatch | None = None
+    ) -> HostBatch:
+        images = space(out, "image", (len(numbers), self.pixels, self.pixels, 3), np.uint8)
         labels = np.zeros(len(numbers), np.int32)
         mask = np.ones(len(numbers), bool)
         left = self._cut_cached(numbers, views, images, labels)
