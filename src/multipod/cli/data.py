@@ -11,11 +11,19 @@ from multipod.cli.options import what_options
 from multipod.cli.reading import reading_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
     from multipod.data.inspect import Inspection
     from multipod.data.reading import Reading
 
 SHEET = 64
 """Most images on a contact sheet."""
+TOKENS = ("token", "source", "target", "label")
+"""Arrays of tokens, which are shown as text where the data can spell it."""
+SHOWN = 400
+"""Characters of a row."""
 
 
 @click.group()
@@ -49,12 +57,13 @@ def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: lis
     found = look(TrainBatches(source, rows, chosen.seed, np.arange(rows)), batches, reading)
     console = Console()
     console.print(f"training data  {identity_of(source)}", highlight=False)
-    _show(console, found, rows)
+    _show(console, found, rows, getattr(chosen.data, "spelled", None))
     if out is not None:
         _draw(found, out)
 
 
-def _show(console: Console, found: "Inspection", rows: int) -> None:
+def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[np.ndarray], str] | None") -> None:
+    """Prints what was found; `spelled` makes text of tokens."""
     from multipod.data.inspect import array_rows
 
     arrays = Table("array", "shape", "values", "mean ± deviation", title=f"the first batch of {rows}")
@@ -63,7 +72,9 @@ def _show(console: Console, found: "Inspection", rows: int) -> None:
     console.print(arrays)
     for name, array in found.batch.items():
         if array.dtype.kind in "iu" and array.ndim == 2:
-            console.print(f"{name}  {' '.join(map(str, array[0][:24].tolist()))} ...", highlight=False)
+            listed = f"{' '.join(map(str, array[0][:24].tolist()))} ..."
+            text = spelled(array[0]) if spelled is not None and name in TOKENS else ""
+            console.print(f"{name:14} {text[:SHOWN] or listed}", highlight=False, markup=False)
     if found.counts:
         most = sorted(found.counts.items(), key=lambda item: -item[1])[:6]
         listed = ", ".join(f"{label} ({count})" for label, count in most)

@@ -16,7 +16,7 @@ from multipod.data.packing import packed, shifted_right
 from multipod.data.pairs import Pairs
 from multipod.data.sequences import token_file
 from multipod.data.source import ArraySource, HostBatch
-from multipod.data.stdlib_text import END, SPECIAL, START, encode, in_test, read_files, train_tokenizer
+from multipod.data.stdlib_text import END, SPECIAL, START, encode, in_test, read_files, spelled, train_tokenizer
 from multipod.errors import RecipeError
 
 
@@ -102,6 +102,10 @@ class Docstrings:
     def tokenizer(self) -> Any:
         """The tokenizer that the rows were made with."""
         return _tokenizer(self)
+
+    def spelled(self, tokens: np.ndarray) -> str:
+        """Tokens as text."""
+        return spelled(self.tokenizer(), tokens)
 
     def test_pairs(self) -> list[Pair]:
         """The pairs that the test rows hold, to be translated one by one."""

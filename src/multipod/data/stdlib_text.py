@@ -142,6 +142,10 @@ class StdlibText:
         """The rows to be judged by."""
         return self._source("test")
 
+    def spelled(self, tokens: np.ndarray) -> str:
+        """Tokens as text; trains the tokenizer again, some seconds."""
+        return spelled(_tokenizer_of(self.files, self.test_share, self.vocab), tokens)
+
     def _source(self, part: str) -> MaskedRows:
         return MaskedRows(_rows(self)[part], self.masking, self.vocab, self.split_seed)
 
@@ -217,6 +221,21 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(one.ids, np.int32) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
+def spelled(tokenizer: Any, tokens: np.ndarray, sentinels: int = 0) -> str:
+    """Tokens as text, without padding; special ones by their names, and from `sentinels` on (0: none) as <NUMBER>."""
+    parts: list[str] = []
+    held: list[int] = []
+    for token in [*tokens[tokens != PAD].tolist(), -1]:
+        if token < len(SPECIAL) or (sentinels and token >= sentinels):
+            parts.append(tokenizer.decode(held))
+            held = []
+            if token >= 0:
+                parts.append(SPECIAL[token] if token < len(SPECIAL) else f"<{token}>")
+        else:
+            held.append(token)
+    return "".join(parts)
+
+
 def parted(spec: StdlibText) -> dict[str, list[str]]:
     """The texts of the files of each part, `train` and `test`.
 
@@ -274,6 +293,11 @@ def _write(path: Path, tokens: dict[str, list[np.ndarray]]) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     os.replace(file.name, path)
+
+
+@lru_cache(maxsize=2)
+def _tokenizer_of(files: str, share: float, vocab: int) -> Any:
+    return train_tokenizer(parted(StdlibText(vocab=vocab, files=files, test_share=share))["train"], vocab)
 
 
 def _cut(sequences: list[np.ndarray], length: int) -> list[np.ndarray]:

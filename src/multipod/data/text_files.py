@@ -9,7 +9,7 @@ from multipod.data.files.disk import Damaged
 from multipod.data.files.formats import open_records
 from multipod.data.packing import packed
 from multipod.data.sequences import SpanCorruption, SpanRows, TokenFile, token_file
-from multipod.data.stdlib_text import SPECIAL, START, MaskedRows, Masking, encode, train_tokenizer
+from multipod.data.stdlib_text import SPECIAL, START, MaskedRows, Masking, encode, spelled, train_tokenizer
 from multipod.errors import DataError
 
 
@@ -62,14 +62,22 @@ class TextFiles:
         """The rows to be judged by."""
         return self._source("test_files")
 
+    def spelled(self, tokens: np.ndarray) -> str:
+        """Tokens as text, sentinels as <NUMBER>."""
+        return spelled(_tokenizer(self.train_files, self._words), tokens, self._words if self.spans else 0)
+
+    @property
+    def _words(self) -> int:
+        """Entries of the vocabulary before the sentinels."""
+        return self.vocab - (self.corruption.sizes(self.length)[1] if self.spans else 0)
+
     def _source(self, part: str) -> MaskedRows | SpanRows:
         where = getattr(self, part)
         if not where or not self.train_files:
             raise DataError(
                 f"the recipe does not say where its text is. Give --set data.{part}=FILES, one document a line."
             )
-        sentinels = self.corruption.sizes(self.length)[1] if self.spans else 0
-        tokens = _tokens(where, self.train_files, self.vocab - sentinels)
+        tokens = _tokens(where, self.train_files, self._words)
         if self.spans:
             return SpanRows(tokens, self.corruption, self.length, self.split_seed, start=START)
         pieces = [
