@@ -155,6 +155,10 @@ def test_threads_grow_while_devices_wait_and_stay_when_it_does_not_help():
         for _ in range(4):
             tuner.tell(share, 1.0)
     assert (tuner.threads, tuner.ahead) == (8, 2)
+    slow = Tuner(Reading(), window=4, cores=8)
+    for _ in range(16):  # reading takes all of an update: the share stays, the update halves
+        slow.tell(1.0 / slow.threads, 1.01 / slow.threads)
+    assert slow.threads == 8
     stuck = Tuner(Reading(), window=4, cores=64)
     for _ in range(40):
         stuck.tell(0.5, 1.0)

@@ -114,8 +114,9 @@ def ledger_of(source: object) -> Ledger:
 class Tuner:
     """Raises threads and batches ahead, from few to what keeps the devices fed. One decision each `window` updates.
 
-    Doubling the threads comes first. Where that did not lower the share of waiting by a tenth, more threads are no
-    cure (the disk is, or memory's bandwidth), so it is taken back, and only the depth grows.
+    Doubling the threads comes first. Where that did not lower the time waited by a tenth, more threads are no cure (the
+    disk is, or memory's bandwidth), so it is taken back, and only the depth grows. The time, not its share: where
+    reading takes nearly all of an update, twice the threads halve the update and leave the share as it was.
     """
 
     reading: Reading
@@ -130,6 +131,7 @@ class Tuner:
         self.shares: list[float] = []
         self._waits = self._steps = 0.0
         self._count = 0
+        self._waited_s = 0.0
         self._helped = True
 
     def tell(self, waited_s: float, step_s: float) -> bool:
@@ -137,16 +139,18 @@ class Tuner:
         self._waits, self._steps, self._count = self._waits + waited_s, self._steps + step_s, self._count + 1
         if self._count < self.window or self._steps <= 0:
             return False
-        share, self._waits, self._steps, self._count = self._waits / self._steps, 0.0, 0.0, 0
+        share, waited_s = self._waits / self._steps, self._waits / self._count
+        self._waits, self._steps, self._count = 0.0, 0.0, 0
         before = (self.threads, self.ahead)
         if share > self.enough:
-            self._grow(share)
+            self._grow(waited_s)
         self.shares.append(share)
+        self._waited_s = waited_s
         return before != (self.threads, self.ahead)
 
-    def _grow(self, share: float) -> None:
+    def _grow(self, waited_s: float) -> None:
         may_thread = not self.reading.threads and not self.reading.processes and self._helped
-        if may_thread and self.threads > 1 and self.shares and share > 0.9 * self.shares[-1]:
+        if may_thread and self.threads > 1 and self.shares and waited_s > 0.9 * self._waited_s:
             self.threads, self._helped = self.threads // 2, False
         elif may_thread and self.threads < self.cores:
             self.threads = min(2 * self.threads, self.cores)
