@@ -155,9 +155,10 @@ def test_stragglers_on_the_command_line():
 
 
 def test_options_of_reading_come_back():
-    reading = Reading(3, 0, 2, 10**9, "a b", 60.0)
+    reading = Reading(3, 0, 2, 10**9, "a b", 60.0, "HWCN")
     assert as_options(reading) == (
-        " --read-threads 3 --read-ahead 2 --read-limit 60.0 --decoded-cache 1000000000 --decoded-cache-folder 'a b'"
+        " --read-threads 3 --read-ahead 2 --read-limit 60.0 --image-order HWCN --decoded-cache 1000000000"
+        " --decoded-cache-folder 'a b'"
     )
     assert as_options(Reading()) == ""
 

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def reading_options(command: F) -> F:
-    """Adds --read-threads, --read-processes, --read-ahead, --read-limit, --decoded-cache and --decoded-cache-folder.
+    """Adds --read-threads, --read-processes, --read-ahead, --read-limit, --image-order, and the decoded cache's two.
 
     The command gets one argument `reading`.
     """
@@ -25,6 +25,11 @@ def reading_options(command: F) -> F:
     @click.option("--read-processes", type=click.IntRange(1), help="Processes that do so instead of threads.")
     @click.option("--read-ahead", type=click.IntRange(1), help="Batches made ahead.  [default: as needed, 2 to 8]")
     @click.option("--read-limit", type=float, help="Seconds after which a process is taken to hang.  [default: 300]")
+    @click.option(
+        "--image-order",
+        type=click.Choice(["auto", "HWNC", "HWCN"]),
+        help="In which the dims of images lie in device memory.  [default: row by row]",
+    )
     @click.option("--decoded-cache", type=BYTES, help="Keep decoded images in so much memory, as 20G.")
     @click.option("--decoded-cache-folder", metavar="DIR", help="Keep them on disk there instead.")
     @functools.wraps(command)
@@ -34,6 +39,7 @@ def reading_options(command: F) -> F:
         read_processes: int | None,
         read_ahead: int | None,
         read_limit: float | None,
+        image_order: str | None,
         decoded_cache: int | None,
         decoded_cache_folder: str | None,
         **kwargs: Any,
@@ -42,7 +48,8 @@ def reading_options(command: F) -> F:
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
         limit_s = Reading.limit_s if read_limit is None else read_limit
-        return command(*args, reading=Reading(*numbers, decoded_cache_folder or "", limit_s), **kwargs)
+        reading = Reading(*numbers, decoded_cache_folder or "", limit_s, image_order or "")  # type: ignore[arg-type]
+        return command(*args, reading=reading, **kwargs)
 
     return with_reading  # type: ignore[return-value]
 
@@ -54,6 +61,7 @@ def as_options(reading: "Reading") -> str:
         "--read-processes": reading.processes,
         "--read-ahead": reading.ahead,
         "--read-limit": reading.limit_s if reading.limit_s != type(reading).limit_s else 0,
+        "--image-order": reading.image_order,
         "--decoded-cache": reading.cache_bytes,
         "--decoded-cache-folder": reading.cache_folder,
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding
 
 from multipod.data.source import HostBatch
@@ -17,11 +18,12 @@ def owned_rows(sharding: NamedSharding, rows: int) -> np.ndarray:
 
 
 def to_mesh(
-    batch: HostBatch, rows: np.ndarray, total: int, shardings: Mapping[str, NamedSharding] | NamedSharding
+    batch: HostBatch, rows: np.ndarray, total: int, shardings: Mapping[str, NamedSharding | Format] | NamedSharding
 ) -> dict[str, jax.Array]:
     """Global arrays of first dim `total`, of which this process gives `rows` (as `owned_rows` says).
 
     `shardings` are one for all entries or one for each; they split the rows alike, and may split further dims, too.
+    A `Format` also says in which order the dims lie in memory.
     """
     if isinstance(shardings, NamedSharding):
         shardings = dict.fromkeys(batch, shardings)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from multipod.errors import DataError
 
@@ -23,6 +23,7 @@ class Reading:
       cache_bytes: of host memory for decoded images (0: none), for data that decode whole images.
       cache_folder: keeps these images on disk instead, and from run to run; empty: in memory.
       limit_s: a process that needs longer for a part of a batch (64 rows) is taken to hang.
+      image_order: in which images are sent to the devices' memory (`multipod.step.orders`): empty, auto, HWNC, HWCN.
     """
 
     threads: int = 0
@@ -31,6 +32,7 @@ class Reading:
     cache_bytes: int = 0
     cache_folder: str = ""
     limit_s: float = 300.0
+    image_order: Literal["", "auto", "HWNC", "HWCN"] = ""
 
     def __post_init__(self) -> None:
         wrong = [f"{name}={value}" for name, value in vars(self).items() if isinstance(value, int) and value < 0]

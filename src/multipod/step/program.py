@@ -51,6 +51,7 @@ from multipod.step.gradients import (
 )
 from multipod.step.guard import Asked, chosen, flipped, judged, parts_of
 from multipod.step.images import SplitImages
+from multipod.step.orders import Order, Wishes, lowered
 from multipod.step.sizes import BySize
 from multipod.step.state import State, fresh_state
 
@@ -242,25 +243,22 @@ class Program:
     def _each_device(self, flag: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback((data_devices(self.mesh),), batch_sharding(self.mesh), lambda _: flag)
 
-    @property
+    @cached_property
     def lowered(self) -> jax.stages.Lowered:
-        """`update`, traced but not compiled; the state passed in is given up. Of the largest size of batches.
+        """`update`, traced but not compiled, for batches of the largest size; the state passed in is given up.
 
         Raises:
           LayoutError: the batch or a tile of the model does not fit the mesh.
         """
-        return self.lowered_sizes[-1]
+        return self._lowered(self._examples)
 
-    @cached_property
-    def lowered_sizes(self) -> list[jax.stages.Lowered]:
-        """The same for every size that the batches of the run may have (`multipod.data.source.Sized`)."""
+    def _lowered(self, example: HostBatch, order: Order = "") -> jax.stages.Lowered:
         flags: Any = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=batch_sharding(self.mesh))
         if self.watched:
             limits: Any = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(self.mesh))
             flags = Asked(flags, limits, flags if self.faulty else None)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
-        update = jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
-        return [update.lower(self.shapes, self._batch(one), flags) for one in self._all_examples]
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.shapes), replicated(self.mesh)
+        return lowered(self.update, self.shapes, self._batch(example), flags, out, order)
 
     @cached_property
     def _examples(self) -> dict[str, np.ndarray]:
@@ -274,7 +272,7 @@ class Program:
     def _test_examples(self) -> dict[str, np.ndarray]:
         return example_of(self.recipe.data, "test")
 
-    def _batch(self, example: dict[str, np.ndarray] | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    def _batch(self, example: HostBatch | None = None) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run, of the largest size or that of `example`, as shapes with shardings."""
         example = self.images.padded(self._examples if example is None else example)
         example |= {"mask": np.ones(1, bool)} if self.padded else {}
@@ -286,19 +284,20 @@ class Program:
 
     def batch_shardings(self, batch: Mapping[str, Any]) -> dict[str, NamedSharding]:
         """How the arrays of a host batch lie on the mesh: rows over the data axes, images over the spatial ones."""
+        axes = {name: self.images.axes(name, np.ndim(array)) for name, array in batch.items()}
         rows = data_axes(self.mesh)
-        inner = {name: self.images.axes(name, np.ndim(array)) for name, array in batch.items()}
-        return {name: NamedSharding(self.mesh, PartitionSpec(rows, *axes)) for name, axes in inner.items()}
+        return {name: NamedSharding(self.mesh, PartitionSpec(rows, *inner)) for name, inner in axes.items()}
 
-    def placed(self, host: HostBatch, rows: np.ndarray, total: int) -> Batch:
-        """A host batch on the mesh, of which this process gives `rows` of `total`; images padded to equal parts."""
+    def placed(self, host: HostBatch, rows: np.ndarray, total: int, wishes: Wishes | None = None) -> Batch:
+        """A host batch on the mesh, of which this process gives `rows` of `total`; `wishes` are as of `step.orders`."""
         host = self.images.padded(host)
-        return to_mesh(host, rows, total, self.batch_shardings(host))
+        return to_mesh(host, rows, total, {**self.batch_shardings(host), **(wishes or {})})
 
-    def compile_update(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
-        """`update`, compiled; for batches of several sizes, one program for each."""
-        compiled = [lowered.compile() for lowered in self.lowered_sizes]
-        return compiled[0] if len(compiled) == 1 else BySize(compiled)
+    def compile_update(self, order: Order = "") -> Callable[[State, Batch, Any], tuple[State, Sums]]:
+        """`update`, compiled; for batches of several sizes, one program for each. `order` is that of its images."""
+        smaller = [self._lowered(one, order).compile() for one in self._all_examples[:-1]]
+        largest = (self._lowered(self._examples, order) if order else self.lowered).compile()
+        return BySize([*smaller, largest]) if smaller else largest
 
     def update(self, state: State, batch: Batch, stop: jax.Array | Asked) -> tuple[State, Sums]:
         """One update. Returns the new state and the sums of the batch's values (`metrics.objective`).

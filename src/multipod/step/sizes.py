@@ -35,6 +35,11 @@ class BySize:
             )
         return program(state, batch, asked)
 
+    @property
+    def input_formats(self) -> Any:
+        """Those of the largest."""
+        return self._largest.input_formats
+
     def memory_analysis(self) -> Any:
         """That of the largest."""
         return self._largest.memory_analysis()

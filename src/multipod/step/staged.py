@@ -29,6 +29,7 @@ from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.check import Proof, check
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import vector_sum
+from multipod.step.orders import Order
 from multipod.step.pipeline import cut_of, evaluations, join_params, layers_of, pipe_of, split_params
 from multipod.step.state import State, fresh_state
 
@@ -321,8 +322,14 @@ class StagedProgram:
         update = jax.jit(self.update, donate_argnums=0, out_shardings=(self._shardings, replicated(self.mesh)))
         return update.lower(self.shapes, batch, flags)
 
-    def compile_update(self) -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
-        """`update`, compiled."""
+    def compile_update(self, order: Order = "") -> Callable[[State, Batch, jax.Array], tuple[State, Sums]]:
+        """`update`, compiled.
+
+        Raises:
+          LayoutError: an order was asked for.
+        """
+        if order:
+            raise LayoutError(f"a run in stages takes images row by row, not {order}. Leave out --image-order.")
         return self.lowered.compile()
 
     def to_evaluate(self, state: State) -> State:

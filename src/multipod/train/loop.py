@@ -13,12 +13,13 @@ from multipod import runtime
 from multipod.data.batches import Feed, TrainBatches
 from multipod.data.feed import owned_rows
 from multipod.data.reading import Reading, ledger_of
-from multipod.data.source import Source, with_cache
+from multipod.data.source import HostBatch, Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
 from multipod.step.fits import refuse_too_large
-from multipod.step.program import Batch, Sums
+from multipod.step.orders import Wishes, wishes_of
+from multipod.step.program import Batch, Program, Sums
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
@@ -132,6 +133,7 @@ class _Run:
         self.update = int(self.state.update)
         self.times = around.times
         self.compile_s = 0.0
+        self.wishes: Wishes | None = None
         self.stopped = self.reached = False
         self.skipped = 0
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
@@ -165,7 +167,9 @@ class _Run:
     def compile(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
         self.around.pulse("compiling", self.update)
         start = self.around.clock()
-        compiled = self.program.compile_update()
+        order = self.around.reading.image_order
+        compiled = self.program.compile_update(order)
+        self.wishes = wishes_of(compiled) if order else None
         self.compile_s = self.around.clock() - start
         runtime.release_memory()
         refuse_too_large(self.program, compiled)
@@ -293,7 +297,13 @@ class _Run:
         host = next(incoming)
         waited = self.around.clock() - start
         check_classes(self.recipe.model, host)
-        return self.program.placed(host, self.rows, self.program.rows), waited
+        return self._placed(host), waited
+
+    def _placed(self, host: HostBatch) -> Batch:
+        if self.wishes is None:
+            return self.program.placed(host, self.rows, self.program.rows)
+        assert isinstance(self.program, Program)  # others refuse an order when they compile
+        return self.program.placed(host, self.rows, self.program.rows, self.wishes)
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""

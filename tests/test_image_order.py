@@ -1,0 +1,59 @@
+"""Images that lie in another order in the devices' memory: the same run, and a step that takes them as they lie."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from multipod.data.reading import Reading
+from multipod.data.source import ArraySource
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.metrics.objective import Classification
+from multipod.optim.optimizer import Optimizer
+from multipod.recipe.recipe import Recipe
+from multipod.step.orders import wishes_of
+from multipod.step.program import Program
+from multipod.train.loop import Surroundings, train
+
+
+@dataclass(frozen=True)
+class Pictures:
+    def train(self):
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 256, (16, 6, 4, 3), dtype=np.uint8)
+        return ArraySource({"image": images, "label": rng.integers(0, 3, 16, dtype=np.int32)})
+
+    def test(self):
+        return self.train()
+
+
+@dataclass(frozen=True)
+class Linear:
+    def init(self, key):
+        return {"weight": 0.01 * jax.random.normal(key, (6, 4, 3, 3))}, {}
+
+    def apply(self, params, statistics, batch, *, train, key):
+        return jnp.einsum("nhwc,hwck->nk", batch["image"] / 255, params["weight"]), statistics
+
+
+def trained(order):
+    recipe = Recipe(
+        "pictures", Linear(), Pictures(), Classification(), Optimizer("sgd", rate=0.1, warmup=0.0), batch=8, updates=3,
+        layout=Layout((1, 2)), evaluation_batch=8,
+    )  # fmt: skip
+    program = Program(recipe, make_mesh(recipe.layout))
+    return program, train(program, Surroundings(reading=Reading(image_order=order)))[0]
+
+
+def test_the_order_of_images_in_memory_changes_nothing_that_is_learnt():
+    _, plain = trained("")
+    for order in ("HWCN", "auto"):
+        program, state = trained(order)
+        np.testing.assert_allclose(state.params["weight"], plain.params["weight"], rtol=1e-6)
+    wishes = wishes_of(program.compile_update("HWNC"))
+    batch = program.placed(program.recipe.data.train().read(np.arange(8)), np.arange(8), 8, wishes)
+    assert batch["image"].format.layout.major_to_minor == (1, 2, 0, 3)
+    assert len({shard.device for shard in batch["image"].addressable_shards}) == 2
+    np.testing.assert_array_equal(batch["image"], program.recipe.data.train().read(np.arange(8))["image"])
