@@ -10,7 +10,7 @@ import machine
 from multipod.plan import network
 from multipod.plan.machine import find
 from multipod.plan.models import MODELS
-from multipod.plan.predict import work_of
+from multipod.plan.price import work_of
 from multipod.plan.search import search
 
 CASES = (("resnet50", 32768), ("ssd", 2048), ("transformer", 2048), ("bert", 4096))

@@ -2,19 +2,22 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from multipod.cli.machine import failure_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from multipod.plan.machine import Machine
     from multipod.plan.predict import Prediction
+    from multipod.plan.run import RunPrediction
     from multipod.plan.search import Found
-    from multipod.plan.workload import Workload
+    from multipod.plan.workload import Dtype, Workload
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -29,9 +32,19 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--scale", metavar="FROM..TO", help="A scaling table over machine sizes, doubling: 16..4096.")
 @click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the scaling.")
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to show.")
-@click.option("--price", type=float, default=0.0, help="Of a chip for an hour, in any currency.")
+@click.option("--precision", type=click.Choice(["float32", "bfloat16", "any"]), help="Of products.  [default: its own]")
+@click.option("--evaluate-every", type=float, help="Updates between evaluations.  [default: the recipe's]")
+@click.option("--host-rate", type=click.FloatRange(0), default=0.0, help="Examples a second that a host prepares.")
+@click.option("--failures", type=click.FloatRange(0), default=0.0, help="Of one chip in an hour, as 2e-5.")
+@click.option(
+    "--save-every", type=click.FloatRange(0), help="Seconds of work between checkpoints.  [default: the best]"
+)
+@click.option("--save-seconds", type=click.FloatRange(0), help="That one takes.  [default: 1 GB/s a host]")
+@click.option("--restart-seconds", type=click.FloatRange(0), default=120.0, show_default=True, help="After a failure.")
+@click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a chip for an hour, in any currency.")
 @click.option("--calibration", type=FILE, metavar="FILE", help="Constants of the machine, as `plan calibrate` writes.")
-@click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, for `train --layout`.")
+@click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, or --explain's, for train.")
+@click.option("--trace", type=FILE, metavar="OUT.json", help="A step, for ui.perfetto.dev: the best, or --explain's.")
 @click.option("--splits", is_flag=True, help="Also split a recipe's model: compiles its step here, once for each.")
 @click.option("--compile", "compiled", is_flag=True, help="Also ask XLA: compile a recipe's step for this TPU.")
 @click.option("--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]")
@@ -39,7 +52,8 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
     """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
 
     RECIPE is a published model (resnet50, bert, transformer, ssd, maskrcnn), a name from `multipod list`, or
-    FILE.py:FUNCTION. Splits of the model are searched for published models, and for recipes with --splits.
+    FILE.py:FUNCTION. Pipeline stages and experts are searched where the model has them; other splits for published
+    models, and for recipes with --splits.
 
     \b
     multipod plan resnet50 --on tpu-v3-multipod --batch 65536
@@ -52,9 +66,11 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=110)
+        console = Console(width=140)
     if names and names[0] == "compare":
-        _compare(console, names[1:])
+        from multipod.cli.plan_text import compare
+
+        compare(console, names[1:])
         return
     if names == ("calibrate",):
         _calibrate(console)
@@ -63,40 +79,84 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
         raise click.UsageError("name one recipe, as `multipod plan resnet50 --on tpu-v3-pod`, or compare two plans.")
     if not asked["on"]:
         raise click.UsageError("there is no machine. Give --on, as --on tpu-v3-pod:8x8.")
-    for name in ("draw", "save"):
+    if asked["updates"] is not None and not asked["updates"] > 0:
+        raise click.UsageError(f"--updates {asked['updates']:g} is no run. Give a number above 0.")
+    for name in ("draw", "save", "trace"):
         if asked[name] is not None and not asked[name].absolute().parent.is_dir():
             raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
     _plan(console, names[0], asked)
 
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
-    from dataclasses import replace
-
-    from multipod.plan.machine import find
+    from multipod.cli import plan_text
     from multipod.plan.search import search
 
     _remember(asked["cache"])
-    workload, batch, updates = _workload(name, asked)
-    if asked["on"].partition(":")[0] == "here":
-        machine = _here(asked["on"], asked["calibration"])
-    else:
-        machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
-    machine = replace(machine, price=asked["price"])
+    workload, batch, updates, every = _workload(name, asked)
+    machine = _machine(asked)
+    every = every if asked["evaluate_every"] is None else asked["evaluate_every"]
+    dtypes = _dtypes(workload, asked["precision"])
     if asked["scale"]:
         _scale(console, workload, asked, batch)
         return
     with _bar() as told:
-        found = search(workload, machine, batch, told=told)
-    updates = asked["updates"] or updates
-    _table(console, found, machine, asked["top"], updates)
+        found = search(workload, machine, batch, every, told, dtypes)
+    if asked["explain"] and asked["explain"] > len(found.predictions):
+        raise click.UsageError(f"--explain {asked['explain']}: there are {len(found.predictions)} layouts.")
+    asked["updates"] = updates = asked["updates"] or updates
+    plan_text.table(console, found, machine, asked["top"], _run_of(machine, asked))
     if asked["fail"] or asked["fail_link"]:
         _hole(console, workload, found, asked, batch)
     if asked["compiled"]:
         _compile(console, name, batch, machine, found, asked["cache"])
+    chosen = found.predictions[(asked["explain"] or 1) - 1]
     if asked["explain"]:
-        _explain(console, found, asked["explain"])
+        plan_text.explain(console, chosen, asked["explain"])
+    if asked["trace"] is not None:
+        from multipod.plan.trace import write_step_trace
+
+        write_step_trace(chosen, workload, machine, asked["trace"])
+        click.echo(f"a step of layout {asked['explain'] or 1} in {asked['trace']}: open it in ui.perfetto.dev")
     if asked["save"] is not None:
-        _save(name, asked, machine, found, updates)
+        _save(name, asked, machine, chosen)
+
+
+def _machine(asked: dict[str, Any]) -> "Machine":
+    """The machine that was asked for, with what the user said of it."""
+    from dataclasses import replace
+
+    from multipod.plan.machine import find
+
+    if asked["on"].partition(":")[0] == "here":
+        machine = _here(asked["on"], asked["calibration"])
+    else:
+        machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
+    told = {"price": asked["price"], "host_examples_per_s": asked["host_rate"]}
+    told["chip_failures_per_hour"] = asked["failures"]
+    return replace(machine, **{name: value for name, value in told.items() if value})
+
+
+def _run_of(machine: "Machine", asked: dict[str, Any]) -> "Callable[[Prediction], RunPrediction] | None":
+    """From a step to its run; None if nobody knows how many updates it has."""
+    from multipod.plan.run import Saving, predict_run, save_s
+
+    def run(step: "Prediction") -> "RunPrediction":
+        seconds = save_s(step, machine) if asked["save_seconds"] is None else asked["save_seconds"]
+        saving = Saving(asked["save_every"], seconds, asked["restart_seconds"])
+        return predict_run(step, machine, asked["updates"], saving=saving)
+
+    return run if asked["updates"] else None
+
+
+def _dtypes(workload: "Workload", precision: str | None) -> "tuple[Dtype | Literal[''], ...]":
+    """The types of products to search; "" is the model's own.
+
+    Raises:
+      PlanError: the model has none but its own.
+    """
+    if precision is None or precision == "any":
+        return (workload.dtypes or (workload.dtype,)) if precision else ("",)
+    return (workload.of("bfloat16" if precision == "bfloat16" else "float32").dtype,)
 
 
 def _here(words: str, calibration: Path | None) -> "Machine":
@@ -161,8 +221,8 @@ def _folder(cache: str | None) -> Path:
     return runtime.default_cache().parent / "plan" if cache is None else Path(cache)
 
 
-def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float]":
-    """The workload, its batch, and its updates (0 if nobody knows)."""
+def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, float]":
+    """The workload, its batch, its updates (0 if nobody knows), and those between evaluations (0: none)."""
     batch: int | None = asked["batch"]
     from multipod.errors import PlanError, RecipeError, nearest
     from multipod.plan.models import MODELS
@@ -175,8 +235,8 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float]"
         try:
             epochs, _ = epochs_to_target(name, batch)
         except PlanError:
-            return MODELS[name], batch, 0.0
-        return MODELS[name], batch, epochs * EXAMPLES[name] / batch
+            return MODELS[name], batch, 0.0, 0.0
+        return MODELS[name], batch, epochs * EXAMPLES[name] / batch, 0.0
     from multipod import runtime
 
     runtime.prepare()
@@ -194,7 +254,7 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float]"
         raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
     folder = None if asked["cache"] == "off" else _folder(asked["cache"]) / "programs"
     splits = Splits(recipe, folder, partial(click.echo, err=True)) if asked["splits"] else None
-    return workload_of(recipe, splits), batch or recipe.batch, recipe.updates
+    return workload_of(recipe, splits), batch or recipe.batch, recipe.updates, recipe.evaluate_every
 
 
 class _bar:
@@ -211,87 +271,6 @@ class _bar:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-
-
-def _table(console: "Console", found: "Found", machine: "Machine", top: int, updates: float) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    best = found.best
-    calibration = machine.calibration.source
-    console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
-    console.print(f"[dim]constants: {calibration}[/]", highlight=False)
-    table = Table(box=SIMPLE_HEAD)
-    columns = ["split", "sum by", "step ms", "compute", "sums", "update", "GiB"]
-    columns += ["run"] if updates else []
-    columns += ["price"] if updates and machine.price else []
-    for k, column in enumerate(["", *columns, "slower by"]):
-        table.add_column(column, justify="left" if k in (1, 2, len(columns) + 1) else "right", no_wrap=True)
-    for k, step in enumerate(found.predictions[:top], 1):
-        run = _run_cells(step, machine, updates)
-        why = _why(best, step) if k > 1 else ""
-        update = "" if step.choice.shard_update else ", whole"
-        table.add_row(str(k), str(step.choice.split), step.choice.schedule + update, *_cells(step), *run, why)
-    console.print(table)
-    said = [f"{found.tried} layouts priced"]
-    said += [] if all(s.choice.shard_update for s in found.predictions[:top]) else ["whole: the update is not sharded"]
-    said += [f"{len(found.refused)} cannot be"] if found.refused else []
-    said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
-    limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
-    console.print(f"[dim]{'; '.join(said)}. The best: {limit}.[/]", highlight=False)
-
-
-def _name(step: "Prediction") -> str:
-    return str(step.choice).partition(", ")[2]
-
-
-def _cells(step: "Prediction") -> tuple[str, ...]:
-    parts = (step.step_s, step.compute_s, step.collectives_s, step.update_s)
-    memory = f"{step.memory.total / 2**30:.2f}" if step.fits else f"[red]{step.memory.total / 2**30:.1f}![/]"
-    return (*(f"{1e3 * s:.2f}" for s in parts), memory)
-
-
-def _run_cells(step: "Prediction", machine: "Machine", updates: float) -> tuple[str, ...]:
-    if not updates:
-        return ()
-    from multipod.plan.run import predict_run
-    from multipod.train.observers.text import duration
-
-    run = predict_run(step, machine, updates)
-    return (duration(run.seconds), *((f"{run.price:,.2f}",) if machine.price else ()))
-
-
-def _why(best: "Prediction", step: "Prediction") -> str:
-    """The part in which a layout loses most to the best."""
-    if not step.fits:
-        return "memory"
-    ours, theirs = best.split(), step.split()
-    part = max(ours, key=lambda name: theirs[name] - ours[name])
-    return f"{WORDS.get(part, part)} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
-
-
-WORDS = {"collectives": "sums"}
-"""Parts whose column has another name."""
-
-
-def _explain(console: "Console", found: "Found", number: int) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    if number > len(found.predictions):
-        raise click.UsageError(f"--explain {number}: there are {len(found.predictions)} layouts.")
-    step = found.predictions[number - 1]
-    table = Table(box=SIMPLE_HEAD, title=f"layout {number}: {_name(step)}")
-    for column in ("part", "ms", "share"):
-        table.add_column(column, justify="left" if column == "part" else "right")
-    for name, seconds in step.parts:
-        table.add_row(name, f"{1e3 * seconds:.3f}", f"{seconds / step.step_s:.1%}")
-    console.print(table)
-    memory = step.memory
-    kept = {"weights": memory.parameters, "optimizer": memory.optimizer, "gradients": memory.gradients}
-    kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
-    console.print("memory: " + ", ".join(f"{name} {n / 2**30:.2f} GiB" for name, n in kept.items() if n > 2**20))
-    console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
 
 
 def _compile(console: "Console", name: str, batch: int, machine: "Machine", found: "Found", cache: str | None) -> None:
@@ -350,6 +329,7 @@ def _scale(console: "Console", workload: "Workload", asked: dict[str, Any], batc
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from multipod.cli import plan_text
     from multipod.plan.search import scaling
 
     steps = scaling(workload, asked["on"], _sizes(asked["scale"]), batch)
@@ -360,10 +340,10 @@ def _scale(console: "Console", workload: "Workload", asked: dict[str, Any], batc
     for step in steps:
         more, faster = step.devices / first.devices, first.step_s / step.step_s
         cells = (f"{1e3 * step.step_s:.2f}", f"{step.examples_per_s:,.0f}", f"{faster:.2f}", f"{faster / more:.0%}")
-        table.add_row(_chips(step), _name(step), *cells)
+        table.add_row(_chips(step), plan_text.name_of(step), *cells)
     console.print(table)
     if asked["draw"] is not None:
-        _draw_scaling(steps, workload.name, asked["draw"])
+        plan_text.draw_scaling(steps, workload.name, asked["draw"])
         click.echo(f"scaling drawn in {asked['draw']}")
 
 
@@ -382,53 +362,26 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
-    from matplotlib.figure import Figure
+def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
+    from dataclasses import replace
 
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_subplot()
-    devices = [step.devices for step in steps]
-    axes.plot(devices, [step.examples_per_s for step in steps], "o-", label="predicted")
-    rate = steps[0].examples_per_s / steps[0].devices
-    axes.plot(devices, [n * rate for n in devices], "--", color="0.6", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second", title=name)
-    axes.legend()
-    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
-
-
-def _save(name: str, asked: dict[str, Any], machine: "Machine", found: "Found", updates: float) -> None:
-    from multipod.plan.run import predict_run
+    from multipod.plan.models import MODELS
+    from multipod.plan.predict import micro_of
     from multipod.plan.search import Plan, mesh_of, write_plan
 
     if ".py:" in name:
         path, _, function = name.rpartition(":")
         name = f"{Path(path).absolute()}:{function}"  # as `train` knows it
-    best = found.best
-    prediction = best.data() | (predict_run(best, machine, updates).data() if updates else {})
-    write_plan(Plan(name, asked["on"], best.choice, mesh_of(machine, best.choice.split), prediction), asked["save"])
+    choice, precision = chosen.choice, tuple[str, ...]()
+    if choice.split.stage > 1:
+        choice = replace(choice, micro_batches=micro_of(choice, machine))
+    if asked["precision"] and name not in MODELS:
+        from multipod.plan.program import dtype_fields
+        from multipod.recipes.find import load
+
+        precision = dtype_fields(load(name))
+    run = _run_of(machine, asked)
+    prediction = chosen.data() | (run(chosen).data() if run else {})
+    mesh = mesh_of(machine, choice.split)
+    write_plan(Plan(name, asked["on"], choice, mesh, prediction, precision), asked["save"])
     click.echo(f"plan in {asked['save']}: train it with `multipod train {name} --layout {asked['save']}`")
-
-
-def _compare(console: "Console", files: tuple[str, ...]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from multipod.plan.search import read_plan
-
-    if len(files) != 2:
-        raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
-    one, other = (read_plan(Path(file)) for file in files)
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("", *files, "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
-    for title, left, right in (
-        ("recipe", one.name, other.name),
-        ("machine", one.machine, other.machine),
-        ("layout", str(one.choice), str(other.choice)),
-    ):
-        table.add_row(title, left, right, "")
-    for key in dict.fromkeys([*one.prediction, *other.prediction]):
-        a, b = one.prediction.get(key), other.prediction.get(key)
-        if isinstance(a, int | float) and isinstance(b, int | float):
-            table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
-    console.print(table)

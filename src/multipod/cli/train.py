@@ -289,10 +289,10 @@ def planned(file: Path, recipe: str, where: Where) -> "Plan":
     plan = read_plan(file)
     if plan.name != recipe:
         raise PlanError(f"{file} is a plan of {plan.name}, not of {recipe or 'this'}. Plan {recipe} with --save first.")
-    if plan.choice.split.devices > 1:
-        raise PlanError(
-            f"{file}: a split of {plan.choice.split} is planned for published models only. Plan the recipe itself."
-        )
+    from multipod.plan.models import MODELS
+
+    if recipe in MODELS:
+        raise PlanError(f"{file} is a plan of a published table, which cannot be trained. Plan a recipe of `list`.")
     return plan if where.mesh is None else replace(plan, mesh=())
 
 

@@ -235,17 +235,29 @@ class Attention:
         return Work((), (Message("model", "all-reduce", nbytes, self.model, twice),))
 
 
-def vocabulary(tokens: float, looked_up: float, features: int, vocab: int, model: int = 1, lanes: int = LANES) -> Work:
-    """The last layer over a vocabulary with its softmax (`tokens`), and the look-up in the same table (`looked_up`)."""
+def vocabulary(tokens: float, looked: float, features: int, vocab: int, model: int = 1, lanes: int = LANES) -> Work:
+    """The last layer over a vocabulary with its softmax (`tokens`), and `looked` look-ups in the same table."""
+    return told_of(tokens, features, vocab, model, lanes) + looked_up(looked, features, vocab / model)
+
+
+def told_of(
+    tokens: float, features: int, vocab: int, model: int = 1, lanes: int = LANES, *, train: bool = True
+) -> Work:
+    """The last layer over a vocabulary, with its softmax and loss."""
     logits = tokens * vocab / model
-    table = vocab / model * features
-    # A look-up gathers rows; its gradient is added row by row into a whole table.
-    gather = Op("look-up", "memory", 0.0, 3 * HALF * looked_up * features + 2 * WHOLE * table, count=4)
-    work = dense("logits", tokens, features, vocab / model, lanes=lanes) + elementwise(
-        "loss", logits, 6, WHOLE, count=6
+    passes = 6 if train else 3
+    work = dense("logits", tokens, features, vocab / model, train=train, lanes=lanes) + elementwise(
+        "loss", logits, passes, WHOLE, count=passes
     )
     sums = (Message("model", "all-reduce", HALF * tokens * features, model, 2),) if model > 1 else ()
-    return work + Work((gather,), sums)
+    return work + Work((), sums)
+
+
+def looked_up(tokens: float, features: int, vocab: float, train: bool = True) -> Work:
+    """A look-up gathers rows; its gradient is added row by row into a whole table."""
+    rows, table = HALF * tokens * features, vocab * features
+    nbytes = 3 * rows + 2 * WHOLE * table if train else rows
+    return Work((Op("look-up", "memory", 0.0, nbytes, count=4 if train else 1),))
 
 
 def sort(name: str, length: float, rows: float, nbytes: int = 8, times: int = 1) -> Work:

@@ -4,11 +4,26 @@ Models of the house are read from their own programs (`multipod.plan.program`); 
 ResNet-50, BERT and Transformer against those.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from multipod.plan.layers import HALF, WHOLE, Attention, Conv, Image, dense, elementwise, sort, vocabulary
+from multipod.layout.stages import Layer, balanced
+from multipod.plan.layers import (
+    HALF,
+    WHOLE,
+    Attention,
+    Conv,
+    Image,
+    dense,
+    elementwise,
+    looked_up,
+    sort,
+    told_of,
+    vocabulary,
+)
 from multipod.plan.work import Op, Work, together
-from multipod.plan.workload import Evaluation, Split, Workload
+from multipod.plan.workload import Cut, Evaluation, Part, Split, Workload
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 """Of each stage, by depth."""
@@ -40,6 +55,43 @@ def resnet_layers(depth: int = 50, height: int = 224, width: int = 224, first_fr
             if inputs != out or s > 1:
                 yield Conv(name, h, w, inputs, out, 1, s, frozen=frozen)
             h, w, inputs = *small, out
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of a table, for pipelines: its work (examples, whether to train, lanes), what it holds and sends.
+
+    Layers of one `kind` have arrays of the same shapes. `tied` parameters are of the one table of the vocabulary.
+    """
+
+    kind: str
+    work: Callable[[float, bool, int], Work]
+    parameters: float
+    sent_bytes: float
+    tied: float = 0.0
+
+
+def _cut(layers: Sequence[_Layer]) -> Cut:
+    """The layers in consecutive parts, by their FLOPs and bytes on a common scale, as `layout.stages` cuts them."""
+    costs = [layer.work(1, True, 1).flops + 1 for layer in layers]
+    listed = [Layer(str(n), cost) for n, cost in enumerate(costs)]
+
+    def cut(examples: float, parts: int, lanes: int) -> tuple[Part, ...]:
+        starts = balanced(listed, parts).starts
+        return tuple(
+            Part(
+                together(layer.work(examples, False, lanes) for layer in own),
+                together(layer.work(examples, True, lanes) for layer in own),
+                tuple((layer.kind, 1.0, layer.parameters) for layer in own),
+                tuple((layer.kind, 1.0, layer.work(examples, True, lanes).activation_bytes) for layer in own),
+                examples * own[-1].sent_bytes if stop < len(layers) else 0.0,
+                (("table", max(layer.tied for layer in own)),) if any(layer.tied for layer in own) else (),
+            )
+            for start, stop in pairwise(starts)
+            if (own := layers[start:stop])
+        )
+
+    return cut
 
 
 def _convs(layers: list[Conv], at: Image) -> Work:
@@ -85,10 +137,29 @@ def bert_large(length: int = 512, predictions: int = 76) -> Workload:
         )
         return layer.times(layers) + told + head + elementwise("embedding", tokens * d, 12, HALF, count=6)
 
+    def first(examples: float, train: bool, lanes: int) -> Work:
+        passes = 12 if train else 4
+        return looked_up(examples * length, d, vocab, train) + elementwise(
+            "embedding", examples * length * d, passes, HALF, count=passes / 2
+        )
+
+    def middle(examples: float, train: bool, lanes: int) -> Work:
+        return Attention(d, hidden, heads).work(examples, length, [length], train, lanes)
+
+    def last(examples: float, train: bool, lanes: int) -> Work:
+        head = dense("transform", examples * predictions, d, d, train=train, lanes=lanes)
+        pool = dense("pool", examples, d, d, train=train, lanes=lanes)
+        return head + pool + told_of(examples * predictions, d, vocab, train=train, lanes=lanes)
+
+    table, sent = vocab * d, HALF * length * d
+    enter = _Layer("embedding", first, table + (length + 4) * d, sent, table)
+    tell = _Layer("heads", last, 2 * d * d + table + vocab, 0.0, table)
     return Workload(
         "bert",
         parameters=336_226_108,
         build=build,
+        cut=_cut([enter, *[_Layer("layer", middle, 12 * d * d + 13 * d, sent)] * layers, tell]),
+        layers=layers + 2,
         optimizer="lamb",
         axes=("model",),
         wire_bytes=HALF,
@@ -113,10 +184,32 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
     def decode(examples: float, split: Split, lanes: int) -> Work:
         return _beam_search(examples, split, d, hidden, layers, vocab, lanes)
 
+    def embedded(tokens: int) -> Callable[[float, bool, int], Work]:
+        def work(examples: float, train: bool, lanes: int) -> Work:
+            passes = 12 if train else 4
+            arithmetic = elementwise("embedding", examples * tokens * d, passes, HALF, count=passes / 2)
+            return looked_up(examples * tokens, d, vocab, train) + arithmetic
+
+        return work
+
+    def block(length: int, context: list[int]) -> Callable[[float, bool, int], Work]:
+        return lambda examples, train, lanes: Attention(d, hidden, heads).work(examples, length, context, train, lanes)
+
+    def logits(examples: float, train: bool, lanes: int) -> Work:
+        return told_of(examples * target, d, vocab, train=train, lanes=lanes)
+
+    table, one = vocab * d, HALF * d
+    both = one * (source + target)  # from the encoder's end on, its output travels beside the decoder's
+    parts = [_Layer("table", embedded(source), table, one * source, table)]
+    parts += [_Layer("encoder", block(source, [source]), 12 * d * d, one * source)] * layers
+    parts += [_Layer("table", embedded(target), table, both, table)]
+    parts += [_Layer("decoder", block(target, [target, source]), 16 * d * d, both)] * layers
     return Workload(
         "transformer",
         parameters=209_842_176,
         build=build,
+        cut=_cut([*parts, _Layer("table", logits, table, 0.0, table)]),
+        layers=2 * layers + 3,
         optimizer="adam",
         axes=("model",),
         wire_bytes=HALF,

@@ -89,8 +89,24 @@ def group_s(machine: Machine, pattern: str, nbytes: float, peers: int) -> float:
     inside = on_chip_s(machine, nbytes)
     if chips == 1:
         return machine.calibration.message_s + inside
+    if pattern == "all-to-all":
+        return inside + all_to_all_s(machine, block(chips, machine.topology).shape, nbytes)
     whole = inside + quickest_s(machine, block(chips, machine.topology), nbytes)
     return whole if pattern == "all-reduce" else whole / 2
+
+
+def all_to_all_s(machine: Machine, shape: tuple[int, ...], nbytes: float) -> float:
+    """Every chip of an open block of `shape` sends each an equal part of `nbytes` for each of its devices.
+
+    Half of what the chips on one side of the middle have crosses it: that is the bound, and dimension-ordered routes on
+    a block reach it.
+    """
+    longest, chips = max(shape), math.prod(shape)
+    side = longest // 2
+    crossing = side * (longest - side) / longest**2 * chips * nbytes * machine.devices_per_chip
+    constants = machine.calibration
+    hops_s = sum(size - 1 for size in shape) * constants.hop_s
+    return constants.message_s + hops_s + crossing / (chips // longest) / machine.link_bytes_per_s
 
 
 QUICK = ("torus-2d", "halving-doubling")

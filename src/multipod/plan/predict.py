@@ -1,14 +1,15 @@
 """Prices a step: each part of it in seconds, and the bytes on a device. Plain arithmetic; thousands a second."""
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from multipod.errors import PlanError
+from multipod.layout.stages import micro_batches
 from multipod.plan.machine import Machine
-from multipod.plan.network import all_reduce_s, group_s, quickest_s
-from multipod.plan.work import Memory, Op, Work, merged
-from multipod.plan.workload import SLOTS, UPDATE_BYTES, Split, Workload
+from multipod.plan.network import all_reduce_s, quickest_s
+from multipod.plan.price import Passes, at_once, in_stages, work_s
+from multipod.plan.work import Memory
+from multipod.plan.workload import SLOTS, UPDATE_BYTES, Dtype, Split, Workload
 
 WHOLE_MODEL = Split()
 WHOLE = 4
@@ -25,6 +26,10 @@ class Choice:
       schedule: an algorithm of `multipod.collectives.build.ALGORITHMS`, or a built-in sum.
       shard_update: whether the devices share the weight update (arXiv:2004.13336).
       norm_group: devices that share batch norm's statistics.
+      pipeline: (stages) a name of `multipod.pipelines.build.PIPELINES`.
+      micro_batches: (stages) as `Layout.micro_batches`; 0 takes up to four for each stage.
+      chunks: (stages, `interleaved`) parts of the model on each device.
+      dtype: of products; "" is the workload's own.
     """
 
     batch: int
@@ -32,10 +37,20 @@ class Choice:
     schedule: str = "torus-2d"
     shard_update: bool = True
     norm_group: int = 1
+    pipeline: str = "1f1b"
+    micro_batches: int = 0
+    chunks: int = 2
+    dtype: Dtype | Literal[""] = ""
 
     def __str__(self) -> str:
-        parts = [f"batch {self.batch:,}", str(self.split), self.schedule, "sharded update" if self.shard_update else ""]
+        parts = [f"batch {self.batch:,}", self.spelled_split, self.dtype, self.schedule]
+        parts.append("sharded update" if self.shard_update else "")
         return ", ".join(part for part in parts if part)
+
+    @property
+    def spelled_split(self) -> str:
+        """The split, and how a pipeline goes through it: `stage 4 by 1f1b`."""
+        return str(self.split) + (f" by {self.pipeline}" if self.split.stage > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,8 @@ class Prediction:
       idle_s: waiting for the device that has more examples, or for a late host.
       memory: of the device that needs most.
       parts: (name, seconds) of everything that adds up to the step, the longest first.
+      messages: the names of those parts that devices tell each other in the passes.
+      gradient_sum_s: the whole sum, hidden or not.
     """
 
     workload: str
@@ -69,6 +86,8 @@ class Prediction:
     flops: float
     peak_flop_per_s: float
     parts: tuple[tuple[str, float], ...] = field(default=(), repr=False)
+    messages: tuple[str, ...] = ()
+    gradient_sum_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -118,48 +137,83 @@ def predict_step(workload: Workload, choice: Choice, machine: Machine) -> Predic
     """The step of `workload` in layout `choice` on `machine`.
 
     Raises:
-      PlanError: the layout cannot be: more devices a replica than there are, or fewer examples than replicas.
+      PlanError: the layout cannot be: more devices a replica than there are, or fewer examples than replicas; stages or
+        a precision that the model has not.
       ScheduleError: the schedule does not fit the machine.
     """
+    if machine.network == "shared" and choice.dtype not in ("", workload.dtype):
+        raise PlanError(f"{machine}: a host multiplies in float32 whatever it is given. Leave --precision out.")
+    workload = workload.of(choice.dtype)
     replicas = replicas_of(choice, machine)
-    examples = -(-choice.batch // replicas)
-    work = work_of(workload, examples, choice.split, machine.lanes)
-    unsplit_s = workload.unsplit_s * examples / (choice.split.spatial if workload.splits_all else 1)
-    compute_s = sum(op_s(op, machine) for op in work.ops) + unsplit_s
-    mean_s = compute_s * (choice.batch / replicas / examples)
-    messages = _messages(work, workload, choice, machine)
-    sum_s = gradient_sum_s(workload, choice, machine)
-    hidden_s = sum_s - exposed_s(2 / 3 * compute_s, sum_s) if machine.overlaps else 0.0
-    changed_s = update_s(workload, choice, machine)
-    wait_s = max(0.0, input_s(choice, machine) - compute_s - sum_s)
-    by_name: dict[str, float] = {"not counted": unsplit_s}
-    for op in work.ops:
-        name = op.name.partition(" ")[0]
-        by_name[name] = by_name.get(name, 0.0) + op_s(op, machine)
-    parts = [*by_name.items(), *messages, ("gradient sum", sum_s - hidden_s), ("update", changed_s), ("input", wait_s)]
+    examples = examples_of(choice, machine)
+    passes = passes_of(workload, choice, machine, replicas)
+    longest_s = passes.compute_s + passes.idle_s
+    sum_s = gradient_sum_s(workload, choice, machine, passes.parameters)
+    hidden_s = sum_s - exposed_s(2 / 3 * longest_s, sum_s) if machine.overlaps else 0.0
+    changed_s = update_s(workload, choice, machine, passes.parameters)
+    wait_s = max(0.0, input_s(choice, machine) - longest_s - sum_s)
+    told = [("gradient sum", sum_s - hidden_s), ("update", changed_s), ("input", wait_s)]
+    if choice.split.stage > 1:
+        told.append(("bubble", passes.idle_s))
     return Prediction(
         workload=workload.name,
         machine=str(machine),
         choice=choice,
         devices=machine.devices,
-        compute_s=mean_s,
-        collectives_s=sum_s - hidden_s + sum(seconds for _, seconds in messages),
+        compute_s=passes.compute_s,
+        collectives_s=sum_s - hidden_s + sum(seconds for _, seconds in passes.messages),
         update_s=changed_s,
         input_s=wait_s,
         evaluation_s=0.0,
-        idle_s=compute_s - mean_s,
-        memory=memory_of(workload, work, choice, examples, replicas),
+        idle_s=passes.idle_s,
+        memory=memory_of(workload, passes, choice, examples, replicas),
         memory_limit=machine.memory_bytes,
-        flops=work.flops * machine.devices,
+        flops=passes.flops * machine.devices,
         peak_flop_per_s=machine.flop_per_s(workload.dtype) * machine.devices,
-        parts=tuple(sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])),
+        messages=tuple(name for name, _ in passes.messages),
+        gradient_sum_s=sum_s,
+        parts=tuple(
+            sorted(
+                ((name, s) for name, s in (*passes.parts, *passes.messages, *told) if s > 0), key=lambda part: -part[1]
+            )
+        ),
     )
 
 
-@lru_cache(maxsize=4096)
-def work_of(workload: Workload, examples: float, split: Split, lanes: int) -> Work:
-    """The work of a replica's examples, merged, and remembered: a search asks for the same again and again."""
-    return merged(workload.build(examples, split, lanes))
+def passes_of(workload: Workload, choice: Choice, machine: Machine, replicas: int) -> Passes:
+    """The forward and backward passes of a step, all at once or in a pipeline.
+
+    Raises:
+      PlanError, ScheduleError: see `price.in_stages`; or axes beside the stages.
+    """
+    split = choice.split
+    if split.stage == 1:
+        return at_once(workload, split, machine, choice.batch, replicas, choice.norm_group)
+    if len(split.sizes) > 1 or choice.shard_update:
+        beside = str(replace(split, stage=1)) or "the weight update"
+        raise PlanError(f"{workload.name}: inside a stage nothing else is split. Take {beside} out, or the stages.")
+    if choice.batch % replicas:
+        raise PlanError(
+            f"{machine}: a batch of {choice.batch} does not divide over {replicas} pipelines. Take "
+            f"{-(-choice.batch // replicas) * replicas}."
+        )
+    micro = micro_of(choice, machine)
+    return in_stages(workload, split, machine, choice.batch // replicas, choice.pipeline, micro, choice.chunks)
+
+
+def examples_of(choice: Choice, machine: Machine) -> int:
+    """Examples of the replica that has most."""
+    return -(-choice.batch // replicas_of(choice, machine))
+
+
+def micro_of(choice: Choice, machine: Machine) -> int:
+    """The micro-batches of a pipeline, as the run counts them.
+
+    Raises:
+      LayoutError: none divides the examples of a replica.
+    """
+    rounds = choice.pipeline == "interleaved"
+    return micro_batches(choice.micro_batches, choice.split.stage, examples_of(choice, machine), rounds=rounds)
 
 
 def replicas_of(choice: Choice, machine: Machine) -> int:
@@ -183,33 +237,13 @@ def replicas_of(choice: Choice, machine: Machine) -> int:
     return replicas
 
 
-def op_s(op: Op, machine: Machine) -> float:
-    """The roofline of operators: the longer of arithmetic and memory, and what each costs beside."""
-    constants = machine.calibration
-    speed = getattr(constants, op.kind) if op.kind != "memory" else constants.vector
-    arithmetic_s = op.flops / (op.fill * speed * machine.flop_per_s()) if op.flops else 0.0
-    memory_s = op.nbytes / (constants.memory * machine.memory_bytes_per_s)
-    return max(arithmetic_s, memory_s) + op.count * constants.op_s
-
-
-def _messages(work: Work, workload: Workload, choice: Choice, machine: Machine) -> list[tuple[str, float]]:
-    found: dict[str, float] = {}
-    for message in work.messages:
-        seconds = message.count * group_s(machine, message.pattern, message.nbytes, message.peers)
-        found[message.name] = found.get(message.name, 0.0) + seconds
-    if choice.norm_group > 1 and workload.norm_group_messages:
-        one = group_s(machine, "all-reduce", workload.norm_bytes, choice.norm_group)
-        found["norm sums"] = workload.norm_group_messages * one
-    return list(found.items())
-
-
 def tile_of(split: Split, machine: Machine) -> tuple[int, ...]:
     """The chips of a replica whose weights are split; () for one chip.
 
     Peers lie along the second dimension first, as in the figure of arXiv:2011.03641: the first dimension's rings, which
     carry nearly all bytes, then join neighbours. 4 devices are 1 x 2 chips, 8 are 2 x 2, 16 are 2 x 4 (y, x).
     """
-    chips = -(-split.model // machine.devices_per_chip)
+    chips = -(-split.of_weights // machine.devices_per_chip)
     if chips <= 1:
         return ()
     rows = 1 if chips < 4 else 2
@@ -217,13 +251,24 @@ def tile_of(split: Split, machine: Machine) -> tuple[int, ...]:
     return (rows, chips // rows, *(1,) * (size - 2)) if size > 1 else (chips,)
 
 
-def gradient_sum_s(workload: Workload, choice: Choice, machine: Machine) -> float:
-    """The sum over the replicas (and, of weights that are not split, over the devices of a replica too)."""
-    split_weights = choice.split.model if workload.splits_weights else 1
-    nbytes = workload.parameters * workload.wire_bytes / split_weights
-    nbytes *= min(split_weights, machine.devices_per_chip)  # the chip's devices hold different shares
-    tile = tile_of(choice.split, machine) if workload.splits_weights else ()
-    return all_reduce_s(machine, choice.schedule, nbytes, tile)
+def gradient_sum_s(workload: Workload, choice: Choice, machine: Machine, held: float | None = None) -> float:
+    """The sum over the replicas (and, of weights that are not split, over the devices of a replica too).
+
+    held: parameters on a device; None: as the split says. Experts' gradients are summed over the replicas only, all
+    others over all devices.
+    """
+    split, wire = choice.split, workload.wire_bytes
+    tile = tile_of(split, machine) if workload.splits_weights else ()
+    # The devices of a chip hold different shares, and all of them leave by the chip's links.
+    shares = min(split.of_weights if workload.splits_weights else 1, machine.devices_per_chip)
+    shares = 1 if machine.network == "shared" else shares
+    if split.expert > 1:
+        own = workload.expert_parameters / split.of_weights
+        rest = (workload.parameters - workload.expert_parameters) / split.model
+        shared_s = all_reduce_s(machine, choice.schedule, rest * wire)
+        return shared_s + all_reduce_s(machine, choice.schedule, own * wire * shares, tile)
+    held = workload.held(split) if held is None else held
+    return all_reduce_s(machine, choice.schedule, held * wire * shares, tile)
 
 
 def exposed_s(backward_s: float, sum_s: float, buckets: int = 16) -> float:
@@ -231,18 +276,28 @@ def exposed_s(backward_s: float, sum_s: float, buckets: int = 16) -> float:
 
     Bucket k is ready when k / buckets of the backward pass are done; the network serves one at a time.
     """
-    done = 0.0
+    return bucket_times(backward_s, sum_s, buckets)[-1][1] - backward_s
+
+
+def bucket_times(backward_s: float, sum_s: float, buckets: int = 16) -> list[tuple[float, float]]:
+    """When the sum of each bucket begins and ends, from the start of the backward pass on."""
+    times, done = [], 0.0
     for k in range(1, buckets + 1):
-        done = max(done, k / buckets * backward_s) + sum_s / buckets
-    return done - backward_s
+        start = max(done, k / buckets * backward_s)
+        done = start + sum_s / buckets
+        times.append((start, done))
+    return times
 
 
-def update_s(workload: Workload, choice: Choice, machine: Machine) -> float:
-    """Weights and slots pass the memory; shared over all replicas if the update is sharded, with their norms summed."""
+def update_s(workload: Workload, choice: Choice, machine: Machine, held: float | None = None) -> float:
+    """Weights and slots pass the memory; shared over all replicas if the update is sharded, with their norms summed.
+
+    held: parameters on a device; None: as the split says.
+    """
     moved = UPDATE_BYTES.get(workload.optimizer, UPDATE_BYTES["adam"])
-    split = choice.split.model if workload.splits_weights else 1
-    share = machine.devices if choice.shard_update else split
-    seconds = moved * workload.parameters / share / (machine.calibration.memory * machine.memory_bytes_per_s)
+    held = workload.held(choice.split) if held is None else held
+    mine = workload.parameters / machine.devices if choice.shard_update else held
+    seconds = moved * mine / (machine.calibration.memory * machine.memory_bytes_per_s)
     if (
         choice.shard_update
         and workload.optimizer in ("lars", "lamb")
@@ -258,16 +313,16 @@ def input_s(choice: Choice, machine: Machine) -> float:
     return choice.batch / machine.hosts / machine.host_examples_per_s if machine.host_examples_per_s else 0.0
 
 
-def memory_of(workload: Workload, work: Work, choice: Choice, examples: float, replicas: int) -> Memory:
+def memory_of(workload: Workload, passes: Passes, choice: Choice, examples: float, replicas: int) -> Memory:
     """Weights, slots, gradients, what the backward pass needs, and the batch, of one device."""
-    held = workload.parameters / (choice.split.model if workload.splits_weights else 1)
+    held = passes.parameters
     slots = held * WHOLE * SLOTS.get(workload.optimizer, 2)
     return Memory(
         parameters=held * WHOLE + workload.state_bytes,
         optimizer=slots / (replicas if choice.shard_update else 1),
         gradients=held * workload.wire_bytes,
-        activations=work.activation_bytes,
-        batch=examples * workload.batch_bytes / choice.split.devices,
+        activations=passes.activation_bytes,
+        batch=examples * workload.batch_bytes / choice.split.devices * choice.split.stage,  # every stage has all of it
     )
 
 
@@ -290,4 +345,4 @@ def evaluation_s(prediction: Prediction, workload: Workload, machine: Machine) -
         passes = -(-evaluation.examples // choice.batch)
         return passes * (prediction.compute_s + prediction.idle_s) / 3 + host_s
     work = evaluation.work(-(-evaluation.examples // replicas), choice.split, machine.lanes)
-    return sum(op_s(op, machine) for op in work.ops) + host_s
+    return work_s(work, machine, workload.dtype) + host_s

@@ -1,8 +1,10 @@
 """From a `Recipe` to a `Workload`: the operators of the real step function, traced and not compiled."""
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from collections import Counter
+from contextlib import suppress
+from dataclasses import is_dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from multipod.errors import PlanError
+from multipod.errors import LayoutError, PlanError, RecipeError
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
 from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.mesh import abstract_mesh
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.search import mesh_of
 from multipod.plan.splits import Splits
-from multipod.plan.work import Work
-from multipod.plan.workload import Build, Evaluation, Split, Workload
+from multipod.plan.work import Message, Work
+from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Split, Workload
+from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
+from multipod.step.pipeline import layers_of
 from multipod.step.program import Program
+from multipod.step.staged import StagedProgram
 
 SMALL = 0.5
 """Sums of fewer bytes than this share of the gradients are no gradients: statistics and values."""
@@ -31,65 +37,216 @@ def workload_of(recipe: Recipe, splits: Splits | None = None) -> Workload:
     """What a step of `recipe` asks for. Traces the step once for each number of examples that is asked about.
 
     The step is traced on a mesh of one device with the share of the batch that a device would have, so its operators
-    are the real ones: model, objective, optimizer. With `splits`, XLA is asked what splitting the model makes of them,
-    and what memory the step needs; without, there are none, and memory is a guess from the operators.
+    are the real ones: model, objective, optimizer. Experts are split over a mesh without devices, so what they send
+    is in the trace; stages are the parts of the very pipeline. With `splits`, XLA is asked what other splits of the
+    model make of the operators, and what memory the step needs; without, there are none, and memory is a guess.
 
     Raises:
       PlanError: the recipe's step cannot be traced.
     """
+    fields = dtype_fields(recipe)
+
+    @lru_cache
+    def other(dtype: Dtype) -> Workload:
+        return _workload(override(recipe, [f"{name}={dtype}" for name in fields]), splits)
+
+    own = _workload(recipe, splits)
+    return replace(own, dtypes=DTYPES, other=other) if fields else own
+
+
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+
+
+def dtype_fields(recipe: Recipe) -> tuple[str, ...]:
+    """The fields of a recipe that say the type of its model's products, for `--set`; () if it has none."""
+    found: list[str] = []
+    value, name = recipe.model, "model"
+    while is_dataclass(value):
+        if getattr(value, "dtype", None) in DTYPES:
+            found.append(f"{name}.dtype")
+        value, name = getattr(value, "model", None), f"{name}.model"  # what `Normalized` wraps
+    return tuple(found)
+
+
+def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
     program = _program(recipe, 1)
     params = jax.tree.leaves(program.shapes.params)
     parameters = sum(leaf.size for leaf in params)
-    traced = _traced(recipe, 1, 1)
+    traced = _smallest(recipe)
     small = [s for s in traced.sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
     example = recipe.data.train().read(np.arange(1))
+    experts = expert_splits(recipe)
+    layers = _layers(recipe)
     return Workload(
         name=recipe.name,
         parameters=parameters,
-        build=_build(recipe, splits),
-        splits=splits.able if splits else (),
+        build=_build(recipe, splits and replace(splits, recipe=recipe)),
+        splits=(*(splits.able if splits else ()), *experts),
+        expert_parameters=_expert_parameters(recipe, experts[0]) if experts else 0,
+        cut=partial(_parts, recipe) if layers > 1 else None,
+        layers=layers,
         optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
-        wire_bytes=max((leaf.dtype.itemsize for leaf in params), default=4),
+        wire_bytes=2
+        if recipe.layout.sum_dtype == "bfloat16"
+        else max((one.dtype.itemsize for one in params), default=4),
         norm_group_messages=sum(s.count for s in small),
         norm_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
         state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.statistics)),
         batch_bytes=sum(array.nbytes for array in example.values()),
         evaluation=Evaluation(len(recipe.data.test())),
+        dtype=_dtype(recipe),
         source=f"the step of the recipe {recipe.name}, traced",
     )
 
 
+def _smallest(recipe: Recipe) -> jaxpr.Traced:
+    """The step with as few rows as it can have: layers of experts ask for whole groups of them.
+
+    Raises:
+      PlanError: not even the recipe's batch can be traced.
+    """
+    rows = [2**k for k in range(11) if 2**k < recipe.batch]
+    for few in rows:
+        with suppress(PlanError):
+            return _traced(recipe, few, 1)
+    return _traced(recipe, recipe.batch, 1)
+
+
+def _dtype(recipe: Recipe) -> Dtype:
+    """Of the innermost model; "float32" where none says."""
+    fields = dtype_fields(recipe)
+    value: Any = recipe
+    for name in fields[-1].split(".") if fields else ():
+        value = getattr(value, name)
+    return value if fields else "float32"
+
+
 def _build(recipe: Recipe, splits: Splits | None) -> Build:
     def build(examples: float, split: Split, lanes: int) -> Work:
+        if split.sizes.keys() == {"expert"}:
+            return _expert_work(recipe, examples, split, lanes)
         ops = _traced(recipe, max(1, math.ceil(examples)), lanes).inside
         if splits is not None:
             return splits.work(ops, examples, split)
         if split.devices > 1:
             raise PlanError(f"recipe {recipe.name}: a split of {split} has not been compiled. Plan with --splits.")
-        return Work(ops, (), sum(op.nbytes for op in ops) / 6)
+        return Work(ops, (), sum(op.nbytes for op in ops) / KEPT)
 
     return build
 
 
+KEPT = 6
+"""Bytes that all operators move over those kept for the backward pass, where nobody asked XLA: a guess."""
+
+
+def expert_splits(recipe: Recipe) -> tuple[Split, ...]:
+    """The splits over 2, 4, 8 and 16 devices that the model's experts allow."""
+    return tuple(split for n in (2, 4, 8, 16) if _can(recipe, split := Split(expert=n)))
+
+
+def _can(recipe: Recipe, split: Split) -> bool:
+    try:
+        _ = _program(recipe, 1, split.expert).path
+    except LayoutError:
+        return False
+    return True
+
+
+def _expert_parameters(recipe: Recipe, split: Split) -> int:
+    """Those that lie split over the axis."""
+    program = _program(recipe, 1, split.expert)
+    return sum(
+        math.prod(tensor.shape)
+        for path, tensor in program.tensors.items()
+        if any("expert" in axes for axes in program.placements[path].axes)
+    )
+
+
+def _expert_work(recipe: Recipe, examples: float, split: Split, lanes: int) -> Work:
+    """A device's operators and all-to-alls, of a replica whose devices split the examples and the experts.
+
+    Its sums of gradients are the gradient sum's, so they are no messages here.
+    """
+    n = split.expert
+    traced = _traced(recipe, max(1, math.ceil(examples / n)), lanes, n)
+    sent = [one for one in traced.sent if one.pattern == "all-to-all"]
+    messages = [Message("experts", "all-to-all", one.nbytes, n, one.count) for one in sent]
+    return Work(traced.inside, tuple(messages), sum(op.nbytes for op in traced.inside) / KEPT)
+
+
 @lru_cache(maxsize=256)
-def _traced(recipe: Recipe, rows: int, lanes: int) -> jaxpr.Traced:
-    program = _program(recipe, rows)
+def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Traced:
+    """The step with so many rows on each device."""
+    program = _program(recipe, rows, experts)
     try:
         return jaxpr.trace(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program)), lanes)
     except (TypeError, ValueError) as error:
         raise PlanError(f"recipe {recipe.name}: its step cannot be traced: {str(error).splitlines()[0]}") from error
 
 
-def _program(recipe: Recipe, rows: int) -> Program:
+def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
+    layout = Layout((1, 1), expert=experts, rules=recipe.layout.rules)
+    if experts > 1:
+        return Program(replace(recipe, batch=rows * experts, accumulate=1, layout=layout), abstract_mesh(layout))
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), DATA_AXES, axis_types=(AxisType.Auto,) * 2)
-    return Program(replace(recipe, batch=rows, layout=Layout((1, 1))), mesh)
+    return Program(replace(recipe, batch=rows, accumulate=math.gcd(rows, recipe.accumulate), layout=layout), mesh)
 
 
 def _arguments(program: Program) -> tuple[Any, Any]:
     example = program.recipe.data.train().read(np.arange(1))
     rows = program.recipe.batch
     batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
-    return batch, jax.ShapeDtypeStruct((1,), jnp.int32)
+    return batch, jax.ShapeDtypeStruct((program.mesh.size,), jnp.int32)
+
+
+def _layers(recipe: Recipe) -> int:
+    """How many parts the model can be cut into; 1 if it cannot be cut."""
+    try:
+        return len(layers_of(recipe)) if not getattr(recipe.optimizer, "clip", 0) else 1
+    except RecipeError:
+        return 1
+
+
+@lru_cache(maxsize=64)
+def _parts(recipe: Recipe, examples: float, parts: int, lanes: int) -> tuple[Part, ...]:
+    """The parts of the recipe's pipeline, each traced as `multipod.step.staged` runs it."""
+    layout = Layout((1, 1), stage=parts, micro_batches=1)
+    small = replace(recipe, batch=round(examples), accumulate=1, layout=layout)
+    pipe = StagedProgram(small, abstract_mesh(layout)).pipe
+    found: list[Part] = []
+    x: Any = ()
+    tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.tied, ())]]
+    for n, (part, weights, passes) in enumerate(zip(pipe.parts, pipe.weights, pipe.passes, strict=True)):
+        forward, whole = _passes(part.function, weights, x, pipe.aux, lanes)
+        sent = 0.0 if n == parts - 1 else _bytes(passes.y)
+        shared = tuple((name, float(weights[name].size)) for name in sorted(tied[n]))
+        found.append(Part(forward, whole, _slots(weights), _slots(passes.saved, of_bytes=True), sent, shared))
+        x = passes.y
+    return tuple(found)
+
+
+def _passes(function: Any, weights: Any, x: Any, aux: Any, lanes: int) -> tuple[Work, Work]:
+    """The work of a part's forward pass, and of both."""
+
+    def both(weights: Any, x: Any, aux: Any) -> Any:
+        y, pull, extra = jax.vjp(lambda w, a: function(w, a, aux), weights, x, has_aux=True)
+        return pull(jax.tree.map(jnp.ones_like, y)), extra
+
+    traces = (jaxpr.trace(jax.make_jaxpr(run)(weights, x, aux), lanes) for run in (function, both))
+    forward, whole = (Work((*trace.inside, *trace.outside)) for trace in traces)
+    return forward, whole
+
+
+def _slots(tree: Any, of_bytes: bool = False) -> Slots:
+    """The arrays of a tree by their shape and type, with elements or bytes."""
+    leaves = jax.tree.leaves(tree)
+    counted = Counter((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    sizes = {(leaf.shape, str(leaf.dtype)): leaf.size * (leaf.dtype.itemsize if of_bytes else 1) for leaf in leaves}
+    return tuple((f"{dtype}{shape}", n, float(sizes[shape, dtype])) for (shape, dtype), n in counted.items())
+
+
+def _bytes(tree: Any) -> float:
+    return float(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
 
 
 LIBTPU = {"tpu-v2": "v2", "tpu-v3": "v3", "tpu-v4": "v4", "tpu-v5e": "v5e", "tpu-v5p": "v5p", "tpu-v6e": "v6e"}

@@ -1,21 +1,28 @@
-"""Candidates for a workload on a machine, priced; the best first. Exhaustive: a machine has some hundred."""
+"""Candidates for a workload on a machine, priced; the best first. What is not tried is said."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import MultipodError, PlanError, TopologyError
 from multipod.plan import network
 from multipod.plan.machine import Machine, find
 from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
-from multipod.plan.workload import Split, Workload
+from multipod.plan.workload import Dtype, Split, Workload
 from multipod.topology.topology import Topology
 
 SPLITS = (1, 2, 4, 8, 16)
+
+PIPELINES = ("1f1b", "gpipe", "interleaved")
+"""What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns."""
+
+CHUNKS = 2
+"""Parts of the model on each device of an interleaved pipeline."""
 
 QUICK_ENOUGH = 1024
 """Chips up to which every algorithm is simulated; beyond, those that are known to be slow there are left out."""
@@ -53,21 +60,31 @@ def schedules(topology: Topology) -> tuple[str, ...]:
     return tuple(name for name in able if ALGORITHMS[name].broken or not topology.failed_chips | topology.failed_links)
 
 
-def candidates(workload: Workload, machine: Machine, batch: int, norm_examples: int = 64) -> Iterator[Choice]:
-    """Every layout that the workload's axes allow: splits, schedules, update shared or not.
+def candidates(
+    workload: Workload,
+    machine: Machine,
+    batch: int,
+    norm_examples: int = 64,
+    dtypes: Sequence[Dtype | Literal[""]] = ("",),
+) -> Iterator[Choice]:
+    """Every layout that the workload's axes allow: splits, pipelines, schedules, update shared or not, precisions.
 
     Batch norm spans as many devices as it takes for `norm_examples` examples, where the model has any.
     """
     single = machine.chips == 1
     names: Sequence[str] = ("xla",) if single else schedules(machine.topology)
-    for split in _splits(workload):
+    for dtype, split in itertools.product(dtypes, _splits(workload)):
         if machine.devices % split.devices:
+            continue
+        if split.stage > 1:
+            for name, pipeline in itertools.product(names, PIPELINES):
+                if split.stage * (CHUNKS if pipeline == "interleaved" else 1) <= workload.layers:
+                    yield Choice(batch, split, name, False, pipeline=pipeline, chunks=CHUNKS, dtype=dtype)
             continue
         examples = max(1, batch * split.devices // machine.devices)
         group = split.devices * max(1, norm_examples // examples) if workload.norm_group_messages else 1
-        for name in names:
-            for shared in (True, False):
-                yield Choice(batch, split, name, shared, min(group, machine.devices))
+        for name, shared in itertools.product(names, (True, False)):
+            yield Choice(batch, split, name, shared, min(group, machine.devices), dtype=dtype)
 
 
 def _splits(workload: Workload) -> Iterator[Split]:
@@ -78,6 +95,8 @@ def _splits(workload: Workload) -> Iterator[Split]:
             yield Split(spatial=n)
         if "model" in workload.axes:
             yield Split(model=n)
+        if workload.cut is not None and n <= workload.layers:
+            yield Split(stage=n)
 
 
 def search(
@@ -86,13 +105,16 @@ def search(
     batch: int,
     evaluate_every: float = 0.0,
     told: Callable[[int, int], None] | None = None,
+    dtypes: Sequence[Dtype | Literal[""]] = ("",),
 ) -> Found:
     """Prices every candidate. `told` hears (done, all) as it goes.
+
+    dtypes: of products, those that are tried; "" is the model's own. Another one changes what a run learns.
 
     Raises:
       PlanError: none can be, with the reasons; or none fits in memory, with the largest batch that would.
     """
-    choices = list(candidates(workload, machine, batch))
+    choices = list(candidates(workload, machine, batch, dtypes=dtypes))
     found: list[Prediction] = []
     refused: list[tuple[str, str]] = []
     for done, choice in enumerate(choices):
@@ -110,8 +132,22 @@ def search(
     if not any(step.fits for step in found):
         raise _too_large(workload, machine, batch, found)
     ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, str(step.choice)))
-    left_out = () if machine.chips == 1 else _left_out(machine.topology)
+    left_out = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes))
     return Found(tuple(ordered), len(choices), tuple(refused), left_out)
+
+
+def _unsearched(workload: Workload, dtypes: Sequence[str]) -> Iterator[str]:
+    """What could be laid out and was not tried."""
+    axes = {axis for split in _splits(workload) for axis in split.sizes if axis != "stage"}
+    if len(axes) > 1:
+        yield f"splits over several of {', '.join(sorted(axes))} at once"
+    if workload.cut is not None:
+        yield "pipelines that never drain (they learn something else)"
+    rest = [
+        dtype for dtype in workload.dtypes if dtype not in dtypes and not ("" in dtypes and dtype == workload.dtype)
+    ]
+    if rest:
+        yield f"products in {', '.join(rest)} (they learn something else: --precision)"
 
 
 def _left_out(topology: Topology) -> tuple[str, ...]:
@@ -206,6 +242,7 @@ class Plan:
       choice: the layout.
       mesh: (rows, columns) of replicas; () where the machine has another form.
       prediction: what `Prediction.data` says, and of the run, if it was planned.
+      precision: fields of the recipe that are set to the choice's type of products; () leaves them.
     """
 
     name: str
@@ -213,6 +250,7 @@ class Plan:
     choice: Choice
     mesh: tuple[int, ...]
     prediction: dict[str, Any]
+    precision: tuple[str, ...] = ()
 
     def changes(self) -> list[str]:
         """What a recipe must be changed by to lie like this: for `multipod train --set`."""
@@ -220,7 +258,11 @@ class Plan:
         changes = [f"layout.gradient_sum={self.choice.schedule}", f"layout.shard_update={shared}"]
         changes.append(f"batch={self.choice.batch}")
         split = self.choice.split
-        changes += [f"layout.{name}={n}" for name, n in (("spatial", split.spatial), ("model", split.model)) if n > 1]
+        changes += [f"layout.{name}={n}" for name, n in split.sizes.items()]
+        if split.stage > 1:
+            changes += [f"layout.schedule={self.choice.pipeline}", f"layout.micro_batches={self.choice.micro_batches}"]
+            changes += [f"layout.chunks={self.choice.chunks}"] if self.choice.pipeline == "interleaved" else []
+        changes += [f"{name}={self.choice.dtype}" for name in self.precision]
         if split.devices > 1 and self.mesh:
             changes.append("layout.tile=" + "x".join(map(str, tile_of(split))))
         return [*changes, "layout.mesh=" + "x".join(map(str, self.mesh))] if self.mesh else changes
@@ -274,7 +316,8 @@ def read_plan(file: Path) -> Plan:
         raise PlanError(f'{file} is no plan: it must say "format": "{FORMAT}". {HOW}')
     try:
         choice = Choice(**{**data["choice"], "split": Split(**data["choice"]["split"])})
-        return Plan(data["name"], data["machine"], choice, tuple(data["mesh"]), dict(data["prediction"]))
+        precision = tuple(data.get("precision", ()))
+        return Plan(data["name"], data["machine"], choice, tuple(data["mesh"]), dict(data["prediction"]), precision)
     except (KeyError, TypeError) as error:
         raise PlanError(f"{file} is no whole plan: {error}. {HOW}") from error
 

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from multipod.errors import PlanError
 from multipod.plan.work import Work
+
+Dtype = Literal["bfloat16", "float32"]
 
 UPDATE_BYTES = {"sgd": 20, "momentum": 20, "lars": 28, "adam": 28, "adamw": 28, "lamb": 40, "sm3": 16, "rmsprop": 36}
 """Bytes that an update moves for each float32 parameter: gradient, weight and slots are read, weight and slots written;
@@ -21,22 +24,65 @@ class Split:
     Attributes:
       spatial: devices that share the rows of an image.
       model: devices that share heads, hidden features and vocabulary.
+      expert: devices that share the experts; they split the replica's examples too.
+      stage: devices that hold a stage of a pipeline each.
     """
 
     spatial: int = 1
     model: int = 1
+    expert: int = 1
+    stage: int = 1
 
     @property
     def devices(self) -> int:
         """Of one replica."""
-        return self.spatial * self.model
+        return self.spatial * self.model * self.expert * self.stage
+
+    @property
+    def of_weights(self) -> int:
+        """Devices of a replica that hold different weights, at least in part."""
+        return self.model * self.expert * self.stage
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The axes that split anything, with their sizes."""
+        return {name: n for name in ("spatial", "model", "expert", "stage") if (n := getattr(self, name)) > 1}
 
     def __str__(self) -> str:
-        return " x ".join(f"{name} {n}" for name, n in (("spatial", self.spatial), ("model", self.model)) if n > 1)
+        return " x ".join(f"{name} {n}" for name, n in self.sizes.items())
 
 
 Build = Callable[[float, Split, int], Work]
 """(examples of a replica, its split, lanes) to the work of the device of the replica that has most."""
+
+
+Slots = tuple[tuple[str, float, float], ...]
+"""Arrays by their shape: (the shape in any words, how many, the size of one)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that is cut for a pipeline, with what one micro-batch asks of it.
+
+    Attributes:
+      forward: the forward pass.
+      whole: forward and backward pass.
+      weights: parameters; tied ones are in every part that uses them.
+      saved: bytes kept from the forward for the backward pass.
+      sent_bytes: to the next part; as many come back as gradients.
+      tied: names and parameters of weights that other parts may hold too.
+    """
+
+    forward: Work
+    whole: Work
+    weights: Slots
+    saved: Slots
+    sent_bytes: float
+    tied: tuple[tuple[str, float], ...] = ()
+
+
+Cut = Callable[[float, int, int], tuple[Part, ...]]
+"""(examples of a micro-batch, parts, lanes) to the parts of the model, in the order of its layers."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +102,9 @@ class Evaluation:
     overlaps: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
-    """A model with what a step and a run of it ask for.
+    """A model with what a step and a run of it ask for. Equal only to itself: it is looked up thousands of times.
 
     Attributes:
       name: one word.
@@ -77,7 +123,12 @@ class Workload:
       splits_all: whether a spatial split divides those too.
       axes: beside the data axes, those that `build` can split over: "spatial", "model".
       splits: those that `build` knows, where it does not know all of `axes`.
+      expert_parameters: of `parameters`, those that an expert axis splits.
+      cut: the model in parts, for pipelines; None where it cannot be cut.
+      layers: the most parts it can be cut into.
       dtype: of products.
+      dtypes: that products can have, the model's own among them; () is that one alone.
+      other: the same model with products of another of them; made when it is asked for.
       source: where the numbers are from.
     """
 
@@ -96,5 +147,32 @@ class Workload:
     splits_all: bool = False
     axes: tuple[str, ...] = ()
     splits: tuple[Split, ...] = ()
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    expert_parameters: float = 0.0
+    cut: Cut | None = None
+    layers: int = 1
+    dtype: Dtype = "bfloat16"
+    dtypes: tuple[Dtype, ...] = ()
+    other: Callable[[Dtype], "Workload"] | None = None
     source: str = ""
+
+    def of(self, dtype: Dtype | Literal[""]) -> "Workload":
+        """The same model with products of this type; "" is its own.
+
+        Raises:
+          PlanError: it has no such form.
+        """
+        if not dtype or dtype == self.dtype:
+            return self
+        if self.other is None or dtype not in self.dtypes:
+            raise PlanError(
+                f"{self.name} is known with products of {', '.join(self.dtypes or (self.dtype,))} only. Leave "
+                f"--precision {dtype} out, or plan a recipe whose model has a field dtype."
+            )
+        return self.other(dtype)
+
+    def held(self, split: Split) -> float:
+        """Parameters on a device of a replica that is split so; of a pipeline its parts say."""
+        if not self.splits_weights:
+            return self.parameters
+        rest = self.parameters - self.expert_parameters
+        return (rest + self.expert_parameters / split.expert) / split.model

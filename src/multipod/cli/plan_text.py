@@ -1,0 +1,180 @@
+"""What `multipod plan` prints: tables of layouts, a step taken apart, two plans beside each other."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from multipod.plan.machine import Machine
+    from multipod.plan.predict import Prediction
+    from multipod.plan.run import RunPrediction
+    from multipod.plan.search import Found
+
+    Run = Callable[[Prediction], RunPrediction] | None
+
+
+def table(console: "Console", found: "Found", machine: "Machine", top: int, run: "Run") -> None:
+    """The quickest layouts, then the quickest of each split that is not among them, and what was searched."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    best = found.best
+    console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
+    console.print(f"[dim]constants: {machine.calibration.source}[/]", highlight=False)
+    shown = _shown(found, top)
+    waits = [name for name in ("input", "evaluation", "idle") if any(step.split()[name] for _, step in shown)]
+    columns = ["split", "sum by", "step ms", "compute", "sums", "update", *waits, "GiB"]
+    columns += [*(["run"] if run else []), *(["price"] if run and machine.price else []), "slower by"]
+    rows = []
+    for number, step in shown:
+        update = "" if step.choice.shard_update else ", whole"
+        names = (_split_of(step), step.choice.schedule + update)
+        why = _why(best, step) if number > 1 else ""
+        rows.append((str(number), *names, *_cells(step, waits), *_run_cells(step, machine, run), why))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for k, column in enumerate(["", *columns]):
+        words = k in (1, 2, len(columns))  # these may wrap on a narrow terminal, numbers are never cut
+        widest = max(len(column), *(len(re.sub(r"\[/?\w*\]", "", row[k])) for row in rows))
+        table.add_column(
+            column, justify="left" if words else "right", min_width=None if words else widest, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    said = [f"{found.tried} layouts priced"]
+    said += [] if all(s.choice.shard_update for _, s in shown) else ["whole: the update is not sharded"]
+    said += [f"{len(found.refused)} cannot be"] if found.refused else []
+    said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
+    limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
+    console.print(f"[dim]{'; '.join(said)}. The best: {limit}.[/]", highlight=False)
+    if run is not None and machine.chip_failures_per_hour:
+        console.print(_failing(run(best), machine), highlight=False)
+
+
+OTHERS = 6
+"""Splits that are shown beyond the quickest layouts."""
+
+
+def _shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
+    """With their numbers: the first `top`, and the first of other splits."""
+    numbered = list(enumerate(found.predictions, 1))
+    seen = {_split_of(step) for _, step in numbered[:top]}
+    others = []
+    for number, step in numbered[top:]:
+        if step.fits and _split_of(step) not in seen:
+            seen.add(_split_of(step))
+            others.append((number, step))
+    return [*numbered[:top], *others[:OTHERS]]
+
+
+def _split_of(step: "Prediction") -> str:
+    return ", ".join(word for word in (step.choice.spelled_split, step.choice.dtype) if word)
+
+
+def _failing(run: "RunPrediction", machine: "Machine") -> str:
+    """What failures do to the best layout's run."""
+    from multipod.train.observers.text import duration
+
+    between_s = 3600 / (machine.chips * machine.chip_failures_per_hour)
+    saves = f"a checkpoint after each {duration(run.every_s)} of work" if run.every_s else "no checkpoints"
+    return (
+        f"failures: one in {duration(between_s)} on {machine.chips:,} chips; {saves}; goodput {run.goodput:.1%}: "
+        f"{duration(run.checkpoints_s)} to save, {duration(run.failures_s)} lost, of {duration(run.seconds)}"
+    )
+
+
+def name_of(step: "Prediction") -> str:
+    """A layout in words, without its batch."""
+    return str(step.choice).partition(", ")[2]
+
+
+def _cells(step: "Prediction", waits: list[str]) -> tuple[str, ...]:
+    parts = (step.step_s, step.compute_s, step.collectives_s, step.update_s, *(step.split()[name] for name in waits))
+    memory = f"{step.memory.total / 2**30:.2f}" if step.fits else f"[red]{step.memory.total / 2**30:.1f}![/]"
+    return (*(f"{1e3 * s:.2f}" for s in parts), memory)
+
+
+def _run_cells(step: "Prediction", machine: "Machine", run: "Run") -> tuple[str, ...]:
+    if run is None:
+        return ()
+    from multipod.train.observers.text import duration
+
+    found = run(step)
+    return (duration(found.seconds), *((f"{found.price:,.2f}",) if machine.price else ()))
+
+
+def _why(best: "Prediction", step: "Prediction") -> str:
+    """The part in which a layout loses most to the best."""
+    if not step.fits:
+        return "memory"
+    ours, theirs = best.split(), step.split()
+    part = max(ours, key=lambda name: theirs[name] - ours[name])
+    return f"{WORDS.get(part, part)} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
+
+
+WORDS = {"collectives": "sums"}
+"""Parts whose column has another name."""
+
+
+def explain(console: "Console", step: "Prediction", number: int) -> None:
+    """The parts of a step, its memory, and its share of the peak."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=f"layout {number}: {name_of(step)}")
+    for column in ("part", "ms", "share"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for name, seconds in step.parts:
+        table.add_row(name, f"{1e3 * seconds:.3f}", f"{seconds / step.step_s:.1%}")
+    console.print(table)
+    memory = step.memory
+    kept = {"weights": memory.parameters, "optimizer": memory.optimizer, "gradients": memory.gradients}
+    kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
+    console.print("memory: " + ", ".join(f"{name} {n / 2**30:.2f} GiB" for name, n in kept.items() if n > 2**20))
+    console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
+
+
+def draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
+    """Examples a second over devices, predicted and linear."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4))
+    axes = figure.add_subplot()
+    devices = [step.devices for step in steps]
+    axes.plot(devices, [step.examples_per_s for step in steps], "o-", label="predicted")
+    rate = steps[0].examples_per_s / steps[0].devices
+    axes.plot(devices, [n * rate for n in devices], "--", color="0.6", label="linear")
+    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second", title=name)
+    axes.legend()
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
+
+
+def compare(console: "Console", files: tuple[str, ...]) -> None:
+    """Two saved plans side by side, with ratios."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from multipod.plan.search import read_plan
+
+    if len(files) != 2:
+        raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
+    one, other = (read_plan(Path(file)) for file in files)
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("", *files, "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+    for title, left, right in (
+        ("recipe", one.name, other.name),
+        ("machine", one.machine, other.machine),
+        ("layout", str(one.choice), str(other.choice)),
+    ):
+        table.add_row(title, left, right, "")
+    for key in dict.fromkeys([*one.prediction, *other.prediction]):
+        a, b = one.prediction.get(key), other.prediction.get(key)
+        if isinstance(a, int | float) and isinstance(b, int | float):
+            table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
+    console.print(table)

@@ -1,0 +1,207 @@
+"""Prices the passes of a step: operators by their roofline, messages by the network, stages by a pipeline's clock."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from multipod.errors import PlanError
+from multipod.pipelines.build import PIPELINES, build
+from multipod.pipelines.check import Proof, check
+from multipod.pipelines.schedule import PipelineSchedule
+from multipod.pipelines.timing import Costs, timed
+from multipod.plan.machine import Machine
+from multipod.plan.network import group_s
+from multipod.plan.work import Op, Work, merged
+from multipod.plan.workload import Dtype, Part, Slots, Split, Workload
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The forward and backward pass of a step on one device, in seconds.
+
+    Attributes:
+      compute_s: what a device works, in the mean.
+      idle_s: what it waits for others: those that have more examples, or the bubble of a pipeline.
+      parts: (name, seconds) of operators; together compute, or compute and idle where replicas are uneven.
+      messages: (name, seconds) of what devices tell each other meanwhile.
+      flops: of a device, in the mean.
+      parameters: on the device that has most.
+      activation_bytes: on the device that has most.
+    """
+
+    compute_s: float
+    idle_s: float
+    parts: tuple[tuple[str, float], ...]
+    messages: tuple[tuple[str, float], ...]
+    flops: float
+    parameters: float
+    activation_bytes: float
+
+
+def at_once(workload: Workload, split: Split, machine: Machine, batch: int, replicas: int, norm_group: int) -> Passes:
+    """The passes of a replica whose examples go through the model together."""
+    examples = -(-batch // replicas)
+    work = work_of(workload, examples, split, machine.lanes)
+    unsplit_s = workload.unsplit_s * examples / (split.spatial if workload.splits_all else 1)
+    longest_s = work_s(work, machine, workload.dtype) + unsplit_s
+    mean_s = longest_s * (batch / replicas / examples)
+    return Passes(
+        compute_s=mean_s,
+        idle_s=longest_s - mean_s,
+        parts=(("not counted", unsplit_s), *_by_name([(work, 1.0)], machine, workload.dtype)),
+        messages=tuple(_messages(work, workload, norm_group, machine)),
+        flops=work.flops,
+        parameters=workload.held(split),
+        activation_bytes=work.activation_bytes,
+    )
+
+
+def in_stages(
+    workload: Workload, split: Split, machine: Machine, examples: int, pipeline: str, micro: int, chunks: int
+) -> Passes:
+    """The passes of a replica whose layers lie on `split.stage` devices, through which micro-batches travel.
+
+    The bubble is the clock of the very schedule (`multipod.pipelines.timing`): the earliest time of each pass, with the
+    passes' own costs. Every device has the same arrays, as many of each shape as the part that needs most of it, as in
+    `multipod.execute.pipeline`. Devices that share one host leave no time unused: who waits
+    leaves the cores to the others, so there the bubble costs nothing, and each tick's messages pass the memory.
+
+    Raises:
+      PlanError: a model that cannot be cut so, or micro-batches that do not divide the examples.
+      ScheduleError: what the schedule's builder refuses.
+    """
+    stages = split.stage
+    made = schedule_of(pipeline, stages, micro, chunks)
+    parts = parts_of(workload, examples, micro, made.parts, machine.lanes)
+    forward = tuple(work_s(part.forward, machine, workload.dtype) for part in parts)
+    whole = tuple(work_s(part.whole, machine, workload.dtype) for part in parts)
+    backward = tuple(max(0.0, both - one) for one, both in zip(forward, whole, strict=True))
+    send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
+    busy_s = micro * sum(whole) / stages
+    if machine.network == "shared":
+        bubble_s, sends_s = 0.0, made.span * send_s
+    else:
+        bubble_s = clock_s(made, forward, backward, 0.0) - busy_s
+        sends_s = clock_s(made, forward, backward, send_s) - busy_s - bubble_s
+    messages = [("between stages", sends_s)]
+    if tied := sum(_tied(parts).values()):
+        messages.append(("tied weights", group_s(machine, "all-reduce", workload.wire_bytes * tied, stages)))
+    live = [n / made.chunks for n in check_of(made).peak_live]
+    # Beside those under way, what a pass makes before it is stored, and what it takes out of the store.
+    saved = room(made, [part.saved for part in parts], [n + 2 for n in live])
+    return Passes(
+        compute_s=busy_s,
+        idle_s=bubble_s,
+        parts=tuple(_by_name([(part.whole, micro / stages) for part in parts], machine, workload.dtype)),
+        messages=tuple(messages),
+        flops=micro * sum(part.whole.flops for part in parts) / stages,
+        parameters=room(made, [part.weights for part in parts]),
+        activation_bytes=saved,
+    )
+
+
+@lru_cache(maxsize=256)
+def schedule_of(pipeline: str, stages: int, micro: int, chunks: int) -> PipelineSchedule:
+    """The schedule of one update, or, of an asynchronous pipeline, of as many as fill it."""
+    options = {"chunks": chunks} if "chunks" in PIPELINES[pipeline].options else {}
+    made = build(pipeline, stages, micro, **options)
+    return made if made.synchronous else build(pipeline, stages, micro, 3 + 2 * -(-2 * stages // micro))
+
+
+@lru_cache(maxsize=256)
+def check_of(made: PipelineSchedule) -> Proof:
+    """The schedule, proven."""
+    return check(made)
+
+
+@lru_cache(maxsize=4096)
+def clock_s(made: PipelineSchedule, forward: tuple[float, ...], backward: tuple[float, ...], send_s: float) -> float:
+    """Seconds of an update with these costs of the parts: from start to drain, or, asynchronous, in a full pipe."""
+    clock = timed(made, Costs(forward, backward, 0, send_s))
+    if made.synchronous:
+        return float(clock.total)
+    busy = sum(map(float, clock.busy)) / made.updates / made.stages
+    return busy / float(clock.steady_utilisation)
+
+
+@lru_cache(maxsize=1024)
+def parts_of(workload: Workload, examples: int, micro: int, parts: int, lanes: int) -> tuple[Part, ...]:
+    """The parts of the model with what a micro-batch asks of each, merged, and remembered.
+
+    Raises:
+      PlanError: a model that cannot be cut into so many, or micro-batches that do not divide the examples.
+    """
+    if workload.cut is None or not 1 <= parts <= workload.layers:
+        most = f"into {workload.layers} at most" if workload.cut else "at all: it does not say its layers"
+        raise PlanError(f"{workload.name} cannot be cut into {parts} parts of a pipeline, {most}. Take fewer stages.")
+    if examples % micro:
+        raise PlanError(
+            f"{workload.name}: {micro} micro-batches do not divide the {examples} examples of a replica. Take a batch "
+            f"of {-(-examples // micro) * micro} a replica, or other micro-batches."
+        )
+    return tuple(
+        replace(one, forward=merged(one.forward), whole=merged(one.whole))
+        for one in workload.cut(examples // micro, parts, lanes)
+    )
+
+
+def room(made: PipelineSchedule, slots: list[Slots], times: list[float] | None = None) -> float:
+    """What a device has room for: of each chunk and shape as many arrays as the stage that needs most.
+
+    times: how often each stage needs its own; once if None.
+    """
+    total = 0.0
+    for chunk in range(made.chunks):
+        most: dict[str, float] = {}
+        for stage in range(made.stages):
+            mine: dict[str, float] = {}
+            for shape, count, size in slots[made.part(stage, chunk)]:
+                mine[shape] = mine.get(shape, 0.0) + count * size * (times[stage] if times else 1)
+            most = {shape: max(most.get(shape, 0.0), mine.get(shape, 0.0)) for shape in {**most, **mine}}
+        total += sum(most.values())
+    return total
+
+
+def _tied(parts: tuple[Part, ...]) -> dict[str, float]:
+    """Weights that several parts hold, and their parameters."""
+    names = [name for part in parts for name, _ in part.tied]
+    return {name: size for part in parts for name, size in part.tied if names.count(name) > 1}
+
+
+@lru_cache(maxsize=4096)
+def work_of(workload: Workload, examples: float, split: Split, lanes: int) -> Work:
+    """The work of a replica's examples, merged, and remembered: a search asks for the same again and again."""
+    return merged(workload.build(examples, split, lanes))
+
+
+def work_s(work: Work, machine: Machine, dtype: Dtype = "bfloat16") -> float:
+    """All operators, one after the other."""
+    return sum(op_s(op, machine, dtype) for op in work.ops)
+
+
+def op_s(op: Op, machine: Machine, dtype: Dtype = "bfloat16") -> float:
+    """The roofline of operators: the longer of arithmetic and memory, and what each costs beside."""
+    constants = machine.calibration
+    speed = getattr(constants, op.kind) if op.kind != "memory" else constants.vector
+    arithmetic_s = op.flops / (op.fill * speed * machine.flop_per_s(dtype)) if op.flops else 0.0
+    memory_s = op.nbytes / (constants.memory * machine.memory_bytes_per_s)
+    return max(arithmetic_s, memory_s) + op.count * constants.op_s
+
+
+def _by_name(works: list[tuple[Work, float]], machine: Machine, dtype: Dtype) -> list[tuple[str, float]]:
+    found: dict[str, float] = {}
+    for work, times in works:
+        for op in work.ops:
+            name = op.name.partition(" ")[0]
+            found[name] = found.get(name, 0.0) + times * op_s(op, machine, dtype)
+    return list(found.items())
+
+
+def _messages(work: Work, workload: Workload, norm_group: int, machine: Machine) -> list[tuple[str, float]]:
+    found: dict[str, float] = {}
+    for message in work.messages:
+        seconds = message.count * group_s(machine, message.pattern, message.nbytes, message.peers)
+        found[message.name] = found.get(message.name, 0.0) + seconds
+    if norm_group > 1 and workload.norm_group_messages:
+        one = group_s(machine, "all-reduce", workload.norm_bytes, norm_group)
+        found["norm sums"] = workload.norm_group_messages * one
+    return list(found.items())

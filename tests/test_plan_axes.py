@@ -1,0 +1,211 @@
+"""Stages, experts and precision in plans: against closed forms, and against what XLA makes of the same layouts."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import layout_recipes
+import pytest
+
+from multipod.errors import PlanError
+from multipod.layout.compiled import facts_of
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
+from multipod.metrics.sparse import SparseTokens
+from multipod.models.mlp import Mlp
+from multipod.models.st_moe import small_st_moe
+from multipod.nn.experts.routing import Routing
+from multipod.plan.machine import find, here
+from multipod.plan.models import MODELS
+from multipod.plan.network import all_to_all_s
+from multipod.plan.predict import Choice, predict_step
+from multipod.plan.price import check_of, schedule_of, work_s
+from multipod.plan.program import dtype_fields, expert_splits, workload_of
+from multipod.plan.search import Plan, mesh_of, search
+from multipod.plan.trace import step_events, write_step_trace
+from multipod.plan.work import Op, Work
+from multipod.plan.workload import Part, Split, Workload
+from multipod.recipe.override import override
+from multipod.recipes.digits import digits
+from multipod.step.program import Program
+from multipod.step.programs import program_of
+from multipod.step.staged import StagedProgram
+
+QUICK = {"xla_backend_optimization_level": 0}
+POD = find("tpu-v3-pod:2x2")
+
+
+def moe():
+    model = small_st_moe(64, features=16, hidden=32, heads=4, kv=8, layers=1, every=1, group_rows=1, routing=Routing(4))
+    return replace(layout_recipes.words(), name="moe", model=model, objective=SparseTokens())
+
+
+def pipelined(**changes):
+    return Choice(64, Split(stage=4), "torus-2d", False, **changes)
+
+
+def even(examples, parts, lanes):
+    """A model of equal parts, whose backward pass takes twice as long as its forward pass."""
+    forward = Work((Op("matmul", "matmul", 1e12 * examples / parts, 0.0),))
+    return (Part(forward, forward.times(3), (), (("x", 1, 1e6 * examples),), 0.0),) * parts
+
+
+EVEN = Workload("even", 1_000_000, lambda *_: Work(()), cut=even, layers=8)
+FREE = POD.calibrated(op_s=0.0, hop_s=0.0, message_s=0.0)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize("micro", [4, 8, 32])
+def test_the_bubble_is_the_published_one(name, chunks, micro):
+    """(P - 1) / (chunks N) of the work: arXiv:1811.06965, and arXiv:2104.04473, section 2.2."""
+    step = predict_step(EVEN, pipelined(pipeline=name, chunks=chunks, micro_batches=micro), FREE)
+    assert step.idle_s / step.compute_s == pytest.approx(3 / (chunks * micro))
+    assert step.compute_s == pytest.approx(work_s(even(64 / 2, 1, 1)[0].whole, FREE) / 4)
+
+
+def test_an_asynchronous_pipeline_has_none():
+    step = predict_step(EVEN, pipelined(pipeline="pipemare", micro_batches=8), FREE)
+    assert step.idle_s == pytest.approx(0, abs=1e-9 * step.compute_s)
+    with pytest.raises(PlanError, match="pipemare never drains"):
+        list(step_events(step, EVEN, FREE))
+
+
+def test_1f1b_keeps_as_many_micro_batches_as_stages():
+    assert max(check_of(schedule_of("gpipe", 4, 16, 1)).peak_live) == 16
+    assert check_of(schedule_of("1f1b", 4, 16, 1)).peak_live == (4, 3, 2, 1)
+    kept = {
+        name: predict_step(EVEN, pipelined(pipeline=name, micro_batches=16), FREE).memory.activations
+        for name in ("gpipe", "1f1b")
+    }
+    assert kept == {"gpipe": (16 + 2) * 2e6, "1f1b": (4 + 2) * 2e6}
+
+
+def test_sends_take_the_way_there_and_back():
+    """Each stage but the last waits once for a message forward and once for one back: closed form for N = 1."""
+    sends = replace(EVEN, cut=lambda *asked: tuple(replace(part, sent_bytes=1e6) for part in even(*asked)))
+    choice = pipelined(micro_batches=1)
+    lone = 1e6 / FREE.link_bytes_per_s
+    found = dict(predict_step(sends, choice, FREE).parts)["between stages"]
+    assert found == pytest.approx(2 * 3 * lone)
+
+
+def test_a_pipeline_against_xlas_program():
+    """Messages of each tick, weights with their slots, and the store of activations, of the very program."""
+    model = Mlp(64, 32, 6, 10)
+    recipe = replace(digits(), model=model, batch=64)
+    laid = replace(recipe, layout=Layout((1, 1), stage=2, schedule="1f1b", micro_batches=4))
+    workload = workload_of(recipe)
+    assert workload.layers == 8
+    step = predict_step(workload, Choice(64, Split(stage=2), "xla", False, micro_batches=4), here(2, 2))
+    facts = facts_of(StagedProgram(laid, make_mesh(laid.layout)).lowered.compile(QUICK))
+    first, last = workload.cut(16, 2, 1)
+    sent = {one.nbytes for one in facts.collectives if one.kind == "collective-permute"}
+    assert sent == {first.sent_bytes}
+    assert last.sent_bytes == 0
+    assert sum(n * size for part in (first, last) for _, n, size in part.weights) == workload.parameters
+    state = step.memory.parameters + step.memory.optimizer
+    assert facts.memory.arguments - 64 * 65 * 4 == pytest.approx(state, rel=0.01)  # beside the batch
+    assert step.memory.total == pytest.approx(facts.memory.peak, rel=0.2)  # so small a model has as much around it
+
+
+def test_experts_send_what_xlas_program_sends():
+    recipe = moe()
+    assert expert_splits(recipe) == (Split(expert=2), Split(expert=4))
+    workload = workload_of(recipe)
+    sent = sum(one.nbytes * one.count for one in workload.build(16, Split(expert=4), 1).messages)
+    laid = replace(recipe, layout=Layout((1, 1), expert=4))
+    program = Program(laid, make_mesh(laid.layout))
+    facts = facts_of(program.lowered.compile(QUICK))
+    assert sent == pytest.approx(
+        sum(one.nbytes * one.times for one in facts.collectives if one.kind == "all-to-all"), rel=0.05
+    )
+    # What is split: the experts' kernels, 4 layers of them; all else is whole.
+    whole, split = (predict_step(workload, Choice(64, one, "xla"), here(4, 2)) for one in (Split(), Split(expert=4)))
+    saved = whole.memory.parameters - split.memory.parameters
+    assert saved == pytest.approx(4 * workload.expert_parameters * 3 / 4)
+    assert facts.memory.arguments == pytest.approx(3 * split.memory.parameters, rel=0.05)
+
+
+def test_an_all_to_all_crosses_the_middle():
+    machine = find("tpu-v4-cube:2x2x2").calibrated(link=1.0, hop_s=0.0, message_s=0.0)
+    line = all_to_all_s(machine, (4, 1, 1), 8e6)  # two chips' halves cross one link
+    assert line == pytest.approx(8e6 / machine.link_bytes_per_s)
+    assert all_to_all_s(machine, (2, 2, 1), 8e6) == pytest.approx(line / 2)
+
+
+def test_layouts_of_a_plan_are_layouts_of_a_run():
+    """What a saved plan changes in the recipe makes a program; nothing is compiled."""
+    for recipe, split, more in (
+        (layout_recipes.words(), Split(stage=2), {"pipeline": "gpipe", "micro_batches": 4, "shard_update": False}),
+        (moe(), Split(expert=4), {}),
+    ):
+        machine = here(8, 2)
+        choice = Choice(64, split, "xla", **more)
+        predict_step(workload_of(recipe), choice, machine)
+        plan = Plan("x", "here:8", choice, mesh_of(machine, split), {}, dtype_fields(recipe)[:0])
+        changed = override(recipe, plan.changes())
+        assert changed.layout.tile_devices * 8 // split.devices == 8
+        assert program_of(changed, make_mesh(changed.layout)).rows == 64
+
+
+def test_products_of_another_type_move_half_the_bytes():
+    recipe = layout_recipes.words()
+    workload = workload_of(recipe)
+    assert (workload.dtypes, dtype_fields(recipe)) == (("float32", "bfloat16"), ("model.dtype",))
+    ops = {one: workload.of(one).build(16, Split(), 1).ops for one in workload.dtypes}
+    moved = {one: sum(op.nbytes for op in ops[one] if op.kind == "matmul") for one in ops}
+    assert moved["bfloat16"] == pytest.approx(moved["float32"] / 2, rel=0.25)  # logits stay float32
+    with pytest.raises(PlanError, match="bert is known with products of bfloat16 only"):
+        MODELS["bert"].of("float32")
+    with pytest.raises(PlanError, match="a host multiplies in float32"):
+        predict_step(workload, Choice(16, dtype="bfloat16"), here(2, 2))
+    found = search(workload, POD, 64, dtypes=("", "bfloat16"))
+    assert {step.choice.dtype for step in found.predictions} == {"", "bfloat16"}
+    assert "pipelines that never drain (they learn something else)" in found.left_out
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice(64, Split(stage=4)), "inside a stage nothing else is split. Take the weight update out"),
+        (Choice(64, Split(stage=2, model=2), "xla", False), "Take model 2 out, or the stages"),
+        (Choice(66, Split(stage=2), "xla", False), "a batch of 66 does not divide over 4 pipelines. Take 68"),
+        (Choice(64, Split(stage=8), "xla", False, pipeline="interleaved", chunks=4), "into 26 at most"),
+        (Choice(64, Split(stage=2), "xla", False, micro_batches=5), "5 micro-batches do not divide the 16 rows"),
+    ],
+)
+def test_stages_that_cannot_be(choice, message):
+    with pytest.raises(Exception, match=message):
+        predict_step(MODELS["bert"], choice, POD)
+    with pytest.raises(PlanError, match="it does not say its layers"):
+        predict_step(MODELS["resnet50"], Choice(64, Split(stage=2), "xla", False), POD)
+
+
+@pytest.mark.parametrize(
+    ("model", "choice"),
+    [
+        ("bert", Choice(64)),
+        ("bert", Choice(64, Split(model=4))),
+        ("bert", Choice(64, Split(stage=4), shard_update=False)),
+        ("ssd", Choice(64, Split(spatial=4), norm_group=8)),
+    ],
+)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_steps_trace_is_in_the_format_and_as_long_as_the_step(model, choice, overlaps, tmp_path):
+    """Names, then complete events; on each track one after the other (Trace Event Format, Duca and Sinclair, 2016)."""
+    machine = replace(POD, overlaps=overlaps, host_examples_per_s=1e3)
+    step = predict_step(MODELS[model], choice, machine)
+    write_step_trace(step, MODELS[model], machine, tmp_path / "t.json")
+    data = json.loads((tmp_path / "t.json").read_text())
+    events = [event for event in data["traceEvents"] if event["ph"] == "X"]
+    assert data["displayTimeUnit"] in ("ms", "ns")
+    assert all(event["ph"] == "M" and event["args"] for event in data["traceEvents"] if event not in events)
+    tracks = {}
+    for event in events:
+        assert {"name", "cat", "ts", "dur", "pid", "tid", "args"} <= event.keys()
+        assert event["dur"] >= 0 <= event["ts"]
+        tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len({pid for pid, _ in tracks}) == max(1, choice.split.stage)
+    for track in map(sorted, tracks.values()):
+        assert all(after[0] >= before[1] - 2e-3 for before, after in pairwise(track))
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1e6 * step.step_s, rel=1e-6)
