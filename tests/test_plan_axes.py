@@ -159,7 +159,7 @@ def test_products_of_another_type_move_half_the_bytes():
         MODELS["bert"].of("float32")
     with pytest.raises(PlanError, match="a host multiplies in float32"):
         predict_step(workload, Choice(16, dtype="bfloat16"), here(2, 2))
-    found = search(workload, POD, 64, dtypes=("", "bfloat16"))
+    found = search(workload, find("tpu-v3-pod:1x1"), 64, dtypes=("", "bfloat16"))
     assert {step.choice.dtype for step in found.predictions} == {"", "bfloat16"}
     assert "pipelines that never drain (they learn something else)" in found.left_out
 
