@@ -15,9 +15,10 @@ from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
+from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
 from multipod.plan.models import MODELS
-from multipod.plan.network import all_to_all_s
+from multipod.plan.network import all_reduce_s, all_to_all_s, block, group_s
 from multipod.plan.predict import Choice, predict_step
 from multipod.plan.price import check_of, schedule_of, work_s
 from multipod.plan.program import dtype_fields, expert_splits, workload_of
@@ -44,7 +45,7 @@ def pipelined(**changes):
     return Choice(64, Split(stage=4), "torus-2d", False, **changes)
 
 
-def even(examples, parts, lanes):
+def even(examples, parts, lanes, model):
     """A model of equal parts, whose backward pass takes twice as long as its forward pass."""
     forward = Work((Op("matmul", "matmul", 1e12 * examples / parts, 0.0),))
     return (Part(forward, forward.times(3), (), (("x", 1, 1e6 * examples),), 0.0),) * parts
@@ -60,7 +61,7 @@ def test_the_bubble_is_the_published_one(name, chunks, micro):
     """(P - 1) / (chunks N) of the work: arXiv:1811.06965, and arXiv:2104.04473, section 2.2."""
     step = predict_step(EVEN, pipelined(pipeline=name, chunks=chunks, micro_batches=micro), FREE)
     assert step.idle_s / step.compute_s == pytest.approx(3 / (chunks * micro))
-    assert step.compute_s == pytest.approx(work_s(even(64 / 2, 1, 1)[0].whole, FREE) / 4)
+    assert step.compute_s == pytest.approx(work_s(even(64 / 2, 1, 1, 1)[0].whole, FREE) / 4)
 
 
 def test_an_asynchronous_pipeline_has_none():
@@ -98,7 +99,7 @@ def test_a_pipeline_against_xlas_program():
     assert workload.layers == 8
     step = predict_step(workload, Choice(64, Split(stage=2), "xla", False, micro_batches=4), here(2, 2))
     facts = facts_of(StagedProgram(laid, make_mesh(laid.layout)).lowered.compile(QUICK))
-    first, last = workload.cut(16, 2, 1)
+    first, last = workload.cut(16, 2, 1, 1)
     sent = {one.nbytes for one in facts.collectives if one.kind == "collective-permute"}
     assert sent == {first.sent_bytes}
     assert last.sent_bytes == 0
@@ -126,11 +127,36 @@ def test_experts_send_what_xlas_program_sends():
     assert facts.memory.arguments == pytest.approx(3 * split.memory.parameters, rel=0.05)
 
 
+@pytest.mark.parametrize(("model", "published"), [(8, 59.25), (1, None)])
+def test_what_a_transformer_keeps(model, published):
+    """s b h (10 + 24 / t + 5 a s / (h t)) a layer, arXiv:2205.05198, equation 2; 59.25 GiB in its figure 1 (22B)."""
+    s, b, h, a, layers = 2048, 4, 6144, 64, 48
+    kept = layers * Attention(h, 4 * h, a, model).work(b, s, [s]).activation_bytes
+    assert kept == pytest.approx(layers * s * b * h * (10 + 24 / model + 5 * a * s / (h * model)))
+    assert published is None or kept / 2**30 == pytest.approx(published, rel=0.01)
+
+
 def test_an_all_to_all_crosses_the_middle():
     machine = find("tpu-v4-cube:2x2x2").calibrated(link=1.0, hop_s=0.0, message_s=0.0)
-    line = all_to_all_s(machine, (4, 1, 1), 8e6)  # two chips' halves cross one link
-    assert line == pytest.approx(8e6 / machine.link_bytes_per_s)
-    assert all_to_all_s(machine, (2, 2, 1), 8e6) == pytest.approx(line / 2)
+    line, square = (replace(block(4, machine.topology), shape=shape) for shape in ((1, 4), (2, 2)))
+    took = all_to_all_s(machine, line, 8e6)  # two chips' halves cross one link
+    assert took == pytest.approx(8e6 / machine.link_bytes_per_s)
+    assert all_to_all_s(machine, square, 8e6) == pytest.approx(took / 2)
+
+
+def test_a_box_of_gpus_talks_over_its_own_switch():
+    """The cards of a box count only where there are several: NVSwitch carries 300 GB/s, a card 25."""
+    box, boxes = (find(name).calibrated(link=1.0, hop_s=0.0, message_s=0.0) for name in ("dgx-a100:1", "dgx-a100:4"))
+    assert (box.link_bytes_per_s, boxes.link_bytes_per_s) == (300e9, 25e9)
+    ring = 2 * 7 / 8 * 8e9 / 300e9
+    assert all_reduce_s(box, "ring", 8e9) == pytest.approx(ring)
+    for machine in (box, boxes):
+        assert group_s(machine, "all-reduce", 8e9, 8) == pytest.approx(ring, rel=0.2)
+        assert group_s(machine, "all-to-all", 8e9, 8) == pytest.approx(7 / 8 * 8e9 / 300e9)
+    # Two boxes: an eighth of the vector crosses each card, there and back.
+    assert group_s(boxes, "all-reduce", 8e9, 16) == pytest.approx(ring + 2 * 1 / 2 * 1e9 / 25e9)
+    whole = Choice(4, Split(model=8), "ring", False)
+    assert "gradient sum" not in dict(predict_step(MODELS["bert"], whole, box).parts)
 
 
 def test_layouts_of_a_plan_are_layouts_of_a_run():
@@ -167,8 +193,8 @@ def test_products_of_another_type_move_half_the_bytes():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(64, Split(stage=4)), "inside a stage nothing else is split. Take the weight update out"),
-        (Choice(64, Split(stage=2, model=2), "xla", False), "Take model 2 out, or the stages"),
+        (Choice(64, Split(stage=4)), "of a stage only model may be split. Take the weight update out"),
+        (Choice(64, Split(stage=2, spatial=2), "xla", False), "Take spatial 2 out, or the stages"),
         (Choice(66, Split(stage=2), "xla", False), "a batch of 66 does not divide over 4 pipelines. Take 68"),
         (Choice(64, Split(stage=8), "xla", False, pipeline="interleaved", chunks=4), "into 26 at most"),
         (Choice(64, Split(stage=2), "xla", False, micro_batches=5), "5 micro-batches do not divide the 16 rows"),
@@ -187,6 +213,7 @@ def test_stages_that_cannot_be(choice, message):
         ("bert", Choice(64)),
         ("bert", Choice(64, Split(model=4))),
         ("bert", Choice(64, Split(stage=4), shard_update=False)),
+        ("transformer", Choice(64, Split(stage=2, model=2), shard_update=False)),
         ("ssd", Choice(64, Split(spatial=4), norm_group=8)),
     ],
 )

@@ -7,9 +7,9 @@ before or after it: each tensor is written once and read by each product, norm o
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from multipod.plan.work import Message, Op, Work
+from multipod.plan.work import Message, Op, Work, together
 
 LANES = 128
 """Of a TPU: the matrix unit is 128 x 128, and tensors lie in memory in tiles with rows of 128."""
@@ -178,17 +178,23 @@ class Attention:
     Attributes:
       features, hidden, heads: as in `multipod.models.transformer.Transformer`.
       model: devices that heads and hidden features are split over.
+      kept_hidden: arrays of hidden features that the backward pass needs: 2 of a GELU, 1 of a ReLU.
     """
 
     features: int
     hidden: int
     heads: int
     model: int = 1
+    kept_hidden: int = 2
 
     def work(
         self, examples: float, length: int, context: Sequence[int], train: bool = True, lanes: int = LANES
     ) -> Work:
-        """`context` has the length of what is attended to, once for each attention block."""
+        """`context` has the length of what is attended to, once for each attention block.
+
+        Source: (what is kept for the backward pass) Korthikanti et al., 2022, arXiv:2205.05198, section 4.1: dropout's
+        masks take a byte, all else two.
+        """
         tokens, d = examples * length, self.features
         share, hidden = d / self.model, self.hidden / self.model
         twice = 2 if train else 1
@@ -207,10 +213,12 @@ class Attention:
         parts.append(elementwise("norm", tokens * d, 6 * (1 + twice), count=2 * twice))
         parts.append(elementwise("relu", tokens * hidden, twice, count=0))  # fused into the products around it
         parts.append(self._sum(tokens, twice))
-        total = Work(())
-        for part in parts:
-            total = total + part
-        return total
+        blocks = len(context)
+        kept = tokens * d * 5 * (blocks + 1)  # inputs of norms and of the first products, dropout's masks
+        kept += HALF * tokens * hidden * self.kept_hidden
+        kept += sum(HALF * share * (2 * tokens + 2 * examples * other) for other in context)
+        kept += sum(5 * examples * self.heads / self.model * length * other for other in context)
+        return replace(together(parts), activation_bytes=kept if train else 0.0)
 
     def _scores(self, examples: float, length: int, other: int, train: bool, lanes: int) -> Work:
         """Scores and weighted sums of all heads: products of [length, head] and [head, other], and the softmax
@@ -250,7 +258,7 @@ def told_of(
         "loss", logits, passes, WHOLE, count=passes
     )
     sums = (Message("model", "all-reduce", HALF * tokens * features, model, 2),) if model > 1 else ()
-    return work + Work((), sums)
+    return replace(work + Work((), sums), activation_bytes=WHOLE * logits if train else 0.0)
 
 
 def looked_up(tokens: float, features: int, vocab: float, train: bool = True) -> Work:

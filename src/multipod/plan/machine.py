@@ -138,7 +138,7 @@ class Machine:
     @property
     def link_bytes_per_s(self) -> float:
         """What links carry in one direction, calibrated; of the slowest dimension in use."""
-        return self.calibration.link * min(map(float, self.topology.bytes_per_s))
+        return self.calibration.link * slowest(self.topology)
 
     def calibrated(self, **constants: float) -> "Machine":
         """The machine with some constants changed."""
@@ -147,6 +147,12 @@ class Machine:
     def of(self, topology: Topology) -> "Machine":
         """The same kind of machine with another topology: a slice, or one with failures."""
         return replace(self, topology=topology)
+
+
+def slowest(topology: Topology) -> float:
+    """Bytes a second of the slowest links that join chips of this topology, in one direction."""
+    used = [float(speed) for speed, size in zip(topology.bytes_per_s, topology.shape, strict=True) if size > 1]
+    return min(used, default=min(map(float, topology.bytes_per_s)))
 
 
 TPU_V3 = Calibration(

@@ -59,13 +59,14 @@ def resnet_layers(depth: int = 50, height: int = 224, width: int = 224, first_fr
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of a table, for pipelines: its work (examples, whether to train, lanes), what it holds and sends.
+    """A layer of a table, for pipelines: its work (examples, whether to train, lanes, devices that split it), what it
+    holds and sends.
 
     Layers of one `kind` have arrays of the same shapes. `tied` parameters are of the one table of the vocabulary.
     """
 
     kind: str
-    work: Callable[[float, bool, int], Work]
+    work: Callable[[float, bool, int, int], Work]
     parameters: float
     sent_bytes: float
     tied: float = 0.0
@@ -73,19 +74,19 @@ class _Layer:
 
 def _cut(layers: Sequence[_Layer]) -> Cut:
     """The layers in consecutive parts, by their FLOPs and bytes on a common scale, as `layout.stages` cuts them."""
-    costs = [layer.work(1, True, 1).flops + 1 for layer in layers]
+    costs = [layer.work(1, True, 1, 1).flops + 1 for layer in layers]
     listed = [Layer(str(n), cost) for n, cost in enumerate(costs)]
 
-    def cut(examples: float, parts: int, lanes: int) -> tuple[Part, ...]:
+    def cut(examples: float, parts: int, lanes: int, model: int) -> tuple[Part, ...]:
         starts = balanced(listed, parts).starts
         return tuple(
             Part(
-                together(layer.work(examples, False, lanes) for layer in own),
-                together(layer.work(examples, True, lanes) for layer in own),
-                tuple((layer.kind, 1.0, layer.parameters) for layer in own),
-                tuple((layer.kind, 1.0, layer.work(examples, True, lanes).activation_bytes) for layer in own),
+                together(layer.work(examples, False, lanes, model) for layer in own),
+                together(layer.work(examples, True, lanes, model) for layer in own),
+                tuple((layer.kind, 1.0, layer.parameters / model) for layer in own),
+                tuple((layer.kind, 1.0, layer.work(examples, True, lanes, model).activation_bytes) for layer in own),
                 examples * own[-1].sent_bytes if stop < len(layers) else 0.0,
-                (("table", max(layer.tied for layer in own)),) if any(layer.tied for layer in own) else (),
+                (("table", max(layer.tied for layer in own) / model),) if any(layer.tied for layer in own) else (),
             )
             for start, stop in pairwise(starts)
             if (own := layers[start:stop])
@@ -137,19 +138,19 @@ def bert_large(length: int = 512, predictions: int = 76) -> Workload:
         )
         return layer.times(layers) + told + head + elementwise("embedding", tokens * d, 12, HALF, count=6)
 
-    def first(examples: float, train: bool, lanes: int) -> Work:
+    def first(examples: float, train: bool, lanes: int, model: int) -> Work:
         passes = 12 if train else 4
-        return looked_up(examples * length, d, vocab, train) + elementwise(
+        return looked_up(examples * length, d, vocab / model, train) + elementwise(
             "embedding", examples * length * d, passes, HALF, count=passes / 2
         )
 
-    def middle(examples: float, train: bool, lanes: int) -> Work:
-        return Attention(d, hidden, heads).work(examples, length, [length], train, lanes)
+    def middle(examples: float, train: bool, lanes: int, model: int) -> Work:
+        return Attention(d, hidden, heads, model).work(examples, length, [length], train, lanes)
 
-    def last(examples: float, train: bool, lanes: int) -> Work:
+    def last(examples: float, train: bool, lanes: int, model: int) -> Work:
         head = dense("transform", examples * predictions, d, d, train=train, lanes=lanes)
         pool = dense("pool", examples, d, d, train=train, lanes=lanes)
-        return head + pool + told_of(examples * predictions, d, vocab, train=train, lanes=lanes)
+        return head + pool + told_of(examples * predictions, d, vocab, model, lanes, train=train)
 
     table, sent = vocab * d, HALF * length * d
     enter = _Layer("embedding", first, table + (length + 4) * d, sent, table)
@@ -174,7 +175,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
     d, hidden, heads, layers = 1024, 4096, 16, 6
 
     def build(examples: float, split: Split, lanes: int) -> Work:
-        layer = Attention(d, hidden, heads, split.model)
+        layer = Attention(d, hidden, heads, split.model, kept_hidden=1)
         encoder = layer.work(examples, source, [source], lanes=lanes).times(layers)
         decoder = layer.work(examples, target, [target, source], lanes=lanes).times(layers)
         tokens = examples * (source + target)
@@ -184,19 +185,22 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
     def decode(examples: float, split: Split, lanes: int) -> Work:
         return _beam_search(examples, split, d, hidden, layers, vocab, lanes)
 
-    def embedded(tokens: int) -> Callable[[float, bool, int], Work]:
-        def work(examples: float, train: bool, lanes: int) -> Work:
+    def embedded(tokens: int) -> Callable[[float, bool, int, int], Work]:
+        def work(examples: float, train: bool, lanes: int, model: int) -> Work:
             passes = 12 if train else 4
             arithmetic = elementwise("embedding", examples * tokens * d, passes, HALF, count=passes / 2)
-            return looked_up(examples * tokens, d, vocab, train) + arithmetic
+            return looked_up(examples * tokens, d, vocab / model, train) + arithmetic
 
         return work
 
-    def block(length: int, context: list[int]) -> Callable[[float, bool, int], Work]:
-        return lambda examples, train, lanes: Attention(d, hidden, heads).work(examples, length, context, train, lanes)
+    def block(length: int, context: list[int]) -> Callable[[float, bool, int, int], Work]:
+        def work(examples: float, train: bool, lanes: int, model: int) -> Work:
+            return Attention(d, hidden, heads, model, 1).work(examples, length, context, train, lanes)
 
-    def logits(examples: float, train: bool, lanes: int) -> Work:
-        return told_of(examples * target, d, vocab, train=train, lanes=lanes)
+        return work
+
+    def logits(examples: float, train: bool, lanes: int, model: int) -> Work:
+        return told_of(examples * target, d, vocab, model, lanes, train=train)
 
     table, one = vocab * d, HALF * d
     both = one * (source + target)  # from the encoder's end on, its output travels beside the decoder's

@@ -18,7 +18,7 @@ from pathlib import Path
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Collective, Schedule
 from multipod.errors import MultipodError, ScheduleError
-from multipod.plan.machine import Machine
+from multipod.plan.machine import Machine, slowest
 from multipod.simulate.simulate import CELLS, Mode, simulate
 from multipod.topology.topology import Topology
 
@@ -38,10 +38,10 @@ class Cost:
     hops: float
     vectors: float
 
-    def seconds(self, machine: Machine, nbytes: float) -> float:
-        """On this machine, calibrated."""
-        constants = machine.calibration
-        return constants.message_s + self.hops * constants.hop_s + self.vectors * nbytes / machine.link_bytes_per_s
+    def seconds(self, machine: Machine, nbytes: float, bytes_per_s: float = 0.0) -> float:
+        """On this machine, calibrated; `bytes_per_s` of the slowest link that is used, if not the machine's."""
+        constants, speed = machine.calibration, bytes_per_s or machine.link_bytes_per_s
+        return constants.message_s + self.hops * constants.hop_s + self.vectors * nbytes / speed
 
 
 def all_reduce_s(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
@@ -90,23 +90,25 @@ def group_s(machine: Machine, pattern: str, nbytes: float, peers: int) -> float:
     if chips == 1:
         return machine.calibration.message_s + inside
     if pattern == "all-to-all":
-        return inside + all_to_all_s(machine, block(chips, machine.topology).shape, nbytes)
+        return inside + all_to_all_s(machine, block(chips, machine.topology), nbytes)
     whole = inside + quickest_s(machine, block(chips, machine.topology), nbytes)
     return whole if pattern == "all-reduce" else whole / 2
 
 
-def all_to_all_s(machine: Machine, shape: tuple[int, ...], nbytes: float) -> float:
-    """Every chip of an open block of `shape` sends each an equal part of `nbytes` for each of its devices.
+def all_to_all_s(machine: Machine, on: Topology, nbytes: float) -> float:
+    """Every chip of a block sends each an equal part of `nbytes` for each of its devices.
 
     Half of what the chips on one side of the middle have crosses it: that is the bound, and dimension-ordered routes on
-    a block reach it.
+    an open block reach it. On a switch all but a chip's own part leaves by its port.
     """
-    longest, chips = max(shape), math.prod(shape)
-    side = longest // 2
-    crossing = side * (longest - side) / longest**2 * chips * nbytes * machine.devices_per_chip
-    constants = machine.calibration
-    hops_s = sum(size - 1 for size in shape) * constants.hop_s
-    return constants.message_s + hops_s + crossing / (chips // longest) / machine.link_bytes_per_s
+    shape, longest, constants = on.shape, max(on.shape), machine.calibration
+    nbytes *= machine.devices_per_chip
+    if any(on.switched):
+        leaving, hops = nbytes * (1 - 1 / on.size), 2
+    else:
+        side = longest // 2
+        leaving, hops = side * (longest - side) / longest * nbytes, sum(size - 1 for size in shape)
+    return constants.message_s + hops * constants.hop_s + leaving / (constants.link * slowest(on))
 
 
 QUICK = ("torus-2d", "halving-doubling")
@@ -118,15 +120,20 @@ def quickest_s(machine: Machine, topology: Topology, nbytes: float) -> float:
     found = []
     for algorithm in QUICK:
         with suppress(ScheduleError):
-            found.append(cost(topology, algorithm).seconds(machine, nbytes))
+            speed = machine.calibration.link * slowest(topology)
+            found.append(cost(topology, algorithm).seconds(machine, nbytes, speed))
     return min(found, default=0.0)
 
 
 def block(chips: int, topology: Topology) -> Topology:
-    """The squarest open block of so many chips."""
+    """The squarest open block of so many chips; on switches, as few boxes as hold them."""
+    if any(topology.switched):
+        inner = min(chips, topology.shape[-1])
+        return replace(topology, shape=(*(1,) * (len(topology.shape) - 2), -(-chips // inner), inner), name="")
     rows = next(rows for rows in range(math.isqrt(chips), 0, -1) if chips % rows == 0)
     shape = (rows, chips // rows) if len(topology.shape) > 1 else (chips,)
-    return Topology(shape, chip=topology.chip, latency_s=(1.0,) * len(shape), bytes_per_s=(1.0,) * len(shape))
+    speed, latency = slowest(topology), max(map(float, topology.latency_s))
+    return Topology(shape, chip=topology.chip, latency_s=(latency,) * len(shape), bytes_per_s=(speed,) * len(shape))
 
 
 def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduce", tile: tuple[int, ...] = ()) -> Cost:
@@ -138,7 +145,8 @@ def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduc
       ScheduleError: it does not fit.
     """
     names = NAMES.get(algorithm, algorithm)
-    latency, speed = max(topology.latency_s), min(topology.bytes_per_s)
+    used = [late for late, size in zip(topology.latency_s, topology.shape, strict=True) if size > 1]
+    latency, speed = max(used, default=max(topology.latency_s)), slowest(topology)
     scaled = replace(
         topology,
         latency_s=tuple(float(one / latency) if latency else 1.0 for one in topology.latency_s),
@@ -183,7 +191,7 @@ def _cost(topology: Topology, algorithm: str, collective: Collective, tile: tupl
     return _written(key, _simulated_cost(topology, algorithm, collective, tile))
 
 
-VERSION = 1
+VERSION = 2
 """Of schedules and simulator: another number forgets all costs in files."""
 
 

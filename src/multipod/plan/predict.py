@@ -189,9 +189,9 @@ def passes_of(workload: Workload, choice: Choice, machine: Machine, replicas: in
     split = choice.split
     if split.stage == 1:
         return at_once(workload, split, machine, choice.batch, replicas, choice.norm_group)
-    if len(split.sizes) > 1 or choice.shard_update:
-        beside = str(replace(split, stage=1)) or "the weight update"
-        raise PlanError(f"{workload.name}: inside a stage nothing else is split. Take {beside} out, or the stages.")
+    if split.sizes.keys() - {"model", "stage"} or choice.shard_update:
+        beside = str(replace(split, stage=1, model=1)) or "the weight update"
+        raise PlanError(f"{workload.name}: of a stage only model may be split. Take {beside} out, or the stages.")
     if choice.batch % replicas:
         raise PlanError(
             f"{machine}: a batch of {choice.batch} does not divide over {replicas} pipelines. Take "
@@ -241,13 +241,15 @@ def tile_of(split: Split, machine: Machine) -> tuple[int, ...]:
     """The chips of a replica whose weights are split; () for one chip.
 
     Peers lie along the second dimension first, as in the figure of arXiv:2011.03641: the first dimension's rings, which
-    carry nearly all bytes, then join neighbours. 4 devices are 1 x 2 chips, 8 are 2 x 2, 16 are 2 x 4 (y, x).
+    carry nearly all bytes, then join neighbours. 4 devices are 1 x 2 chips, 8 are 2 x 2, 16 are 2 x 4 (y, x). In a
+    machine of a single row they lie in it.
     """
     chips = -(-split.of_weights // machine.devices_per_chip)
     if chips <= 1:
         return ()
-    rows = 1 if chips < 4 else 2
-    size = len(machine.topology.shape)
+    shape = machine.topology.shape
+    rows = 1 if chips < 4 or shape[0] % 2 or len(shape) == 1 else 2
+    size = len(shape)
     return (rows, chips // rows, *(1,) * (size - 2)) if size > 1 else (chips,)
 
 
@@ -258,9 +260,12 @@ def gradient_sum_s(workload: Workload, choice: Choice, machine: Machine, held: f
     others over all devices.
     """
     split, wire = choice.split, workload.wire_bytes
+    weights = split.of_weights if workload.splits_weights else 1
+    if machine.devices == weights and split.expert == 1:
+        return 0.0  # one replica, whose devices hold different weights
     tile = tile_of(split, machine) if workload.splits_weights else ()
     # The devices of a chip hold different shares, and all of them leave by the chip's links.
-    shares = min(split.of_weights if workload.splits_weights else 1, machine.devices_per_chip)
+    shares = min(weights, machine.devices_per_chip)
     shares = 1 if machine.network == "shared" else shares
     if split.expert > 1:
         own = workload.expert_parameters / split.of_weights

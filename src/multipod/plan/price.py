@@ -71,25 +71,31 @@ def in_stages(
     """
     stages = split.stage
     made = schedule_of(pipeline, stages, micro, chunks)
-    parts = parts_of(workload, examples, micro, made.parts, machine.lanes)
-    forward = tuple(work_s(part.forward, machine, workload.dtype) for part in parts)
-    whole = tuple(work_s(part.whole, machine, workload.dtype) for part in parts)
+    parts = parts_of(workload, examples, micro, made.parts, machine.lanes, split.model)
+    forward, whole = (
+        tuple(work_s(one, machine, workload.dtype) + sum(told_s(one, machine).values()) for one in works)
+        for works in ([part.forward for part in parts], [part.whole for part in parts])
+    )
     backward = tuple(max(0.0, both - one) for one, both in zip(forward, whole, strict=True))
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
     busy_s = micro * sum(whole) / stages
+    told: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in told_s(part.whole, machine).items():
+            told[name] = told.get(name, 0.0) + seconds * micro / stages
     if machine.network == "shared":
         bubble_s, sends_s = 0.0, made.span * send_s
     else:
         bubble_s = clock_s(made, forward, backward, 0.0) - busy_s
         sends_s = clock_s(made, forward, backward, send_s) - busy_s - bubble_s
-    messages = [("between stages", sends_s)]
+    messages = [*told.items(), ("between stages", sends_s)]
     if tied := sum(_tied(parts).values()):
         messages.append(("tied weights", group_s(machine, "all-reduce", workload.wire_bytes * tied, stages)))
     live = [n / made.chunks for n in check_of(made).peak_live]
     # Beside those under way, what a pass makes before it is stored, and what it takes out of the store.
     saved = room(made, [part.saved for part in parts], [n + 2 for n in live])
     return Passes(
-        compute_s=busy_s,
+        compute_s=busy_s - sum(told.values()),
         idle_s=bubble_s,
         parts=tuple(_by_name([(part.whole, micro / stages) for part in parts], machine, workload.dtype)),
         messages=tuple(messages),
@@ -124,7 +130,7 @@ def clock_s(made: PipelineSchedule, forward: tuple[float, ...], backward: tuple[
 
 
 @lru_cache(maxsize=1024)
-def parts_of(workload: Workload, examples: int, micro: int, parts: int, lanes: int) -> tuple[Part, ...]:
+def parts_of(workload: Workload, examples: int, micro: int, parts: int, lanes: int, model: int = 1) -> tuple[Part, ...]:
     """The parts of the model with what a micro-batch asks of each, merged, and remembered.
 
     Raises:
@@ -140,7 +146,7 @@ def parts_of(workload: Workload, examples: int, micro: int, parts: int, lanes: i
         )
     return tuple(
         replace(one, forward=merged(one.forward), whole=merged(one.whole))
-        for one in workload.cut(examples // micro, parts, lanes)
+        for one in workload.cut(examples // micro, parts, lanes, model)
     )
 
 
@@ -196,11 +202,17 @@ def _by_name(works: list[tuple[Work, float]], machine: Machine, dtype: Dtype) ->
     return list(found.items())
 
 
-def _messages(work: Work, workload: Workload, norm_group: int, machine: Machine) -> list[tuple[str, float]]:
+def told_s(work: Work, machine: Machine) -> dict[str, float]:
+    """What devices tell each other in this work, by name."""
     found: dict[str, float] = {}
     for message in work.messages:
         seconds = message.count * group_s(machine, message.pattern, message.nbytes, message.peers)
         found[message.name] = found.get(message.name, 0.0) + seconds
+    return found
+
+
+def _messages(work: Work, workload: Workload, norm_group: int, machine: Machine) -> list[tuple[str, float]]:
+    found = told_s(work, machine)
     if norm_group > 1 and workload.norm_group_messages:
         one = group_s(machine, "all-reduce", workload.norm_bytes, norm_group)
         found["norm sums"] = workload.norm_group_messages * one

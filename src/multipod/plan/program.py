@@ -208,8 +208,14 @@ def _layers(recipe: Recipe) -> int:
 
 
 @lru_cache(maxsize=64)
-def _parts(recipe: Recipe, examples: float, parts: int, lanes: int) -> tuple[Part, ...]:
-    """The parts of the recipe's pipeline, each traced as `multipod.step.staged` runs it."""
+def _parts(recipe: Recipe, examples: float, parts: int, lanes: int, model: int) -> tuple[Part, ...]:
+    """The parts of the recipe's pipeline, each traced as `multipod.step.staged` runs it.
+
+    Raises:
+      PlanError: parts that are split themselves, of which only XLA could tell.
+    """
+    if model > 1:
+        raise PlanError(f"recipe {recipe.name}: stages that model splits are planned for published tables only.")
     layout = Layout((1, 1), stage=parts, micro_batches=1)
     small = replace(recipe, batch=round(examples), accumulate=1, layout=layout)
     pipe = StagedProgram(small, abstract_mesh(layout)).pipe

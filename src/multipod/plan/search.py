@@ -97,6 +97,7 @@ def _splits(workload: Workload) -> Iterator[Split]:
             yield Split(model=n)
         if workload.cut is not None and n <= workload.layers:
             yield Split(stage=n)
+            yield from (Split(model=m, stage=n) for m in SPLITS[1:4] if "model" in workload.axes)
 
 
 def search(
@@ -138,9 +139,11 @@ def search(
 
 def _unsearched(workload: Workload, dtypes: Sequence[str]) -> Iterator[str]:
     """What could be laid out and was not tried."""
-    axes = {axis for split in _splits(workload) for axis in split.sizes if axis != "stage"}
-    if len(axes) > 1:
-        yield f"splits over several of {', '.join(sorted(axes))} at once"
+    axes = {axis for split in _splits(workload) for axis in split.sizes}
+    if len(axes - {"stage"}) > 1:
+        yield f"splits over several of {', '.join(sorted(axes - {'stage'}))} at once"
+    if workload.cut is not None and "model" in axes and "model" not in workload.axes:
+        yield "stages that model splits"
     if workload.cut is not None:
         yield "pipelines that never drain (they learn something else)"
     rest = [

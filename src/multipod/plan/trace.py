@@ -11,7 +11,7 @@ from multipod.pipelines.timing import Costs, timed
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.predict import Prediction, bucket_times, examples_of, micro_of
-from multipod.plan.price import op_s, parts_of, schedule_of, work_s
+from multipod.plan.price import op_s, parts_of, schedule_of, told_s, work_s
 from multipod.plan.work import Op
 from multipod.plan.workload import Workload
 
@@ -94,17 +94,19 @@ def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Ite
     workload, choice = workload.of(prediction.choice.dtype), prediction.choice
     examples, micro = examples_of(choice, machine), micro_of(choice, machine)
     made = schedule_of(choice.pipeline, choice.split.stage, micro, choice.chunks)
-    parts = parts_of(workload, examples, micro, made.parts, machine.lanes)
-    forward = [work_s(part.forward, machine, workload.dtype) for part in parts]
-    backward = [
-        max(0.0, work_s(part.whole, machine, workload.dtype) - one) for part, one in zip(parts, forward, strict=True)
-    ]
+    parts = parts_of(workload, examples, micro, made.parts, machine.lanes, choice.split.model)
+    forward, whole = (
+        [work_s(one, machine, workload.dtype) + sum(told_s(one, machine).values()) for one in works]
+        for works in ([part.forward for part in parts], [part.whole for part in parts])
+    )
+    backward = [max(0.0, both - one) for one, both in zip(forward, whole, strict=True)]
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
     clock = timed(made, Costs(forward, backward, 0, send_s))
     pids = range(1, made.stages + 1)
     for pid in pids:
         yield from _names(pid, f"stage {pid - 1}", pid)
-    passes_s = prediction.compute_s + prediction.idle_s + dict(prediction.parts).get("between stages", 0.0)
+    inside = {name: seconds for name, seconds in prediction.parts if name in prediction.messages}
+    passes_s = prediction.compute_s + prediction.idle_s + sum(inside.values()) - inside.get("tied weights", 0.0)
     # In a full pipe, and on a host whose devices share its cores, the clock of one drained update is another one.
     scale = passes_s / float(clock.total)
     for p, ops in enumerate(made.ops):

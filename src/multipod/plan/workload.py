@@ -67,7 +67,7 @@ class Part:
     Attributes:
       forward: the forward pass.
       whole: forward and backward pass.
-      weights: parameters; tied ones are in every part that uses them.
+      weights: parameters, on one of the devices that split the part; tied ones are in every part that uses them.
       saved: bytes kept from the forward for the backward pass.
       sent_bytes: to the next part; as many come back as gradients.
       tied: names and parameters of weights that other parts may hold too.
@@ -81,8 +81,8 @@ class Part:
     tied: tuple[tuple[str, float], ...] = ()
 
 
-Cut = Callable[[float, int, int], tuple[Part, ...]]
-"""(examples of a micro-batch, parts, lanes) to the parts of the model, in the order of its layers."""
+Cut = Callable[[float, int, int, int], tuple[Part, ...]]
+"""(examples of a micro-batch, parts, lanes, devices that split each part) to the parts of the model in their order."""
 
 
 @dataclass(frozen=True)
