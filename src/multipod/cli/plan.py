@@ -23,7 +23,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="RECIPE | calibrate | compare A B")
+@click.argument("names", nargs=-1, metavar="RECIPE | calibrate [FILE] | compare A B")
 @click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`.")
 @failure_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
@@ -59,6 +59,7 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
     multipod plan resnet50 --on tpu-v3-multipod --batch 65536
     multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
     multipod plan calibrate                            measure this host, for --on here
+    multipod plan calibrate steps.json --on dgx-a100 --save a100.json      fit a machine to measured steps
     multipod plan digits --on here:8 --save plan.json
     multipod plan compare a.json b.json
     """
@@ -74,6 +75,9 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
         return
     if names == ("calibrate",):
         _calibrate(console)
+        return
+    if len(names) == 2 and names[0] == "calibrate":
+        _calibrate_from(console, Path(names[1]), asked)
         return
     if len(names) != 1:
         raise click.UsageError("name one recipe, as `multipod plan resnet50 --on tpu-v3-pod`, or compare two plans.")
@@ -128,6 +132,8 @@ def _machine(asked: dict[str, Any]) -> "Machine":
     from multipod.plan.machine import find
 
     if asked["on"].partition(":")[0] == "here":
+        if asked["fail"] or asked["fail_link"] or asked["scale"]:
+            raise click.UsageError("--fail and --scale are for machines with chips and links; `here` is this one host.")
         machine = _here(asked["on"], asked["calibration"])
     else:
         machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
@@ -191,21 +197,33 @@ def _calibrate(console: "Console") -> None:
     from multipod import runtime
 
     runtime.prepare(cpu_devices=8, cache=runtime.default_cache())
+    from multipod.cli import plan_text
     from multipod.plan.machine import here, write
     from multipod.plan.measure import calibrate
 
     with console.status("") as status:
         fit, measured = calibrate(here(8, os.cpu_count() or 1), told=status.update)
-    for name, seconds in measured.items():
-        console.print(f"{name:36} {1e3 * seconds:8.2f} ms measured, {fit.errors[name]:+.0%} predicted", highlight=False)
-    for name, (value, spread) in fit.constants.items():
-        remark = "  not fixed by these measurements" if name in fit.loose else ""
-        console.print(f"{name:12} {value:.3g} +- {spread:.0%}{remark}", highlight=False)
-    for one, other, together in fit.twins:
-        console.print(f"{one} and {other} cannot be told apart ({together:+.2f})", highlight=False)
+    plan_text.fitted(console, fit, measured)
     _own().parent.mkdir(parents=True, exist_ok=True)
     write(fit.machine, _own(), measured=measured)
     click.echo(f"median error {fit.median_error:.0%}; constants in {_own()}")
+
+
+def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> None:
+    """Fits the constants of a machine to the measured steps in a file."""
+    from multipod.cli import plan_text
+    from multipod.plan.machine import write
+    from multipod.plan.measured import fit_steps, read_steps
+
+    if not asked["on"] or asked["save"] is None:
+        raise click.UsageError("say whose constants are fitted and where they go: --on dgx-a100 --save a100.json.")
+    _remember(asked["cache"])
+    steps = read_steps(file)
+    workloads = {name: _workload(name, {**asked, "batch": 1})[0] for name in {step.model for step in steps}}
+    fit = fit_steps(steps, _machine(asked), workloads.__getitem__)
+    plan_text.fitted(console, fit, {str(step): step.step_ms / 1e3 for step in steps})
+    write(fit.machine, asked["save"], steps=[str(step) for step in steps])
+    click.echo(f"median error {fit.median_error:.0%}; plan with --calibration {asked['save']}")
 
 
 def _remember(cache: str | None) -> None:

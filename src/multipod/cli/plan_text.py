@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from multipod.plan.calibrate import Fit
     from multipod.plan.machine import Machine
     from multipod.plan.predict import Prediction
     from multipod.plan.run import RunPrediction
@@ -178,3 +179,14 @@ def compare(console: "Console", files: tuple[str, ...]) -> None:
         if isinstance(a, int | float) and isinstance(b, int | float):
             table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
     console.print(table)
+
+
+def fitted(console: "Console", fit: "Fit", measured: dict[str, float]) -> None:
+    """What a calibration found: its errors, its constants, and what the data cannot tell apart."""
+    for name, seconds in measured.items():
+        console.print(f"{name:36} {1e3 * seconds:8.2f} ms measured, {fit.errors[name]:+.0%} predicted", highlight=False)
+    for name, (value, spread) in fit.constants.items():
+        remark = "  not fixed by these measurements" if name in fit.loose else ""
+        console.print(f"{name:12} {value:.3g} +- {spread:.0%}{remark}", highlight=False)
+    for one, other, together in fit.twins:
+        console.print(f"{one} and {other} cannot be told apart ({together:+.2f})", highlight=False)

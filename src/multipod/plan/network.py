@@ -111,6 +111,11 @@ def all_to_all_s(machine: Machine, on: Topology, nbytes: float) -> float:
     return constants.message_s + hops * constants.hop_s + leaving / (constants.link * slowest(on))
 
 
+def network_of(machine: Machine) -> set[str]:
+    """The constants that say what messages take on this machine; none on a single device."""
+    return set() if machine.devices == 1 else {"link", "message_s"} if machine.chips > 1 else {"message_s"}
+
+
 QUICK = ("torus-2d", "halving-doubling")
 """For long and for short vectors."""
 

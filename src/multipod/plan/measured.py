@@ -1,0 +1,135 @@
+"""Steps that somebody measured, in a file: what `multipod plan calibrate FILE --on MACHINE` fits a machine to.
+
+    {"format": "multipod-steps-1", "steps": [
+      {"model": "bert", "on": "dgx-a100", "batch": 256, "step_ms": 412.0},
+      {"model": "bert", "on": "dgx-a100:4", "batch": 1024, "split": {"model": 8}, "schedule": "ring", "step_ms": 700}]}
+
+`model` is a published table or a recipe; `on` may be left out where it is the machine itself; other fields are those of
+`multipod.plan.predict.Choice`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multipod.errors import PlanError, nearest
+from multipod.plan.calibrate import Fit, Measurement, fit
+from multipod.plan.machine import Machine, find
+from multipod.plan.network import network_of
+from multipod.plan.predict import Choice, predict_step, replicas_of
+from multipod.plan.price import work_of
+from multipod.plan.workload import Split, Workload
+
+FORMAT = "multipod-steps-1"
+
+ORDER = ("matmul", "convolution", "memory", "op_s", "link", "vector", "message_s")
+"""What is fitted, as far as the steps hold any of it and are as many: what most steps are made of comes first."""
+
+HOW = f'Write {{"format": "{FORMAT}", "steps": [{{"model": "bert", "batch": 256, "step_ms": 412}}, ...]}}.'
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step: of which model, where ("" is the machine that is fitted), how it lay, how long it took."""
+
+    model: str
+    on: str
+    choice: Choice
+    step_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.model}{' on ' + self.on if self.on else ''}, {self.choice}"
+
+
+def read_steps(file: Path) -> list[Step]:
+    """The steps in a file.
+
+    Raises:
+      PlanError: no such file, or all that is wrong in it.
+    """
+    try:
+        data = json.loads(file.read_text())
+    except OSError as error:
+        raise PlanError(f"{file}: {error.strerror}. {HOW}") from error
+    except ValueError as error:
+        raise PlanError(f"{file} is no JSON: {error}. {HOW}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("steps"), list):
+        raise PlanError(f"{file} holds no measured steps. {HOW}")
+    found, wrong = [], []
+    for number, one in enumerate(data["steps"], 1):
+        try:
+            found.append(_step(one))
+        except PlanError as error:
+            wrong.append(f"step {number}: {error}")
+        except (TypeError, ValueError, KeyError) as error:
+            wrong.append(f"step {number}: {type(error).__name__}: {error}")
+    if wrong:
+        raise PlanError(f"{file}:\n" + "\n".join(wrong) + f"\n{HOW}")
+    return found
+
+
+def _step(data: dict[str, Any]) -> Step:
+    """One entry, checked.
+
+    Raises:
+      PlanError: a field that is none, or one that is missing.
+    """
+    choices = [one.name for one in fields(Choice)]
+    for name in data:
+        if name not in (known := ("model", "on", "step_ms", *choices)):
+            raise PlanError(f"there is no field {name!r}. {nearest(name, known)}")
+    missing = [name for name in ("model", "batch", "step_ms") if name not in data]
+    if missing:
+        raise PlanError(f"it says no {', '.join(missing)}.")
+    for name, kind in (("batch", int), ("step_ms", (int, float))):
+        if not isinstance(data[name], kind) or isinstance(data[name], bool) or not data[name] > 0:
+            raise PlanError(f"{name}={data[name]!r} is no number above 0.")
+    split = data.get("split", {})
+    for name in split:
+        if name not in (known := tuple(one.name for one in fields(Split))):
+            raise PlanError(f"nothing is split over {name!r}. {nearest(name, known)}")
+    given = {name: data[name] for name in choices if name in data} | {"split": Split(**split)}
+    return Step(str(data["model"]), str(data.get("on", "")), Choice(**given), float(data["step_ms"]))
+
+
+def fit_steps(steps: Sequence[Step], machine: Machine, workload: Callable[[str], Workload]) -> Fit:
+    """The constants of `machine` that fit the steps, with the fit's errors.
+
+    Args:
+      steps: as `read_steps` gives them.
+      machine: whose constants are fitted, and where steps ran that do not say a machine.
+      workload: from a model's name.
+
+    Raises:
+      PlanError: fewer than two steps, layouts that cannot be, or steps that contradict each other.
+    """
+    if len(steps) < 2:
+        raise PlanError(f"calibration: {len(steps)} measured steps fix no constants. Give two at the least.")
+    measurements = [
+        Measurement(str(step), step.step_ms / 1e3, partial(_priced, workload(step.model), step)) for step in steps
+    ]
+    kinds = {op for step in steps for op in _kinds(workload(step.model), step, machine)}
+    names = [name for name in ORDER if name in kinds or name in ("memory", "op_s")][: len(steps) - 1]
+    found = fit(machine, measurements, names)
+    source = f"{', '.join(names)} fitted to {len(steps)} measured steps, median error {found.median_error:.0%}"
+    return replace(found, machine=replace(found.machine, calibration=replace(found.machine.calibration, source=source)))
+
+
+def _priced(workload: Workload, step: Step, machine: Machine) -> float:
+    return predict_step(workload, step.choice, _on(step, machine)).step_s
+
+
+def _on(step: Step, machine: Machine) -> Machine:
+    return machine.of(find(step.on).topology) if step.on else machine
+
+
+def _kinds(workload: Workload, step: Step, machine: Machine) -> set[str]:
+    """The constants that a step's time depends on."""
+    on = _on(step, machine)
+    examples = -(-step.choice.batch // replicas_of(step.choice, on))
+    one = Split(step.choice.split.spatial, step.choice.split.model, step.choice.split.expert)
+    work = work_of(workload.of(step.choice.dtype), examples, one, on.lanes)
+    return {op.kind for op in work.ops} | network_of(on)
