@@ -1,6 +1,7 @@
 """Calibration by steps that somebody measured, from Python and from the command line; what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,9 @@ from multipod.plan.machine import find, read
 from multipod.plan.measured import Step, fit_steps, read_steps
 from multipod.plan.models import MODELS
 from multipod.plan.predict import Choice, predict_step
+from multipod.train.events import Ended
+from multipod.train.observers.history import Facts
+from multipod.train.observers.report import _planned
 
 TRUTH = {"matmul": 0.62, "memory": 0.8, "op_s": 9e-6, "link": 0.5}
 RUNS = [
@@ -141,3 +145,21 @@ def test_failures_precision_and_traces_from_the_command_line(run, tmp_path):
     assert "a step of layout 1 in t.json: open it in ui.perfetto.dev" in text
     assert "stage " in text  # shown though it is not among the quickest
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_report_holds_what_was_predicted_beside_what_was_measured():
+    """Every part of the step that a run measures, with the plan's own figure beside it."""
+    plan = {"step_s": 0.010, "compute_s": 0.007, "collectives_s": 0.002, "update_s": 0.001, "evaluation_s": 0.0005}
+    facts = Facts("1", "tiny", bytes_per_device={"parameters": 4000, "optimizer": 8000, "other": 1}, plan=plan)
+    facts = replace(facts, plan=plan | {"machine": "here:8", "layout": "batch 64", "state_bytes": 12000.0})
+    ended = Ended(100, False, 0.9, 5e3, 0.0125, 9.8, 7.9, 0.16, 0.04, 0.02, 21.3, 8000, lost_s={"evaluation": 0.2})
+    (section,) = _planned(facts, ended)
+    rows = dict(section[1])
+    assert section[0] == "Plan"
+    assert rows["step"] == "predicted 10.0 ms, measured 12.5 ms, +25%"
+    assert rows["sums"] == "predicted 2.00 ms; the gradient sum alone measured 2.00 ms"
+    assert rows["passes and update"] == "predicted 8.00 ms, measured 10.0 ms"
+    assert rows["input"] == "predicted 0.00 ms, measured 0.50 ms"
+    assert rows["evaluation"] == "predicted 0.50 ms, measured 2.00 ms"
+    assert rows["state per device"].startswith("predicted 11.7 KiB, laid out 11.7 KiB")
+    assert _planned(replace(facts, plan={}), ended) == []

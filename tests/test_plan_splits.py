@@ -8,13 +8,14 @@ import pytest
 
 from multipod.errors import LayoutError, PlanError
 from multipod.layout.compiled import facts_of
+from multipod.layout.hlo import Product, Text
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.plan.machine import find, here
 from multipod.plan.predict import Choice, predict_step
 from multipod.plan.program import workload_of
 from multipod.plan.search import Plan, mesh_of
-from multipod.plan.splits import Splits
+from multipod.plan.splits import Splits, filled
 from multipod.plan.workload import Split
 from multipod.recipe.override import override
 from multipod.step.fits import refuse_too_large
@@ -41,6 +42,23 @@ def test_memory_and_messages_are_those_of_xla_for_examples_that_were_not_compile
     (sums,) = (message for message in workload.build(24, split, 1).messages if message.pattern == "all-reduce")
     sent = sum(one.nbytes * one.times for one in expected.collectives if one.kind == "all-reduce" and one.peers > 1)
     assert sums.nbytes * sums.count == pytest.approx(sent, rel=0.05)
+
+
+def test_split_products_fill_less_of_the_matrix_unit(splits):
+    """Heads and hidden features of 16 and 32 over two devices, on tiles of 16 x 16: rounded up to the tile."""
+    assert filled((Product(64, 16, 32, 10.0), Product(64, 16, 8, 10.0)), 16) == pytest.approx(20 / (10 + 20))
+    assert filled((), 16) == filled((Product(64, 3, 5, 1.0),), 1) == 1.0
+    workload = workload_of(splits.recipe, splits)
+    fills = {}
+    for split in (Split(), Split(model=2)):
+        ops = [op for op in workload.build(16, split, 16).ops if op.kind == "matmul"]
+        fills[split] = sum(op.flops for op in ops) / sum(op.flops / op.fill for op in ops)
+    assert 0.5 <= fills[Split(model=2)] / fills[Split()] < 0.95
+    hlo = "HloModule m\n\nENTRY %main (a: f32[4,6,8], b: f32[4,8,10]) -> f32[4,6,10] {\n"
+    hlo += "  %a = f32[4,6,8] parameter(0)\n  %b = f32[4,8,10] parameter(1)\n"
+    hlo += "  ROOT %d = f32[4,6,10] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, "
+    hlo += "rhs_batch_dims={0}, rhs_contracting_dims={1}\n}\n"
+    assert Text(hlo).products == (Product(24 // 4, 8, 10, 2.0 * 4 * 6 * 10 * 8),)
 
 
 def test_a_split_that_was_not_compiled_is_refused():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from multipod.errors import LayoutError
-from multipod.layout.hlo import Collective, Text
+from multipod.layout.hlo import Collective, Product, Text
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class CompiledFacts:
       memory: see `Memory`.
       collectives: see `Collective`; devices are numbered as in the mesh, row-major.
       unknown_loops: loops whose trips could not be read; what is in them counts once.
+      products: of arrays and images, by their sizes on a device.
     """
 
     devices: int
@@ -59,6 +60,7 @@ class CompiledFacts:
     memory: Memory
     collectives: tuple[Collective, ...]
     unknown_loops: int = 0
+    products: tuple[Product, ...] = ()
 
 
 def facts_of(compiled: Any) -> CompiledFacts:
@@ -83,6 +85,7 @@ def facts_of(compiled: Any) -> CompiledFacts:
         ),
         collectives=text.collectives,
         unknown_loops=text.unknown_loops,
+        products=text.products,
     )
 
 
@@ -236,7 +239,7 @@ def _key(lowered: Any, topology_name: str) -> str:
     return hashlib.sha256("\n".join([topology_name, *versions, lowered.as_text()]).encode()).hexdigest()[:32]
 
 
-FORMAT = "1"
+FORMAT = "2"
 """Of the cached facts; another number makes old ones unknown."""
 
 
@@ -248,6 +251,8 @@ def _read(file: Path) -> CompiledFacts | None:
             Collective(one["kind"], one["nbytes"], tuple(one["dtypes"]), tuple(map(tuple, one["groups"])), one["times"])
             for one in data.pop("collectives")
         )
-        return CompiledFacts(**{**data, "memory": Memory(**data["memory"]), "collectives": collectives})
+        products = tuple(Product(**one) for one in data.pop("products"))
+        memory = Memory(**data.pop("memory"))
+        return CompiledFacts(**data, memory=memory, collectives=collectives, products=products)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -65,6 +65,19 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Product:
+    """Products of one size on a device, [rows, inner] x [inner, outer], batches and repetitions counted as more FLOPs.
+
+    Of a convolution rows are the places and examples of its result, and few input channels count with their window.
+    """
+
+    rows: int
+    inner: int
+    outer: int
+    flops: float
+
+
+@dataclass(frozen=True)
 class _Instruction:
     name: str
     result: str
@@ -164,6 +177,17 @@ class Text:
         return Collective(kind, size, tuple(sorted({dtype for dtype, _ in arrays})), groups, times)
 
     @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """All products and convolutions by their sizes on a device, with loops run through."""
+        found: dict[tuple[int, int, int], float] = {}
+        for name, times in self.times.items():
+            shapes = {row.name: row.result for row in self.computations.get(name, ())}
+            for row in self.computations.get(name, ()):
+                if row.opcode in ("dot", "convolution") and (sizes := _product_sizes(row, shapes)) is not None:
+                    found[sizes] = found.get(sizes, 0.0) + times * _product_flops(row, shapes)
+        return tuple(Product(*sizes, flops) for sizes, flops in found.items())
+
+    @cached_property
     def matmul_flops(self) -> tuple[float, float]:
         """FLOPs of all products and convolutions: with loops run through, and with each body counted once."""
         whole = once = 0.0
@@ -207,6 +231,37 @@ def _product_flops(row: _Instruction, shapes: Mapping[str, str]) -> float:
         labels = re.search(r"dim_labels=\w+_(\w+)->", row.rest)
         summed = math.prod(n for n, label in zip(sizes, labels[1], strict=False) if label != "o") if labels else 1
     return 2.0 * _elements(result[2]) * summed
+
+
+FEW = 16
+"""Input channels below which a matrix unit is fed with those of the whole window."""
+
+
+def _product_sizes(row: _Instruction, shapes: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """(rows, inner, outer) of a product; None where the text cannot be read."""
+    result = _ARRAY.search(row.result)
+    names = re.findall(r"%([\w.\-]+)", row.rest.partition(")")[0])
+    arrays = [_ARRAY.search(shapes.get(name, "")) for name in names]
+    if result is None or len(arrays) != 2 or arrays[0] is None or arrays[1] is None:
+        return None
+    left, right = ([int(n) for n in array[2].split(",") if n] for array in arrays if array is not None)
+    if row.opcode == "dot":
+        inner = math.prod(left[k] for k in _listed(row.rest, "lhs_contracting_dims"))
+        batch = math.prod(left[k] for k in _listed(row.rest, "lhs_batch_dims"))
+        rows, outer = (math.prod(sizes) // max(1, inner * batch) for sizes in (left, right))
+        return rows, inner, outer
+    labels = re.search(r"dim_labels=\w+_(\w+)->", row.rest)
+    if labels is None or len(labels[1]) != len(right):
+        return None
+    sizes = dict(zip(labels[1], right, strict=True))
+    inputs, outputs = sizes.get("i", 1), sizes.get("o", 1)
+    taps = math.prod(n for label, n in sizes.items() if label not in "io")
+    return _elements(result[2]) // max(1, outputs), inputs * taps if inputs < FEW else inputs, outputs
+
+
+def _listed(text: str, name: str) -> list[int]:
+    found = re.search(rf"{name}=\{{([\d,]*)\}}", text)
+    return [int(k) for k in found[1].split(",") if k] if found else []
 
 
 def expand_groups(text: str, devices: int) -> Groups:

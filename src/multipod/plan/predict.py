@@ -128,6 +128,7 @@ class Prediction:
             "step_s": self.step_s,
             **{f"{name}_s": seconds for name, seconds in self.split().items()},
             "memory_bytes": self.memory.total,
+            "state_bytes": self.memory.parameters + self.memory.optimizer,
             "examples_per_s": self.examples_per_s,
             "utilisation": self.utilisation,
         }

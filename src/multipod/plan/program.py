@@ -127,7 +127,7 @@ def _build(recipe: Recipe, splits: Splits | None) -> Build:
             return _expert_work(recipe, examples, split, lanes)
         ops = _traced(recipe, max(1, math.ceil(examples)), lanes).inside
         if splits is not None:
-            return splits.work(ops, examples, split)
+            return splits.work(ops, examples, split, lanes)
         if split.devices > 1:
             raise PlanError(f"recipe {recipe.name}: a split of {split} has not been compiled. Plan with --splits.")
         return Work(ops, (), sum(op.nbytes for op in ops) / KEPT)

@@ -17,8 +17,10 @@ import jax
 
 from multipod.errors import LayoutError, PlanError
 from multipod.layout.compiled import CompiledFacts, facts_of_lowered
+from multipod.layout.hlo import Product
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
 from multipod.plan.workload import Split
 from multipod.recipe.recipe import Recipe
@@ -57,12 +59,24 @@ class Splits:
         splits = (*(Split(spatial=n) for n in sizes), *(Split(model=n) for n in sizes))
         return tuple(split for split in splits if self._can(split))
 
-    def work(self, whole: tuple[Op, ...], examples: float, split: Split) -> Work:
-        """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`."""
+    def work(self, whole: tuple[Op, ...], examples: float, split: Split, lanes: int = 1) -> Work:
+        """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`.
+
+        Products that are split fill the matrix unit less: as much as those of XLA's program do, padded to whole tiles.
+        """
         counts = _around(examples)
         alone, parts = (self._facts(one, counts) for one in (Split(), split))
         flops, nbytes = _share(alone, parts, "flops"), _share(alone, parts, "bytes")
-        ops = tuple(replace(op, flops=op.flops * flops, nbytes=op.nbytes * nbytes) for op in whole)
+        fuller = filled(parts[-1].products, lanes) / filled(alone[-1].products, lanes)
+        ops = tuple(
+            replace(
+                op,
+                flops=op.flops * flops,
+                nbytes=op.nbytes * nbytes,
+                fill=min(1.0, op.fill * fuller) if op.kind in ("matmul", "convolution") else op.fill,
+            )
+            for op in whole
+        )
         kept = _between(counts, [facts.memory.temporaries - self._gradients(split) for facts in parts], examples)
         return Work(ops, tuple(_messages(counts, parts, examples)) if split.devices > 1 else (), max(0.0, kept))
 
@@ -82,6 +96,13 @@ class Splits:
 
     def _facts(self, split: Split, counts: tuple[int, int]) -> tuple[CompiledFacts, ...]:
         return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
+
+
+def filled(products: tuple[Product, ...], lanes: int) -> float:
+    """The share of the matrix unit that products fill, over all their FLOPs; 1 where there are none."""
+    flops = sum(one.flops for one in products)
+    padded = sum(one.flops / product_fill(one.rows, one.inner, one.outer, lanes) for one in products if one.flops)
+    return flops / padded if padded else 1.0
 
 
 def _around(examples: float) -> tuple[int, int]:

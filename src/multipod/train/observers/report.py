@@ -141,19 +141,25 @@ def _planned(facts: Facts, ended: Ended) -> list[tuple[str, list[tuple[str, str]
     measured = ended.median_step_s
     both = f", {measured / step_s - 1:+.0%}" if measured > 0 else ""
     rows.append(("step", f"predicted {text.milliseconds(step_s)}, measured {text.milliseconds(measured)}{both}"))
-    sums_s = facts.plan.get("collectives_s")
-    if isinstance(sums_s, int | float) and math.isfinite(ended.gradient_sum_share):
-        alone = text.milliseconds(ended.gradient_sum_share * measured)
-        rows.append(("sums", f"predicted {text.milliseconds(sums_s)}; the gradient sum alone measured {alone}"))
-    wait_s = ended.data_share * measured
-    rows.append(
-        ("input", f"predicted {text.milliseconds(facts.plan.get('input_s', 0))}, measured {text.milliseconds(wait_s)}")
-    )
-    for part in ("compute", "update", "evaluation"):
-        seconds = facts.plan.get(f"{part}_s")
-        if isinstance(seconds, int | float) and seconds > 0:
-            rows.append((part, f"predicted {text.milliseconds(seconds)}"))
+    plan = {name: value for name, value in facts.plan.items() if isinstance(value, int | float)}
+    sums_s, wait_s = ended.gradient_sum_share * measured, ended.data_share * measured
+    if "collectives_s" in plan and math.isfinite(sums_s):
+        alone = f"the gradient sum alone measured {text.milliseconds(sums_s)}"
+        rows.append(("sums", f"predicted {text.milliseconds(plan['collectives_s'])}; {alone}"))
+        rest_s = sum(plan.get(f"{part}_s", 0.0) for part in ("compute", "update", "idle"))
+        rows.append(("passes and update", _both(rest_s, measured - sums_s - wait_s)))
+    rows.append(("input", _both(plan.get("input_s", 0.0), wait_s)))
+    if plan.get("evaluation_s") and "evaluation" in ended.lost_s and ended.update:
+        rows.append(("evaluation", _both(plan["evaluation_s"], ended.lost_s["evaluation"] / ended.update)))
+    kept = sum(facts.bytes_per_device.get(name, 0) for name in ("parameters", "optimizer", "statistics"))
+    if plan.get("state_bytes") and kept:
+        held = f"predicted {text.bytes_text(round(plan['state_bytes']))}, laid out {text.bytes_text(kept)}"
+        rows.append(("state per device", held))
     return [("Plan", rows)]
+
+
+def _both(predicted_s: float, measured_s: float) -> str:
+    return f"predicted {text.milliseconds(predicted_s)}, measured {text.milliseconds(measured_s)}"
 
 
 def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
