@@ -15,12 +15,13 @@ from multipod.errors import PlanError
 from multipod.plan import jaxpr, network, v3
 from multipod.plan.calibrate import Measurement, fit
 from multipod.plan.layers import Conv, Image, dense, fill, product_fill
-from multipod.plan.machine import Calibration, Machine, find, read, write
+from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.models import MODELS, resnet_layers, ssd_layers
 from multipod.plan.predict import Choice, exposed_s, predict_step, tile_of, update_s
+from multipod.plan.price import op_s
 from multipod.plan.published import EXAMPLES, V06, V07, pod
 from multipod.plan.run import Saving, epochs_to_target, late_host_s, predict_run, save_s
-from multipod.plan.work import Work, merged
+from multipod.plan.work import Op, Work, merged
 from multipod.plan.workload import Split
 from multipod.topology.topology import Topology
 
@@ -146,6 +147,16 @@ def test_rings_past_the_peers_share_their_wires():
     assert along > 1.5 * across / 2
     assert tile_of(Split(model=4), find("tpu-v3-pod:8x8")) == (1, 2)
     assert tile_of(Split(model=2), find("tpu-v3-pod:8x8")) == ()
+
+
+def test_devices_that_share_a_host_take_its_cores():
+    """One device keeps a part of the cores busy, two and more all of them; more devices than cores start in turn."""
+    op = Op("matmul", "matmul", 1e9, 0.0)
+    hosts = {n: here(n, 2).calibrated(alone=0.6, matmul=1.0, op_s=1e-5) for n in (1, 2, 8)}
+    whole_s = 1e9 / (2 * 126e9)
+    for n, share, waits in ((1, 0.6, 1), (2, 0.5, 1), (8, 1 / 8, 4)):
+        assert op_s(op, hosts[n], "float32") == pytest.approx(whole_s / share + waits * 1e-5)
+    assert op_s(op, find("tpu-v3-pod:2x2").calibrated(alone=0.6)) == op_s(op, find("tpu-v3-pod:2x2"))
 
 
 def test_what_hides_behind_the_backward_pass():

@@ -57,7 +57,9 @@ def run(report: Callable[[str], None]) -> Outcome:
     ]
     head = ("recipe", "layout", "measured, ms", "predicted, ms", "error", "XLA's memory, MB", "estimated, MB")
     section = Section("Six steps", _text(fit, measured), head, rows)
-    return Outcome("The planner on this host", tuple(claims), (section,))
+    fitted = [(name, f"{1e3 * s:.2f}", f"{fit.errors[name]:+.0%}") for name, s in measured.items()]
+    beside = Section("What the constants were fitted to", "", ("recipe and layout", "measured, ms", "error"), fitted)
+    return Outcome("The planner on this host", tuple(claims), (section, beside))
 
 
 def _memory(workload: Workload, recipe: Recipe, machine: Machine) -> float:

@@ -23,6 +23,7 @@ LIMITS = {
     "hop_s": (1e-8, 1e-4),
     "message_s": (1e-8, 3e-3),
     "start_s": (0.0, 600.0),
+    "alone": (0.05, 1.0),
 }
 """Where each constant is looked for. Memory may seem faster than it is, where fusion saves more traffic than is
 counted."""

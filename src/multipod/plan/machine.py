@@ -28,6 +28,7 @@ class Calibration:
       hop_s: latency of a link.
       message_s: seconds that each collective takes beside its hops and bytes.
       start_s: seconds of a run before its first step counts, and after its last.
+      alone: (a shared host) the share of its cores that a single device keeps busy; several devices use all.
       source: where the constants are from.
     """
 
@@ -40,6 +41,7 @@ class Calibration:
     hop_s: float = 1e-6
     message_s: float = 2e-6
     start_s: float = 5.0
+    alone: float = 1.0
     source: str = "guesses, not fitted"
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class Calibration:
             )
 
 
-SHARES = ("convolution", "matmul", "vector", "memory", "link")
+SHARES = ("convolution", "matmul", "vector", "memory", "link", "alone")
 CONSTANTS = (*SHARES, "op_s", "hop_s", "message_s", "start_s")
 
 
@@ -73,6 +75,7 @@ class Machine:
       lanes: products fill the matrix unit in tiles of `lanes` x `lanes`, and tensors lie in memory in rows of as
         many; 1 where sizes do not matter.
       network: `links` are simulated; `shared` is one memory through which all messages go one after the other.
+      cores: (shared) that start the operators of all devices, one each at a time.
       overlaps: whether gradients travel while the backward pass goes on.
       chips_per_host: for the input.
       host_examples_per_s: that a host prepares; 0 if not known, and then never waited for.
@@ -85,6 +88,7 @@ class Machine:
     devices_per_chip: int = 1
     lanes: int = 1
     network: Network = "links"
+    cores: int = 1
     overlaps: bool = False
     chips_per_host: int = 8
     host_examples_per_s: float = 0.0
@@ -123,7 +127,19 @@ class Machine:
             dtype = "float32"  # a host multiplies in the type that it is given
         # A TPU multiplies float32 as bfloat16 unless told otherwise (JAX's default precision).
         speed = speeds.get(dtype) or speeds.get("bfloat16") or max(speeds.values())
-        return speed / self.devices_per_chip
+        return speed * self.share
+
+    @property
+    def share(self) -> float:
+        """Of its chip's peaks, that a device can use."""
+        equal = 1 / self.devices_per_chip
+        return min(equal, self.calibration.alone) if self.network == "shared" else equal
+
+    @property
+    def op_s(self) -> float:
+        """Seconds that each operator takes beside its arithmetic; where devices outnumber their cores, they wait."""
+        waiting = max(1.0, self.devices_per_chip / self.cores) if self.network == "shared" else 1.0
+        return self.calibration.op_s * waiting
 
     @property
     def memory_bytes(self) -> float:
@@ -133,7 +149,7 @@ class Machine:
     @property
     def memory_bytes_per_s(self) -> float:
         """Peak of a device's share."""
-        return self.topology.chip.memory_bytes_per_s / self.devices_per_chip  # type: ignore[union-attr]
+        return self.topology.chip.memory_bytes_per_s * self.share  # type: ignore[union-attr]
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -186,7 +202,7 @@ def here(devices: int, cores: int, calibration: Calibration | None = None) -> Ma
     )
     topology = Topology((1,), chip=chip, name=f"here:{devices}")
     constants = calibration or Calibration(memory=1.0, link=1.0, op_s=1e-5, message_s=1e-4, hop_s=1e-6)
-    return Machine(topology, constants, devices_per_chip=devices, network="shared", chips_per_host=1)
+    return Machine(topology, constants, devices_per_chip=devices, network="shared", cores=cores, chips_per_host=1)
 
 
 def find(name: str, fail: Sequence[str] = (), fail_links: Sequence[str] = (), file: Path | None = None) -> Machine:

@@ -26,8 +26,12 @@ from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 
-CONSTANTS = ("convolution", "matmul", "vector", "memory", "op_s", "message_s")
-"""What is fitted. Hops and links are of no machine whose devices share a memory: messages pass the memory, too."""
+CONSTANTS = ("convolution", "matmul", "memory", "op_s", "message_s", "alone")
+"""What is fitted. Hops and links are of no machine whose devices share a memory: messages pass the memory, too; and
+no step here was ever held up by arithmetic element by element."""
+
+LIMITS = {"convolution": (0.05, 4.0), "matmul": (0.05, 4.0)}
+"""The catalogue's core is one of many kinds; this host's may be faster."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ def calibrate(
         measured[recipe.name] = step_s(recipe)
         price = partial(priced, recipe, workload_of(recipe))
         measurements.append(Measurement(recipe.name, measured[recipe.name], price))
-    return fit(machine, measurements, CONSTANTS), measured
+    return fit(machine, measurements, CONSTANTS, LIMITS), measured
 
 
 def memory_bytes(recipe: Recipe) -> int:

@@ -311,7 +311,7 @@ def update_s(workload: Workload, choice: Choice, machine: Machine, held: float |
         and machine.chips > 1
     ):
         seconds += quickest_s(machine, machine.topology, 0.0)
-    return seconds + machine.calibration.op_s * 10
+    return seconds + machine.op_s * 10
 
 
 def input_s(choice: Choice, machine: Machine) -> float:

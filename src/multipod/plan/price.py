@@ -190,7 +190,7 @@ def op_s(op: Op, machine: Machine, dtype: Dtype = "bfloat16") -> float:
     speed = getattr(constants, op.kind) if op.kind != "memory" else constants.vector
     arithmetic_s = op.flops / (op.fill * speed * machine.flop_per_s(dtype)) if op.flops else 0.0
     memory_s = op.nbytes / (constants.memory * machine.memory_bytes_per_s)
-    return max(arithmetic_s, memory_s) + op.count * constants.op_s
+    return max(arithmetic_s, memory_s) + op.count * machine.op_s
 
 
 def _by_name(works: list[tuple[Work, float]], machine: Machine, dtype: Dtype) -> list[tuple[str, float]]:

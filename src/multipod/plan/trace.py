@@ -135,7 +135,7 @@ def _ends(prediction: Prediction, pids: list[int], now: float) -> Iterator[Event
 
 
 def _about(op: Op, machine: Machine, workload: Workload) -> dict[str, Any]:
-    start_s = op.count * machine.calibration.op_s
+    start_s = op.count * machine.op_s
     memory_s = op.nbytes / (machine.calibration.memory * machine.memory_bytes_per_s)
     seconds = op_s(op, machine, workload.dtype)
     limit = "start" if 2 * start_s > seconds else "memory" if memory_s >= seconds - start_s else "arithmetic"
