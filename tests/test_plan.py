@@ -17,10 +17,10 @@ from multipod.plan.calibrate import Measurement, fit
 from multipod.plan.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.models import MODELS, resnet_layers, ssd_layers
-from multipod.plan.predict import Choice, exposed_s, predict_step, tile_of, update_s
+from multipod.plan.predict import Choice, exposed_s, late_host_s, predict_step, tile_of, update_s
 from multipod.plan.price import op_s
 from multipod.plan.published import EXAMPLES, V06, V07, pod
-from multipod.plan.run import Saving, epochs_to_target, late_host_s, predict_run, save_s
+from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
 from multipod.plan.work import Op, Work, merged
 from multipod.plan.workload import Split
 from multipod.topology.topology import Topology
@@ -296,6 +296,18 @@ def test_the_latest_of_many_hosts():
     times = rng.normal(1.0, 0.2, (400, hosts, prefetch + 1)).mean(axis=2).max(axis=1).mean()
     assert late_host_s(hosts, 1.0, 0.2, prefetch, 0.0) == pytest.approx(times, rel=0.05)
     assert late_host_s(hosts, 1.0, 0.2, 1000, 1.1) == 0
+
+
+def test_late_hosts_hold_a_step_up():
+    """A tenth more examples a second than the step needs: even hosts are in time, uneven ones are late."""
+    machine = find("tpu-v3-pod:16x16")
+    step = predict_step(MODELS["resnet50"], Choice(32768), machine)
+    rate = step.examples_per_s / machine.hosts * 1.1
+    waits = [
+        predict_step(MODELS["resnet50"], Choice(32768), replace(machine, host_examples_per_s=rate, **more)).input_s
+        for more in ({}, {"host_spread": 0.2, "prefetch": 16}, {"host_spread": 0.2})
+    ]
+    assert waits[0] == 0 < waits[1] < waits[2] < 0.6 * step.step_s
 
 
 def test_epochs_to_target():

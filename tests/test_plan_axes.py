@@ -15,6 +15,7 @@ from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
+from multipod.plan import jaxpr, program, remembered
 from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
 from multipod.plan.models import MODELS
@@ -22,6 +23,7 @@ from multipod.plan.network import all_reduce_s, all_to_all_s, block, group_s
 from multipod.plan.predict import Choice, predict_step
 from multipod.plan.price import check_of, schedule_of, work_s
 from multipod.plan.program import dtype_fields, expert_splits, workload_of
+from multipod.plan.remembered import remember_traces
 from multipod.plan.search import Plan, mesh_of, search
 from multipod.plan.trace import step_events, write_step_trace
 from multipod.plan.work import Op, Work
@@ -236,3 +238,19 @@ def test_a_steps_trace_is_in_the_format_and_as_long_as_the_step(model, choice, o
     for track in map(sorted, tracks.values()):
         assert all(after[0] >= before[1] - 2e-3 for before, after in pairwise(track))
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1e6 * step.step_s, rel=1e-6)
+
+
+def test_a_second_plan_traces_nothing(tmp_path, monkeypatch):
+    """Traces come back from files as they were; another recipe, or another source, has other files."""
+    recipe = layout_recipes.words()
+    remember_traces(tmp_path)
+    try:
+        made = program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, 2, 2, 1, 1)
+        assert len(list(tmp_path.glob("*.json"))) == 2
+        monkeypatch.setattr(jaxpr, "trace", None)  # whoever traces fails
+        assert (program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, 2, 2, 1, 1)) == made
+        monkeypatch.setattr(remembered, "_code", lambda: "edited")
+        with pytest.raises(PlanError, match="cannot be traced"):
+            program._traced.__wrapped__(recipe, 2, 1)
+    finally:
+        remember_traces(None)

@@ -35,6 +35,9 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--precision", type=click.Choice(["float32", "bfloat16", "any"]), help="Of products.  [default: its own]")
 @click.option("--evaluate-every", type=float, help="Updates between evaluations.  [default: the recipe's]")
 @click.option("--host-rate", type=click.FloatRange(0), default=0.0, help="Examples a second that a host prepares.")
+@click.option(
+    "--host-spread", type=click.FloatRange(0), default=0.0, help="Deviation of a host's batches over their mean."
+)
 @click.option("--failures", type=click.FloatRange(0), default=0.0, help="Of one chip in an hour, as 2e-5.")
 @click.option(
     "--save-every", type=click.FloatRange(0), help="Seconds of work between checkpoints.  [default: the best]"
@@ -138,7 +141,7 @@ def _machine(asked: dict[str, Any]) -> "Machine":
     else:
         machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
     told = {"price": asked["price"], "host_examples_per_s": asked["host_rate"]}
-    told["chip_failures_per_hour"] = asked["failures"]
+    told |= {"host_spread": asked["host_spread"], "chip_failures_per_hour": asked["failures"]}
     return replace(machine, **{name: value for name, value in told.items() if value})
 
 
@@ -261,6 +264,7 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
     from functools import partial
 
     from multipod.plan.program import workload_of
+    from multipod.plan.remembered import remember_traces
     from multipod.plan.splits import Splits
     from multipod.recipes.find import RECIPES, load
 
@@ -271,6 +275,7 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
             raise
         raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
     folder = None if asked["cache"] == "off" else _folder(asked["cache"]) / "programs"
+    remember_traces(None if folder is None else folder.with_name("traces"))
     splits = Splits(recipe, folder, partial(click.echo, err=True)) if asked["splits"] else None
     return workload_of(recipe, splits), batch or recipe.batch, recipe.updates, recipe.evaluate_every
 

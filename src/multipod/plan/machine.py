@@ -79,6 +79,8 @@ class Machine:
       overlaps: whether gradients travel while the backward pass goes on.
       chips_per_host: for the input.
       host_examples_per_s: that a host prepares; 0 if not known, and then never waited for.
+      host_spread: standard deviation of a batch's time over its mean, on one host (heavy-tailed images).
+      prefetch: batches that a host has ready at the most.
       price: of a chip for an hour, in any currency; 0 if not known.
       chip_failures_per_hour: of one chip.
     """
@@ -92,6 +94,8 @@ class Machine:
     overlaps: bool = False
     chips_per_host: int = 8
     host_examples_per_s: float = 0.0
+    host_spread: float = 0.0
+    prefetch: int = 2
     price: float = 0.0
     chip_failures_per_hour: float = 0.0
 
@@ -240,7 +244,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 SETTINGS = (
     *("devices_per_chip", "lanes", "network", "overlaps", "chips_per_host", "host_examples_per_s", "price"),
-    "chip_failures_per_hour",
+    *("host_spread", "prefetch", "chip_failures_per_hour"),
 )
 
 

@@ -1,5 +1,6 @@
 """Prices a step: each part of it in seconds, and the bytes on a device. Plain arithmetic; thousands a second."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -152,7 +153,8 @@ def predict_step(workload: Workload, choice: Choice, machine: Machine) -> Predic
     sum_s = gradient_sum_s(workload, choice, machine, passes.parameters)
     hidden_s = sum_s - exposed_s(2 / 3 * longest_s, sum_s) if machine.overlaps else 0.0
     changed_s = update_s(workload, choice, machine, passes.parameters)
-    wait_s = max(0.0, input_s(choice, machine) - longest_s - sum_s)
+    batch_s = input_s(choice, machine)
+    wait_s = late_host_s(machine.hosts, batch_s, machine.host_spread * batch_s, machine.prefetch, longest_s + sum_s)
     told = [("gradient sum", sum_s - hidden_s), ("update", changed_s), ("input", wait_s)]
     if choice.split.stage > 1:
         told.append(("bubble", passes.idle_s))
@@ -317,6 +319,17 @@ def update_s(workload: Workload, choice: Choice, machine: Machine, held: float |
 def input_s(choice: Choice, machine: Machine) -> float:
     """What a host takes to prepare its part of a batch; 0 where its rate is not known."""
     return choice.batch / machine.hosts / machine.host_examples_per_s if machine.host_examples_per_s else 0.0
+
+
+def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, step_s: float) -> float:
+    """How long a step waits, on average, for the latest of `hosts`, each with `prefetch` batches ready.
+
+    A host that takes `mean_s` for a batch, with a standard deviation of `deviation_s` (of heavy-tailed images, say), is
+    behind only when its last `prefetch + 1` batches together were; the mean of so many varies by its root. The
+    latest of n hosts is about sqrt(2 ln n) deviations out (the extreme of n normal values; heavier tails are worse).
+    """
+    spread = deviation_s / math.sqrt(prefetch + 1)
+    return max(0.0, mean_s + spread * math.sqrt(2 * math.log(max(hosts, 1))) - step_s)
 
 
 def memory_of(workload: Workload, passes: Passes, choice: Choice, examples: float, replicas: int) -> Memory:

@@ -19,6 +19,7 @@ from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import abstract_mesh
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
+from multipod.plan.remembered import remembered
 from multipod.plan.search import mesh_of
 from multipod.plan.splits import Splits
 from multipod.plan.work import Message, Work
@@ -177,11 +178,15 @@ def _expert_work(recipe: Recipe, examples: float, split: Split, lanes: int) -> W
 @lru_cache(maxsize=256)
 def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Traced:
     """The step with so many rows on each device."""
-    program = _program(recipe, rows, experts)
-    try:
-        return jaxpr.trace(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program)), lanes)
-    except (TypeError, ValueError) as error:
-        raise PlanError(f"recipe {recipe.name}: its step cannot be traced: {str(error).splitlines()[0]}") from error
+
+    def make() -> jaxpr.Traced:
+        program = _program(recipe, rows, experts)
+        try:
+            return jaxpr.trace(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program)), lanes)
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"recipe {recipe.name}: its step cannot be traced: {str(error).splitlines()[0]}") from error
+
+    return remembered(jaxpr.Traced, recipe, ("step", rows, lanes, experts), make)
 
 
 def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
@@ -216,8 +221,13 @@ def _parts(recipe: Recipe, examples: float, parts: int, lanes: int, model: int) 
     """
     if model > 1:
         raise PlanError(f"recipe {recipe.name}: stages that model splits are planned for published tables only.")
+    asked = ("parts", round(examples), parts, lanes)
+    return remembered(tuple[Part, ...], recipe, asked, lambda: _traced_parts(recipe, round(examples), parts, lanes))
+
+
+def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tuple[Part, ...]:
     layout = Layout((1, 1), stage=parts, micro_batches=1)
-    small = replace(recipe, batch=round(examples), accumulate=1, layout=layout)
+    small = replace(recipe, batch=examples, accumulate=1, layout=layout)
     pipe = StagedProgram(small, abstract_mesh(layout)).pipe
     found: list[Part] = []
     x: Any = ()

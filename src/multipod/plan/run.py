@@ -122,17 +122,6 @@ def save_s(step: Prediction, machine: Machine, bytes_per_s: float = 1e9) -> floa
     return (step.memory.parameters * parts + slots) / machine.hosts / bytes_per_s
 
 
-def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, step_s: float) -> float:
-    """How long a step waits, on average, for the latest of `hosts`, each with `prefetch` batches ready.
-
-    A host that takes `mean_s` for a batch, with a standard deviation of `deviation_s` (of heavy-tailed images, say), is
-    behind only when its last `prefetch + 1` batches together were; the mean of so many varies by its root. The
-    latest of n hosts is about sqrt(2 ln n) deviations out (the extreme of n normal values; heavier tails are worse).
-    """
-    spread = deviation_s / math.sqrt(prefetch + 1)
-    return max(0.0, mean_s + spread * math.sqrt(2 * math.log(max(hosts, 1))) - step_s)
-
-
 @dataclass(frozen=True)
 class Target:
     """Epochs that a model took to its target at a batch.
