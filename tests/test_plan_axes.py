@@ -15,13 +15,15 @@ from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
+from multipod.pipelines.build import PIPELINES
+from multipod.pipelines.check import check
 from multipod.plan import jaxpr, program, remembered
 from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
 from multipod.plan.models import MODELS
 from multipod.plan.network import all_reduce_s, all_to_all_s, block, group_s
 from multipod.plan.predict import Choice, predict_step
-from multipod.plan.price import check_of, schedule_of, work_s
+from multipod.plan.price import deepest, schedule_of, work_s
 from multipod.plan.program import dtype_fields, expert_splits, workload_of
 from multipod.plan.remembered import remember_traces
 from multipod.plan.search import Plan, mesh_of, search
@@ -74,8 +76,10 @@ def test_an_asynchronous_pipeline_has_none():
 
 
 def test_1f1b_keeps_as_many_micro_batches_as_stages():
-    assert max(check_of(schedule_of("gpipe", 4, 16, 1)).peak_live) == 16
-    assert check_of(schedule_of("1f1b", 4, 16, 1)).peak_live == (4, 3, 2, 1)
+    assert max(deepest("gpipe", 4, 16, 1)) == 16
+    assert deepest("1f1b", 4, 16, 1) == (4, 3, 2, 1)
+    for name in PIPELINES:
+        assert deepest(name, 4, 8, 2) == check(schedule_of(name, 4, 8, 2)).peak_live
     kept = {
         name: predict_step(EVEN, pipelined(pipeline=name, micro_batches=16), FREE).memory.activations
         for name in ("gpipe", "1f1b")

@@ -30,7 +30,7 @@ class Costs:
         if op.kind == "update":
             return self.update
         cost = self.forward if op.kind == "forward" else self.backward
-        return cost[part] if isinstance(cost, Sequence) else cost
+        return cost if isinstance(cost, int | float | Fraction) else cost[part]
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ def quickest_s(machine: Machine, topology: Topology, nbytes: float) -> float:
     return min(found, default=0.0)
 
 
+@lru_cache(maxsize=1024)
 def block(chips: int, topology: Topology) -> Topology:
     """The squarest open block of so many chips; on switches, as few boxes as hold them."""
     if any(topology.switched):
@@ -149,17 +150,21 @@ def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduc
     Raises:
       ScheduleError: it does not fit.
     """
-    names = NAMES.get(algorithm, algorithm)
+    return _cost(_scaled(topology), NAMES.get(algorithm, algorithm), collective, tile)
+
+
+@lru_cache(maxsize=1024)
+def _scaled(topology: Topology) -> Topology:
+    """The same machine in units of its slowest links."""
     used = [late for late, size in zip(topology.latency_s, topology.shape, strict=True) if size > 1]
     latency, speed = max(used, default=max(topology.latency_s)), slowest(topology)
-    scaled = replace(
+    return replace(
         topology,
         latency_s=tuple(float(one / latency) if latency else 1.0 for one in topology.latency_s),
         bytes_per_s=tuple(float(one / speed) for one in topology.bytes_per_s),
         chip=None,
         name="",
     )
-    return _cost(scaled, names, collective, tile)
 
 
 _file: Path | None = None

@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from multipod.errors import PlanError
 from multipod.pipelines.build import PIPELINES, build
-from multipod.pipelines.check import Proof, check
 from multipod.pipelines.schedule import PipelineSchedule
 from multipod.pipelines.timing import Costs, timed
 from multipod.plan.machine import Machine
@@ -55,6 +54,7 @@ def at_once(workload: Workload, split: Split, machine: Machine, batch: int, repl
     )
 
 
+@lru_cache(maxsize=4096)
 def in_stages(
     workload: Workload, split: Split, machine: Machine, examples: int, pipeline: str, micro: int, chunks: int
 ) -> Passes:
@@ -91,7 +91,7 @@ def in_stages(
     messages = [*told.items(), ("between stages", sends_s)]
     if tied := sum(_tied(parts).values()):
         messages.append(("tied weights", group_s(machine, "all-reduce", workload.wire_bytes * tied, stages)))
-    live = [n / made.chunks for n in check_of(made).peak_live]
+    live = [n / made.chunks for n in deepest(pipeline, stages, micro, chunks)]
     # Beside those under way, what a pass makes before it is stored, and what it takes out of the store.
     saved = room(made, [part.saved for part in parts], [n + 2 for n in live])
     return Passes(
@@ -114,12 +114,18 @@ def schedule_of(pipeline: str, stages: int, micro: int, chunks: int) -> Pipeline
 
 
 @lru_cache(maxsize=256)
-def check_of(made: PipelineSchedule) -> Proof:
-    """The schedule, proven."""
-    return check(made)
+def deepest(pipeline: str, stages: int, micro: int, chunks: int) -> tuple[int, ...]:
+    """Of each device, the most micro-batches whose activations it keeps at once: `Proof.peak_live`, unproven."""
+    found = []
+    for ops in schedule_of(pipeline, stages, micro, chunks).ops:
+        live = most = 0
+        for op in ops:
+            live += (op.kind == "forward") - (op.kind == "backward")
+            most = max(most, live)
+        found.append(most)
+    return tuple(found)
 
 
-@lru_cache(maxsize=4096)
 def clock_s(made: PipelineSchedule, forward: tuple[float, ...], backward: tuple[float, ...], send_s: float) -> float:
     """Seconds of an update with these costs of the parts: from start to drain, or, asynchronous, in a full pipe."""
     clock = timed(made, Costs(forward, backward, 0, send_s))

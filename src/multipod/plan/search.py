@@ -13,6 +13,7 @@ from multipod.errors import MultipodError, PlanError, TopologyError
 from multipod.plan import network
 from multipod.plan.machine import Machine, find
 from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
+from multipod.plan.predict import tile_of as tile_of_chips
 from multipod.plan.workload import Dtype, Split, Workload
 from multipod.topology.topology import Topology
 
@@ -76,15 +77,25 @@ def candidates(
     for dtype, split in itertools.product(dtypes, _splits(workload)):
         if machine.devices % split.devices:
             continue
+        able = (
+            names
+            if not (workload.splits_weights and tile_of_chips(split, machine))
+            else tuple(filter(_in_tiles, names))
+        )
         if split.stage > 1:
-            for name, pipeline in itertools.product(names, PIPELINES):
+            for name, pipeline in itertools.product(able, PIPELINES):
                 if split.stage * (CHUNKS if pipeline == "interleaved" else 1) <= workload.layers:
                     yield Choice(batch, split, name, False, pipeline=pipeline, chunks=CHUNKS, dtype=dtype)
             continue
         examples = max(1, batch * split.devices // machine.devices)
         group = split.devices * max(1, norm_examples // examples) if workload.norm_group_messages else 1
-        for name, shared in itertools.product(names, (True, False)):
+        for name, shared in itertools.product(able, (True, False)):
             yield Choice(batch, split, name, shared, min(group, machine.devices), dtype=dtype)
+
+
+def _in_tiles(name: str) -> bool:
+    """Whether a schedule sums between those at the same place of their tiles."""
+    return name == "xla" or "tile" in ALGORITHMS[name].options
 
 
 def _splits(workload: Workload) -> Iterator[Split]:
@@ -140,6 +151,8 @@ def search(
 def _unsearched(workload: Workload, dtypes: Sequence[str]) -> Iterator[str]:
     """What could be laid out and was not tried."""
     axes = {axis for split in _splits(workload) for axis in split.sizes}
+    if axes - {"spatial"}:
+        yield "schedules that know no tiles, for weights that are split over chips"
     if len(axes - {"stage"}) > 1:
         yield f"splits over several of {', '.join(sorted(axes - {'stage'}))} at once"
     if workload.cut is not None and "model" in axes and "model" not in workload.axes:

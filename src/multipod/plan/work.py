@@ -101,7 +101,7 @@ class Work:
         """The same operators and messages `factor` times."""
         return Work(
             tuple(
-                replace(op, flops=op.flops * factor, nbytes=op.nbytes * factor, count=op.count * factor)
+                Op(op.name, op.kind, op.flops * factor, op.nbytes * factor, op.fill, op.count * factor)
                 for op in self.ops
             ),
             tuple(replace(message, count=message.count * factor) for message in self.messages),
@@ -122,14 +122,16 @@ def merged(work: Work) -> Work:
 
     Operators are merged only when they are alike in FLOPs a byte, so that a roofline sees no difference.
     """
-    found: dict[tuple[str, str, float, float], Op] = {}
+    found: dict[tuple[str, Kind, float, float], list[float]] = {}
+    first: dict[tuple[str, Kind, float, float], Op] = {}
     for op in work.ops:
         ratio = round(math.log2((op.flops + 1) / (op.nbytes + 1)) * 4)
         key = (op.name.partition(" ")[0], op.kind, round(op.fill, 4), ratio)
-        old = found.get(key)
-        found[key] = (
-            op
-            if old is None
-            else replace(old, flops=old.flops + op.flops, nbytes=old.nbytes + op.nbytes, count=old.count + op.count)
-        )
-    return Work(tuple(found.values()), work.messages, work.activation_bytes)
+        first.setdefault(key, op)
+        sums = found.setdefault(key, [0.0, 0.0, 0.0])
+        sums[0], sums[1], sums[2] = sums[0] + op.flops, sums[1] + op.nbytes, sums[2] + op.count
+    ops = []
+    for key, op in first.items():
+        flops, nbytes, count = found[key]
+        ops.append(Op(op.name, op.kind, flops, nbytes, op.fill, count))
+    return Work(tuple(ops), work.messages, work.activation_bytes)
