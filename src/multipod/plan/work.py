@@ -131,7 +131,7 @@ def merged(work: Work) -> Work:
         sums = found.setdefault(key, [0.0, 0.0, 0.0])
         sums[0], sums[1], sums[2] = sums[0] + op.flops, sums[1] + op.nbytes, sums[2] + op.count
     ops = []
-    for key, op in first.items():
-        flops, nbytes, count = found[key]
+    for where, op in first.items():
+        flops, nbytes, count = found[where]
         ops.append(Op(op.name, op.kind, flops, nbytes, op.fill, count))
     return Work(tuple(ops), work.messages, work.activation_bytes)
