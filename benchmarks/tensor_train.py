@@ -1,16 +1,18 @@
 """Embedding bags: tensor-train tables of ours and of PyTorch users, and the dense bag, on one CPU core.
 
-    python benchmarks/tensor_train.py [--cases 1M:64:16:10 ...] [--json FILE]
-    python benchmarks/tensor_train.py --memory
+    python benchmarks/tensor_train.py [--rows 1M | 10M] [--cases 1M:64:16:10 ...] [--json FILE]
+    python benchmarks/tensor_train.py --memory [--json FILE]
+    python benchmarks/tensor_train.py --page docs/results/tensor_train.md FILE ...      # of such JSON files
 
 A case is rows:features:rank:ids a bag; 2,048 bags, ids Zipf(1.2) scattered over the table, sum pooling, plain SGD. All
 ways take turns; CPU milliseconds (of all threads) are medians, and ratios are medians of those within a round. Forward
-is a lookup; training is lookup, gradient and update. `unique + bmm` looks every distinct id up once by batched
-products of PyTorch, the best way that we know there; `einsum` and `bmm` do it for every id, `tltorch` is TensorLy's
-FactorizedEmbedding. Outputs and updated cores are compared before anything is timed.
+is a lookup; training is lookup, gradient and update, with the bags handed out. `unique + bmm` looks every distinct id
+up once by batched products of PyTorch, the best way that we know there; `einsum` and `bmm` do it for every id,
+`tltorch` is TensorLy's FactorizedEmbedding. Outputs and updated cores are compared before anything is timed.
 """
 
 import argparse
+import functools
 import json
 import resource
 import subprocess
@@ -41,6 +43,8 @@ CASES = [
 BATCH, RATE = 2048, 0.01
 WAYS = ("ours", "ours_jax", "unique_bmm", "dense", "einsum", "bmm", "tltorch")
 SLOW = ("ours_jax", "einsum", "bmm", "tltorch")
+NOTES = "## Notes"
+"""What stands below this heading of the page was written by hand, and stays."""
 
 
 @dataclass
@@ -77,15 +81,17 @@ def ours(case: Case, way: str) -> tuple[Callable, Callable]:
         return bag(case.tt, cores, ids, offsets, way=way)
 
     def update(cores, ids, offsets, gradient):
-        slopes = jax.vjp(lambda cores: forward(cores, ids, offsets), cores)[1](gradient)[0]
-        return jax.tree.map(lambda core, slope: core - RATE * slope, cores, slopes)
+        # The bags are handed out: a loss needs them, and XLA leaves out what nobody does.
+        bags, back = jax.vjp(lambda cores: forward(cores, ids, offsets), cores)
+        return jax.tree.map(lambda core, slope: core - RATE * slope, cores, back(gradient)[0]), bags
 
-    look, step = jax.jit(forward), jax.jit(update, donate_argnums=0)
     cores = tuple(map(jnp.asarray, case.cores))
     state = [jax.tree.map(jnp.array, cores)]
+    look = jax.jit(forward).lower(cores, ids, offsets).compile()
+    step = jax.jit(update, donate_argnums=0).lower(state[0], ids, offsets, gradient).compile()
 
     def train():
-        state[0] = jax.block_until_ready(step(state[0], ids, offsets, gradient))
+        state[0], _ = jax.block_until_ready(step(state[0], ids, offsets, gradient))
         return state[0]
 
     return lambda: jax.block_until_ready(look(cores, ids, offsets)), train
@@ -94,8 +100,7 @@ def ours(case: Case, way: str) -> tuple[Callable, Callable]:
 def torchs(case: Case, way: str) -> tuple[Callable, Callable]:
     ids, gradient = torch.from_numpy(case.ids).long(), torch.from_numpy(case.gradient)
     if way == "dense":
-        table = torch.full((case.tt.rows, case.tt.features), 0.01)  # to draw 2.4 GiB takes longer than all the rest
-        module = torch.nn.EmbeddingBag(*table.shape, mode="sum", sparse=True, _weight=table)
+        module = dense_bag(case.tt.rows, case.tt.features)
         params, look = [module.weight], lambda: module(ids.view(BATCH, case.hot))
     elif way == "tltorch":
         import tltorch
@@ -129,6 +134,13 @@ def torchs(case: Case, way: str) -> tuple[Callable, Callable]:
         return params
 
     return forward, train
+
+
+@functools.lru_cache(maxsize=1)
+def dense_bag(rows: int, features: int) -> torch.nn.EmbeddingBag:
+    """One for all cases of a table's size: to fill 2.4 GiB takes longer than all the rest."""
+    table = torch.full((rows, features), 0.01)
+    return torch.nn.EmbeddingBag(rows, features, mode="sum", sparse=True, _weight=table)
 
 
 def digits(ids: torch.Tensor, tt: TensorTrain) -> list[torch.Tensor]:
@@ -220,43 +232,168 @@ def status_kib(key: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(key)))
 
 
+MEMORY_CASES = ("1M:64:16:10", "10M:64:16:10", "10M:64:32:32")
+
+
 def memory_of(name: str, way: str) -> dict:
-    """MiB that two updates take above what is there before the first lookup, in a process of its own."""
+    """MiB that two updates and a lookup take above what is there before, in a process of its own."""
     case = made(name)
-    forward, train = program(case, way)
-    if way == "ours":  # XLA's compiler takes memory of its own, once
-        train(), forward()
+    warm = made(f"{name.rpartition(':')[0]}:1")  # so that code is loaded and every thread has begun
+    warm.ids[:] = 0
+    for given in (warm, case):
+        forward, train = program(given, way)
+        if given is warm:
+            train(), forward()
+    runtime.release_memory()  # what the compiler leaves behind
     Path("/proc/self/clear_refs").write_text("5")
     before = status_kib("VmRSS")
-    train(), train()
-    return {"way": way, "step_mib": (status_kib("VmHWM") - before) / 1024}
+    train(), train(), forward()
+    step_mib = (status_kib("VmHWM") - before) / 1024
+    held = case.tt.rows * case.tt.features if way == "dense" else case.tt.parameters
+    facts = {"case": name, "way": way, "held_mib": 4 * held / 2**20, "step_mib": step_mib}
+    return facts | ({"workspace_mib": workspace_mib(case)} if way == "ours" else {})
+
+
+def workspace_mib(case: Case) -> float:
+    """What an update needs beside the cores: their gradient, the rows of distinct ids, the bags and ids.
+
+    Ids are counted six times: themselves, ordered, in the second array of the radix sort, their bag and their row, and
+    the distinct ones with where they begin.
+    """
+    tt, ids = case.tt, len(case.ids)
+    distinct = len(np.unique(case.ids))
+    numbers = tt.parameters + distinct * tt.features + BATCH * tt.features + 6 * ids
+    return 4 * numbers / 2**20
+
+
+def memory() -> list[dict]:
+    """`memory_of` of every case and way."""
+    found = []
+    for name in MEMORY_CASES:
+        for way in ("ours", "unique_bmm", "dense"):
+            command = [sys.executable, __file__, "--memory-of", name, way]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+            print(found[-1], flush=True)
+    return found
+
+
+def memory_table(found: list[dict]) -> str:
+    head = [
+        "rows:features:rank:ids",
+        "way",
+        "parameters, MiB",
+        "an update above that, MiB",
+        "of which needed",
+        "in all",
+    ]
+    rows = []
+    for one in found:
+        row = [one["case"], one["way"], f"{one['held_mib']:.2f}", f"{one['step_mib']:.2f}", "-", "-"]
+        if "workspace_mib" in one:
+            row[4:] = [f"{one['workspace_mib']:.2f}", f"{over(one):+.1%}"]
+        rows.append(row)
+    return machine.table(head, rows)
+
+
+def over(one: dict) -> float:
+    """How far the peak is above the cores and what a batch needs, as a share."""
+    return (one["held_mib"] + one["step_mib"]) / (one["held_mib"] + one["workspace_mib"]) - 1
+
+
+def goals(results: list[dict], found: list[dict]) -> str:
+    """What became of the goals, from the figures."""
+    lines = []
+    for what, name in (("forward", "Forward"), ("train", "Training")):
+        ratios = {r["case"]: r[f"{what}_ratio"]["unique_bmm"] for r in results}
+        missed = [f"{case} ({ratio:.1f})" for case, ratio in ratios.items() if ratio < 2.5]
+        lines.append(
+            f"- {name}, at least 2.5 times less CPU than unique + bmm: {len(ratios) - len(missed)} of "
+            f"{len(ratios)} cases, {min(ratios.values()):.1f} to {max(ratios.values()):.1f} times."
+            + (f" Missed: {', '.join(missed)}." if missed else "")
+        )
+    dense = {r["case"]: 1 / r["train_ratio"]["dense"] for r in results if r["case"].split(":")[2] == "16"}
+    missed = [f"{case} ({ratio:.1f})" for case, ratio in dense.items() if ratio > 2]
+    lines.append(
+        f"- Training at rank 16, at most twice the dense bag's sparse-gradient step: {len(dense) - len(missed)} of "
+        f"{len(dense)} cases, {min(dense.values()):.1f} to {max(dense.values()):.1f} times."
+        + (f" Missed: {', '.join(missed)}." if missed else "")
+    )
+    if found:
+        shares = {one["case"]: over(one) for one in found if "workspace_mib" in one}
+        missed = [case for case, share in shares.items() if share > 0.05]
+        lines.append(
+            f"- Peak memory within 5 % of the cores and what a batch needs: {len(shares) - len(missed)} of "
+            f"{len(shares)} cases ({', '.join(f'{share:+.1%}' for share in shares.values())})."
+        )
+    return "\n".join(lines)
+
+
+def page(files: list[Path], notes: str) -> str:
+    """The results page of the JSON files of one sitting."""
+    parts = [json.loads(file.read_text()) for file in files]
+    results = [one for part in parts for one in part.get("results", [])]
+    found = [one for part in parts for one in part.get("memory", [])]
+    loads = ", ".join(str(part["load"]) for part in parts)
+    head = f"{machine.headline(parts[0])}, commit {parts[0]['commit']}; load averages {loads}"
+    return f"""# Tensor-train embedding bags
+
+`python benchmarks/tensor_train.py --rows 1M`, `--rows 10M` and `--memory`, each with `--json FILE`, then `--page`.
+
+{head}
+
+CPU milliseconds of ours on one core, and the others' CPU time over ours within a round (medians): above 1 they take
+longer. Training is lookup, gradient and update, with the bags handed out.
+
+{goals(results, found)}
+
+{report(results)}
+
+## Memory
+
+Resident memory at its highest over two updates and a lookup, above what the process held before, MiB. Needed are,
+beside the cores: their gradient, the rows of the distinct ids, the bags, and the ids with their order.
+
+{memory_table(found)}
+
+{notes}"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=CASES)
+    parser.add_argument("--cases", nargs="+")
+    parser.add_argument("--rows", choices=list(FACTORS), help="the cases of this table alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--memory-of", nargs=2)
+    parser.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="write the page, of these JSON files")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory_of:
         print(json.dumps(memory_of(*options.memory_of)))
         return
-    facts = machine.facts()
-    print(f"{machine.headline(facts)}, commit {machine.commit()}\n", flush=True)
-    if options.memory:
-        rows = []
-        for name in ("1M:64:16:10", "10M:64:16:10"):
-            for way in ("ours", "unique_bmm", "dense"):
-                command = [sys.executable, __file__, "--memory-of", name, way]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                found, tt = json.loads(done.stdout.splitlines()[-1]), made(name).tt
-                held = 4 * (tt.rows * tt.features if way == "dense" else tt.parameters) / 2**20
-                rows.append([name, way, f"{held:.2f}", f"{found['step_mib']:.1f}"])
-        print(machine.table(["rows:features:rank:ids", "way", "parameters, MiB", "two updates above that, MiB"], rows))
+    if options.page:
+        target, *files = options.page
+        old = target.read_text() if target.exists() else ""
+        target.write_text(page(files, old[old.index(NOTES) :] if NOTES in old else ""))
         return
+    facts = machine.facts() | {"commit": machine.commit()}
+    print(f"{machine.headline(facts)}, commit {facts['commit']}\n", flush=True)
+    if options.memory:
+        facts["memory"] = memory()
+        print(memory_table(facts["memory"]))
+    else:
+        cases = options.cases or [case for case in CASES if not options.rows or case.startswith(f"{options.rows}:")]
+        facts["results"] = timed(cases, options.rounds)
+        print(report(facts["results"]))
+    print(f"\nLoad average at the end: {machine.facts()['load']}")
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def timed(cases: list[str], rounds: int) -> list[dict]:
+    """`measure` of each case; of those of rank 16 with ten ids a bag the slow ways too."""
     try:
         import tltorch  # noqa: F401
 
@@ -264,15 +401,12 @@ def main() -> None:
     except ImportError:
         slow = SLOW[:-1]
     results = []
-    for name in options.cases:
+    for name in cases:
         rank, hot = name.split(":")[2:]
         few = ("ours", "unique_bmm", "dense")
-        results.append(measure(name, [*few, *(slow if (rank, hot) == ("16", "10") else ())], options.rounds))
+        results.append(measure(name, [*few, *(slow if (rank, hot) == ("16", "10") else ())], rounds))
         print(name, {what: results[-1][f"{what}_ratio"] for what in ("forward", "train")}, flush=True)
-    print(report(results))
-    print(f"\nLoad average at the end: {machine.facts()['load']}")
-    if options.json:
-        options.json.write_text(json.dumps(facts | {"commit": machine.commit(), "results": results}, indent=1) + "\n")
+    return results
 
 
 if __name__ == "__main__":

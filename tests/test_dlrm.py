@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, MetricError, RecipeError
@@ -29,7 +28,6 @@ from multipod.models.dlrm import (
     terabyte,
 )
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
-from multipod.nn.sharded_tables import lookup, lookup_small, part
 from multipod.nn.tensor_train import materialized, tensor_train
 from multipod.optim.optimizer import Optimizer
 
@@ -199,41 +197,6 @@ def test_models_that_cannot_be(fields, said):
 def test_ids_of_another_number_of_fields():
     with pytest.raises(RecipeError, match=r"ids of shape \(2, 3\), and 4 fields take 4 a row"):
         SMALL.embedded(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_split_tables_give_the_same_vectors_and_gradients(way):
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(21, 8)).astype(np.float32)
-    ids = rng.integers(0, 21, (16, 3)).astype(np.int32)
-    cotangent = rng.normal(size=(16, 8)).astype(np.float32)
-    placed = place_tables([5, 21], 8, 8, way=way).tables[1]
-    mesh, split = Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x")
-
-    def each(own, ids, cotangent):
-        def total(own):
-            vectors = lookup(placed, own[0], ids, "x")
-            return (vectors * cotangent).sum(), vectors
-
-        (_, vectors), gradient = jax.value_and_grad(total, has_aux=True)(own)
-        return vectors, gradient
-
-    run = jax.shard_map(each, mesh=mesh, in_specs=(split,) * 3, out_specs=split, check_vma=False)
-    vectors, gradient = jit(run)(part(table, placed, 8), ids, cotangent)
-    np.testing.assert_allclose(vectors, table[ids].sum(1), rtol=1e-5)
-    whole = np.zeros_like(table)
-    np.add.at(whole, ids, cotangent[:, None])
-    expected = part(whole, placed, 8)
-    if way == "replicated":
-        gradient, expected = np.sum(gradient, 0), whole
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_small_tables_are_one():
-    plan = place_tables([3, 5], 2, 1)
-    table = jnp.arange(16.0).reshape(8, 2)
-    found = lookup_small(table, list(plan.offsets().values()), jnp.array([[2, 0], [0, 4]]))
-    assert found[..., 0].tolist() == [[4.0, 6.0], [0.0, 14.0]]
 
 
 def test_mlperfs_tables_lie_as_the_multipod_had_them():

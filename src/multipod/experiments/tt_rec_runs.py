@@ -12,7 +12,7 @@ import numpy as np
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm
-from multipod.models.dlrm_sparse import Rule, SparseState, sparse_state, sparse_update
+from multipod.models.dlrm_sparse import Rule, SparseState, dense_places, sparse_state, sparse_update
 from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
 
 BATCH = 128
@@ -134,7 +134,7 @@ def _refreshed(model: Dlrm, state: SparseState, hot: dict[str, Any]) -> tuple[Sp
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(model: Dlrm, params: Any, hot: dict[str, Any], dense: jax.Array, ids: jax.Array) -> jax.Array:
     table = params.get("tables/dense")
-    place = model.dense_places(ids)
+    place = dense_places(model, ids)
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]
     lookup = _lookup(hot)
     return model.scored(params, dense, model.vectors(params, gathered, ids, lookup(params) if lookup else None))

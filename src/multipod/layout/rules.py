@@ -11,9 +11,12 @@ Dims = tuple[str | None, ...]
 Axes = tuple[tuple[str, ...], ...]
 """For each dim of a tensor the mesh axes that split it, none if it is whole."""
 
-DEFAULT_RULES = ("heads=model", "mlp=model", "vocab=model", "experts=expert", "height=spatial", "width=width")
+DEFAULT_RULES = (
+    *("heads=model", "mlp=model", "vocab=model", "experts=expert", "height=spatial", "width=width"),
+    *("table_rows=expert", "table_columns=expert"),
+)
 """What is split where a layout says nothing else: attention by heads, feed-forward blocks by their hidden features and
-the vocabulary (arXiv:2011.03641; arXiv:1909.08053, section 3), experts, and images."""
+the vocabulary (arXiv:2011.03641; arXiv:1909.08053, section 3), experts, images, and tables of recommendation models."""
 
 
 @dataclass(frozen=True)

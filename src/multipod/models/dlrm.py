@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -23,10 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.errors import RecipeError
-from multipod.nn.model import Batch, Params, Statistics
+from multipod.models import dlrm_hot, dlrm_tables
+from multipod.models.dlrm_hot import Hot
+from multipod.models.dlrm_tables import Packed, Tables
+from multipod.nn.dims import Dims
+from multipod.nn.model import Batch, Moved, Params, Statistics
 from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
 from multipod.nn.tensor_train_bag import Way, bag
 from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
+
+Lookup = Callable[..., jax.Array]
 
 KAGGLE_ROWS = (
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992, 5_461_306, 10,
@@ -72,6 +78,8 @@ class Dlrm:
       tt_scale: of the cores, see `multipod.nn.tensor_train_init`.
       hash_rows: larger tables have so many rows, and ids are taken modulo that; 0 leaves them. Not with tensor trains.
       lookup: how tensor trains are looked up, see `multipod.nn.tensor_train_bag`.
+      tables: how dense tables lie; with `--layout expert=N` over N devices.
+      hot: the cache of hot rows beside tensor trains.
     """
 
     rows: tuple[int, ...]
@@ -88,6 +96,8 @@ class Dlrm:
     tt_scale: Scale = "exact"
     hash_rows: int = 0
     lookup: Way = "auto"
+    tables: Tables = field(default_factory=Tables)
+    hot: Hot = field(default_factory=Hot)
 
     def __post_init__(self) -> None:
         wrong = []
@@ -99,6 +109,9 @@ class Dlrm:
             wrong.append(f"{len(self.hots)} hots for {len(self.rows)} tables (one each, at least 1)")
         if self.hash_rows and self.tt_rows:
             wrong.append(f"hash_rows={self.hash_rows} with tt_rows={self.tt_rows} (one of them)")
+        wrong += [*self.hot.wrong(), *self.tables.wrong()]
+        if self.hot.share and not self.tt_rows:
+            wrong.append(f"hot.share={self.hot.share} with tt_rows=0 (rows are cached of tensor trains)")
         if wrong:
             raise RecipeError(f"Dlrm: {', '.join(wrong)}. Change it in the recipe or with --set.")
 
@@ -144,19 +157,30 @@ class Dlrm:
         """Numbers of dense tables over those of these; the MLPs not counted."""
         return self.features * sum(self.rows) / self.table_parameters
 
-    def notes(self) -> dict[str, str]:
+    @property
+    def arrays(self) -> dict[str, Packed]:
+        """The arrays of dense tables, by name."""
+        return _arrays(self)
+
+    def dims(self) -> dict[str, Dims]:
+        """Names of the dims that a layout may split (`multipod.nn.dims`)."""
+        return {name: dlrm_tables.DIMS[name] for name in self.arrays if name in dlrm_tables.DIMS}
+
+    def notes(self, statistics: Statistics) -> dict[str, str]:
         """What a run says of the tables at its end."""
         mib = 4 * self.table_parameters / 2**20
         small = f", {self.compression:.1f} times smaller than dense" if self.compression > 1 else ""
         kinds = f"{len(self.trains)} of {len(self.rows)} as tensor trains" if self.trains else f"{len(self.rows)}"
-        return {"tables": f"{kinds}, {mib:.3g} MiB{small}"}
+        return {"tables": f"{kinds}, {mib:.3g} MiB{small}"} | dlrm_hot.notes(statistics)
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
-        """Normal layers of deviation sqrt(2 / (in + out)), biases sqrt(1 / out); tables uniform in +-1 / sqrt(rows)."""
+        """Normal layers of deviation sqrt(2 / (in + out)), biases sqrt(1 / out); tables uniform in +-1 / sqrt(rows).
+
+        A row of a dense table begins the same wherever it lies.
+        """
         layers_key, tables_key, cores_key = jax.random.split(key, 3)
-        # One draw for all layers and one for all tables: XLA takes seconds to compile each on a CPU.
+        # One draw for all layers: XLA takes seconds to compile each on a CPU.
         normal = _Draws(jax.random.normal, layers_key, sum(self.layer_parameters.values()))
-        uniform = _Draws(_uniform, tables_key, self.features * sum(self.dense_rows.values()))
         params: dict[str, jax.Array] = {}
         for name, (m, n) in self.layers.items():
             fan_in = m
@@ -164,58 +188,84 @@ class Dlrm:
                 fan_in = self.features + len(self.rows) * (len(self.rows) + 1) // 2
             params[f"{name}/kernel"] = math.sqrt(2 / (fan_in + n)) * normal.next((m, n))
             params[f"{name}/bias"] = math.sqrt(1 / n) * normal.next((n,))
-        if self.dense_rows:
-            scale = np.repeat([rows**-0.5 for rows in self.dense_rows.values()], list(self.dense_rows.values()))
-            params["tables/dense"] = uniform.next((len(scale), self.features)) * scale[:, None].astype(np.float32)
+        begins = dict(zip(self.dense_rows, itertools.accumulate(self.dense_rows.values(), initial=0), strict=False))
+        for name, array in self.arrays.items():
+            params[name] = _initial_rows(tables_key, array, begins, self.features)
         for number, tt in self.trains.items():
             cores = initial_cores(tt, jax.random.fold_in(cores_key, number), self.tt_init, self.tt_scale)
             params |= {f"tables/{number}/core{k}": core for k, core in enumerate(cores)}
-        return params, {}
+        cached, statistics = dlrm_hot.fresh(self.trains, self.hot) if self.hot.share else ({}, {})
+        return params | cached, statistics
 
     def apply(
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
     ) -> tuple[jax.Array, Statistics]:
         """Logits [examples]; see `Model`."""
-        vectors = self.embedded(params, batch["ids"])
-        return self.scored(params, batch["dense"], vectors), statistics
+        if not self.hot.share:
+            return self.scored(params, batch["dense"], self.embedded(params, batch["ids"])), statistics
+        lookup = dlrm_hot.lookup(params, statistics, self.lookup)
+        logits = self.scored(params, batch["dense"], self.embedded(params, batch["ids"], lookup))
+        if train:
+            statistics = dlrm_hot.counted(self.hot, statistics, {n: self._own(batch["ids"], n) for n in self.trains})
+        return logits, statistics
 
-    def embedded(self, params: Params, ids: jax.Array) -> jax.Array:
+    def embedded(self, params: Params, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
         """The vectors of the ids [examples, sum of hots], those of one field added up: [examples, fields, features]."""
         if ids.shape[-1] != sum(self._hots):
             raise RecipeError(
                 f"Dlrm: ids of shape {ids.shape}, and {len(self.rows)} fields take {sum(self._hots)} a row. Give rows "
                 "and hots as the data have them."
             )
-        place = self.dense_places(ids)
-        return self.vectors(params, _gathered(params["tables/dense"], place) if self.dense_rows else place, ids)
+        found: dict[int, jax.Array] = {}
+        for name, array in self.arrays.items():
+            fields, whole = array.fields(self._hots), (array.rows, self.features)
+            vectors = dlrm_tables.looked_up(name, params[name], self.places(name, ids), fields, whole)
+            found |= {number: vectors[:, k] for k, number in enumerate(array.numbers)}
+        return self._all_vectors(params, found, ids, lookup)
 
-    def dense_places(self, ids: jax.Array) -> jax.Array:
-        """Where the ids of the fields with dense tables lie in `tables/dense`, [examples, number]; -1: nowhere."""
-        columns, sizes, begins = _dense_columns(self)
+    def places(self, name: str, ids: jax.Array) -> jax.Array:
+        """Where the ids of the fields of an array of tables lie in it, [examples, number]; -1: nowhere."""
+        columns, limits, sizes, begins = _columns(self, name)
         own = ids[:, columns]
-        limits = np.array(self.rows, np.int32)[np.repeat(np.arange(len(self.rows)), self._hots)][columns]
         return jnp.where((own >= 0) & (own < limits), (own % sizes if self.hash_rows else own) + begins, -1)
 
-    def vectors(
-        self, params: Params, gathered: jax.Array, ids: jax.Array, lookup: Callable[..., jax.Array] | None = None
-    ) -> jax.Array:
-        """`embedded`, from the rows [examples, places, features] that were gathered at `dense_places`.
+    def vectors(self, params: Params, gathered: jax.Array, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
+        """`embedded`, from the rows [examples, places, features] that were gathered at the `places` of `tables/dense`.
 
         So that the rows can be differentiated in place of the whole table. `lookup(number, tt, cores, ids)` gives the
         vectors of a tensor train in another way than this, with a cache for example.
         """
-        ends, done = np.cumsum([0, *self._hots]), 0
-        fields = []
-        for number in range(len(self.rows)):
+        found, done = {}, 0
+        for number in self.dense_rows:
             hot = self._hots[number]
-            if number in self.trains:
-                cores = tuple(params[f"tables/{number}/core{k}"] for k in range(self.tt_cores))
-                own = ids[:, ends[number] : ends[number + 1]]
-                fields.append((lookup or self._train)(number, self.trains[number], cores, own))
-            else:
-                fields.append(gathered[:, done] if hot == 1 else gathered[:, done : done + hot].sum(1))
-                done += hot
-        return jnp.stack(fields, 1)
+            found[number] = gathered[:, done] if hot == 1 else gathered[:, done : done + hot].sum(1)
+            done += hot
+        return self._all_vectors(params, found, ids, lookup)
+
+    def _all_vectors(
+        self, params: Params, dense: dict[int, jax.Array], ids: jax.Array, lookup: Lookup | None
+    ) -> jax.Array:
+        """The vectors of all fields in their order: of dense tables as given, of tensor trains looked up."""
+        found = dict(dense)
+        for number, tt in self.trains.items():
+            cores = tuple(params[f"tables/{number}/core{k}"] for k in range(self.tt_cores))
+            found[number] = (lookup or self._train)(number, tt, cores, self._own(ids, number))
+        return jnp.stack([found[number] for number in range(len(self.rows))], 1)
+
+    def rearranges(self) -> tuple[str, ...]:
+        """The cores and cached rows, if there is a cache; see `multipod.nn.model.Rearranging`."""
+        if not self.hot.share:
+            return ()
+        cores = [f"tables/{number}/core{k}" for number in self.trains for k in range(self.tt_cores)]
+        return (*cores, *map(dlrm_hot.name_of, self.trains))
+
+    def is_due(self, update: jax.Array) -> jax.Array:
+        """Whether the cache is filled or refreshed after this update."""
+        return dlrm_hot.is_due(self.hot, update)
+
+    def rearranged(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
+        """The most counted rows cached; see `multipod.models.dlrm_hot`."""
+        return dlrm_hot.refreshed(self.hot, self.trains, params, statistics)
 
     def scored(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
         """Logits from dense features [examples, dense] and vectors [examples, fields, features]."""
@@ -226,6 +276,11 @@ class Dlrm:
     @property
     def _hots(self) -> tuple[int, ...]:
         return self.hots or (1,) * len(self.rows)
+
+    def _own(self, ids: jax.Array, number: int) -> jax.Array:
+        """The ids of a field."""
+        end = sum(self._hots[: number + 1])
+        return ids[:, end - self._hots[number] : end]
 
     def _train(self, number: int, tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
         """The vectors of a field whose table is a tensor train."""
@@ -282,21 +337,33 @@ def _trains(model: Dlrm) -> dict[int, TensorTrain]:
     return {number: tensor_train(n, model.features, model.tt_rank, cores=model.tt_cores) for number, n in large.items()}
 
 
-def _gathered(table: jax.Array, place: jax.Array) -> jax.Array:
-    """The rows at these places; NaN at -1."""
-    return jnp.where((place >= 0)[..., None], table[jnp.maximum(place, 0)], jnp.nan)
-
-
 @functools.lru_cache(maxsize=32)
-def _dense_columns(model: Dlrm) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the fields with dense tables: their columns of the ids, for each the rows of its table and its first row."""
-    ends = np.cumsum([0, *model._hots])
-    columns = [np.arange(ends[number], ends[number + 1]) for number in model.dense_rows]
+def _arrays(model: Dlrm) -> dict[str, Packed]:
+    return dlrm_tables.packed(model.dense_rows, model.features, model.tables) if model.dense_rows else {}
+
+
+@functools.lru_cache(maxsize=64)
+def _columns(model: Dlrm, name: str) -> tuple[np.ndarray, ...]:
+    """Of an array's fields: their columns of the ids; for each its limit, the rows of its table and its first row."""
+    array, ends = _arrays(model)[name], np.cumsum([0, *model._hots])
+    columns = [np.arange(ends[number], ends[number + 1]) for number in array.numbers]
     counts = [len(own) for own in columns]
-    begins = np.cumsum([0, *model.dense_rows.values()])[:-1]
-    sizes = np.array(list(model.dense_rows.values()), np.int64)
-    flat = np.concatenate(columns) if columns else np.zeros(0, np.int64)
-    return flat, np.repeat(sizes, counts).astype(np.int32), np.repeat(begins, counts).astype(np.int32)
+    limits = [model.rows[number] for number in array.numbers]
+    repeated = [np.repeat(np.array(given, np.int32), counts) for given in (limits, array.sizes, array.begins)]
+    return np.concatenate(columns), *repeated
+
+
+def _initial_rows(key: jax.Array, array: Packed, begins: dict[int, int], features: int) -> jax.Array:
+    """The first values of an array of tables. A row's are a function of its number among all rows, not of its place."""
+    order = np.argsort(array.begins)
+    starts, sizes = (jnp.asarray(np.array(given, np.int32)[order]) for given in (array.begins, array.sizes))
+    first = jnp.asarray([begins[array.numbers[k]] for k in order], jnp.int32)
+    place = jnp.arange(array.rows, dtype=jnp.int32)
+    table = jnp.searchsorted(starts, place, side="right") - 1
+    within = place - starts[table]
+    scale = jnp.where(within < sizes[table], sizes[table].astype(jnp.float32) ** -0.5, 0)  # room is zero
+    draw = lambda row: jax.random.uniform(jax.random.fold_in(key, row), (features,), minval=-1)  # noqa: E731
+    return jax.vmap(draw)(first[table] + within) * scale[:, None]
 
 
 def _mlp(params: Params, part: str, x: jax.Array, layers: int, last: bool) -> jax.Array:
@@ -304,10 +371,6 @@ def _mlp(params: Params, part: str, x: jax.Array, layers: int, last: bool) -> ja
         x = x @ params[f"{part}/{k}/kernel"] + params[f"{part}/{k}/bias"]
         x = jax.nn.relu(x) if last or k < layers - 1 else x
     return x
-
-
-def _uniform(key: jax.Array, shape: Sequence[int]) -> jax.Array:
-    return jax.random.uniform(key, shape, minval=-1)
 
 
 class _Draws:

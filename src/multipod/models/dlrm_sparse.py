@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.errors import RecipeError
 from multipod.models.dlrm import Dlrm
 from multipod.nn.model import Batch
 from multipod.optim.sparse import EPS, adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
@@ -38,6 +39,20 @@ def sparse_state(params: dict[str, jax.Array], rule: Rule) -> SparseState:
     return SparseState(params, squares)
 
 
+def dense_places(model: Dlrm, ids: jax.Array) -> jax.Array:
+    """The places in `tables/dense` that a batch reads, [examples, number].
+
+    Raises:
+      RecipeError: a model whose tables lie in other arrays too, for layouts to split.
+    """
+    if set(model.arrays) - {TABLE}:
+        raise RecipeError(
+            f"updates of touched rows: tables.place={model.tables.place} keeps tables for the trainer to split. Take "
+            "tables.place=replicated."
+        )
+    return model.places(TABLE, ids) if model.arrays else jnp.zeros((len(ids), 0), jnp.int32)
+
+
 def sparse_update(
     model: Dlrm, state: SparseState, batch: Batch, rule: Rule, rate: Any, core_rate: Any = None, lookup: Any = None
 ) -> tuple[SparseState, jax.Array]:
@@ -46,7 +61,7 @@ def sparse_update(
     Layers and cores are under the same rule, `rowwise_adagrad` being Adagrad for them; cores have `core_rate` if it is
     given. `lookup(params)` gives a `lookup` of `Dlrm.vectors`, which may use parameters of its own.
     """
-    place = model.dense_places(batch["ids"])
+    place = dense_places(model, batch["ids"])
     table = state.params.get(TABLE)
     others = {name: w for name, w in state.params.items() if name != TABLE}
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]

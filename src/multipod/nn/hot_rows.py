@@ -41,7 +41,7 @@ class HotRows(NamedTuple):
       ids: int32 [size], the cached ids, increasing; unused places hold `LARGEST`.
       candidates: int32 [counters], the ids that are counted, increasing, unused places likewise.
       counts: int32 [counters]. At most `seen / (counters + 1)` below the true count, and never above it.
-      seen: int32, ids counted.
+      seen: int32, ids counted. When they reach 2^30, it is halved, and `counts` and `hits` with it.
       hits: int32, of these, those that were in the cache.
     """
 
@@ -103,6 +103,11 @@ def counted(hot: HotRows, ids: jax.Array, offsets: jax.Array, axes: str | tuple[
     ids = jnp.where(used & (ids >= 0), ids, LARGEST).astype(jnp.int32)
     if axes:
         ids = lax.all_gather(ids, axes, tiled=True)
+    return served(merged(hot, ids), ids)
+
+
+def merged(hot: HotRows, ids: jax.Array) -> HotRows:
+    """The state with `ids` counted as candidates; those equal to `LARGEST` are padding. Costs two sorts."""
     keys = jnp.concatenate([hot.candidates, ids])
     amounts = jnp.concatenate([hot.counts, (ids < LARGEST).astype(jnp.int32)])
     order = jnp.argsort(keys)
@@ -117,14 +122,25 @@ def counted(hot: HotRows, ids: jax.Array, offsets: jax.Array, axes: str | tuple[
     counts = most[:room] - most[room]
     kept = jnp.where(counts > 0, names[where[:room]], LARGEST)
     order = jnp.argsort(kept)
-    in_cache = (ids < LARGEST) & is_hot(hot, ids)
-    return HotRows(
-        hot.ids,
-        kept[order],
-        jnp.maximum(counts, 0)[order],
-        hot.seen + jnp.sum(ids < LARGEST, dtype=jnp.int32),
-        hot.hits + jnp.sum(in_cache, dtype=jnp.int32),
-    )
+    return hot._replace(candidates=kept[order], counts=jnp.maximum(counts, 0)[order])
+
+
+def served(hot: HotRows, ids: jax.Array) -> HotRows:
+    """The state with `ids` counted as seen, and as hits where they are cached; not as candidates. Costs no sort.
+
+    Ids below 0 or equal to `LARGEST` are padding.
+    """
+    used = (ids >= 0) & (ids < LARGEST)
+    seen = hot.seen + jnp.sum(used, dtype=jnp.int32)
+    hits = hot.hits + jnp.sum(used & is_hot(hot, ids), dtype=jnp.int32)
+    half = (seen >= 1 << 30).astype(jnp.int32)
+    return hot._replace(counts=hot.counts >> half, seen=seen >> half, hits=hits >> half)
+
+
+def moves(old: HotRows, new: HotRows) -> tuple[jax.Array, jax.Array]:
+    """For each row of the cache after a refresh: where it was before, int32 [size], and whether it was there, bool."""
+    place = _place(old.ids, new.ids)
+    return place, (old.ids[place] == new.ids) & (new.ids < LARGEST)
 
 
 def is_hot(hot: HotRows, ids: jax.Array) -> jax.Array:
@@ -191,12 +207,11 @@ def refreshed(
     learnt = jnp.linalg.norm(missing(cores))
     if policy == "write-back":
         cores = lax.cond(leaves.any(), lambda c: _fitted(missing, c, steps), lambda c: c, cores)
-    place = _place(hot.ids, wanted)
-    known = (hot.ids[place] == wanted) & (wanted < LARGEST)
+    new = hot._replace(ids=wanted, counts=(hot.counts * fade).astype(jnp.int32))
+    place, known = moves(hot, new)
     enters = ~known & (wanted < LARGEST)
     values = looked_up(tt, cores, jnp.where(wanted < LARGEST, wanted, 0))
     kept = jnp.where(known[:, None], rows[place], jnp.where(enters[:, None], values, 0))
-    new = hot._replace(ids=wanted, counts=(hot.counts * fade).astype(jnp.int32))
     report = Refresh(jnp.sum(enters), jnp.sum(leaves), learnt, jnp.linalg.norm(missing(cores)))
     return cores, kept, new, report
 
@@ -209,11 +224,14 @@ def _fitted(missing: Callable[[Cores], jax.Array], cores: Cores, steps: int) -> 
         (slope,) = back(residual)
         moved = jax.jvp(missing, (cores,), (slope,))[1]
         length = sum(jnp.sum(jnp.square(core)) for core in slope) / jnp.maximum(jnp.sum(jnp.square(moved)), 1e-30)
-        better = jax.tree.map(lambda core, s: core - length * s, cores, slope)
+
+        def along(share: jax.Array) -> Cores:
+            return jax.tree.map(lambda core, s: core - share * length * s, cores, slope)
+
         # The best length of the linear problem may be too long for the true one: take a quarter then, or nothing.
-        shorter = jax.tree.map(lambda core, s: core - length / 4 * s, cores, slope)
-        errors = jnp.stack([jnp.sum(jnp.square(missing(c))) for c in (cores, better, shorter)])
-        return lax.switch(jnp.argmin(errors), [lambda: cores, lambda: better, lambda: shorter])
+        shares = jnp.array([0.0, 1.0, 0.25])
+        errors = lax.map(lambda share: jnp.sum(jnp.square(missing(along(share)))), shares)
+        return along(shares[jnp.argmin(errors)])
 
     return lax.fori_loop(0, steps, step, cores)
 

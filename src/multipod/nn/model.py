@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,37 @@ class Model(Protocol):
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
     ) -> tuple[Any, Statistics]:
         """The outputs for `batch`, first dim examples, and the statistics after it."""
+        ...
+
+
+class Moved(NamedTuple):
+    """Where the rows of a parameter were before its model rearranged them.
+
+    Attributes:
+      place: int32 [rows], each row's place before.
+      known: bool [rows], whether it was there; rows that were not are new, and so is their optimizer state.
+    """
+
+    place: jax.Array
+    known: jax.Array
+
+
+class Rearranging(Protocol):
+    """What a model has beside `Model` if it rearranges parameters of its own between updates (a cache of rows).
+
+    Its parameters are a flat dictionary.
+    """
+
+    def rearranges(self) -> tuple[str, ...]:
+        """The names of the parameters that `rearranged` may replace; () if it never does."""
+        ...
+
+    def is_due(self, update: jax.Array) -> jax.Array:
+        """Whether to rearrange after the update of this number, the first being 1."""
+        ...
+
+    def rearranged(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
+        """The named parameters and all statistics anew, and of which parameters the rows have moved."""
         ...
 
 

@@ -1,80 +1,115 @@
-"""Lookups in tables that are split over the devices of a mesh, for use inside `jax.shard_map`.
+"""Lookups in arrays of tables that are split over the devices of a mesh axis, for use inside `jax.shard_map`.
 
-Every function takes this device's part of a table and of the batch, and returns this device's examples, whole. JAX
-differentiates through the collectives: what was gathered is reduce-scattered on the way back, and so on.
-`multipod.layout.tables` says what each way costs.
+An array holds tables one below the other; a *place* is a row of it, -1 is none. Every function takes this device's part
+of the array and the places of this device's examples, int32 [examples, ids of all fields], and returns this device's
+vectors, [examples, fields, features]: those of one field added up, NaN where one of its places is -1. JAX finds the
+way back through the collectives: what was reduce-scattered is gathered, and so on.
+
+With B examples and n ids each over d devices, T fields of F features, a device sends (d - 1) / d of
+
+| way | a part holds | forward | backward |
+|---|---|---|---|
+| `by_rows` | a block of rows | B n places, B T F numbers | B T F |
+| `by_tables` | a block of rows in which tables are whole | B n places, B T F / d | B T F / d |
+| `by_columns` | columns of all rows | B n places, B T F / d | B T F / d |
+
+By rows the vectors are added by a reduce-scatter of the whole batch's, whose sizes are known beforehand: any device may
+hold any row. By tables the most fields that a device has count for all.
 """
 
-import math
-from collections.abc import Sequence
+import itertools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from multipod.layout.tables import PlacedTable
+AXIS = "expert"
+"""The mesh axis of `multipod.layout` that splits tables: as it does experts, it splits the batch too."""
 
-Axes = str | tuple[str, ...]
+Axis = str | tuple[str, ...]
 
 
-def part(table: np.ndarray, placed: PlacedTable, devices: int) -> np.ndarray:
-    """A table in the parts of all devices, [devices, ...], each as the functions below take it; padding is zero.
+@dataclass(frozen=True)
+class Fields:
+    """The fields of an array of tables, in the order of its columns of places.
 
-    Of way "table", devices that do not have it hold zeros of its size: for tests and small tables.
+    Attributes:
+      hots: ids of each field in an example.
+      homes: (by tables) in which of `parts` equal parts of the array's rows each field's table lies.
+      parts: (by tables) a multiple of the devices.
     """
-    if placed.way == "replicated":
-        return np.broadcast_to(table, (devices, *table.shape))
-    if placed.way == "column":
-        return np.stack(np.split(table, devices, axis=1))
-    if placed.way == "table":
-        return np.stack([table * (device == placed.device) for device in range(devices)])
-    padded = np.zeros((math.ceil(len(table) / devices) * devices, table.shape[1]), table.dtype)
-    padded[: len(table)] = table
-    return np.stack([padded[device::devices] for device in range(devices)])
+
+    hots: tuple[int, ...]
+    homes: tuple[int, ...] = ()
+    parts: int = 1
 
 
-def lookup(placed: PlacedTable, own: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    """Vectors [examples, features] of this device's `ids` [examples, hot], those of one example added up.
+def whole(array: jax.Array, places: jax.Array, fields: Fields) -> jax.Array:
+    """Vectors from an array that is not split."""
+    rows = jnp.where((places >= 0)[..., None], array[jnp.maximum(places, 0)], jnp.nan)
+    return _pooled(rows, fields.hots)
 
-    `own` is this device's part of the table, `axes` the mesh axes over which both table and batch are split. An id
-    outside the table gives NaN, whoever would hold it.
+
+def by_rows(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+    """Vectors where each device holds a block of rows: partial sums of the whole batch, reduce-scattered."""
+    every = lax.all_gather(places, axis, tiled=True)
+    rows = _held(own, every - lax.axis_index(axis) * len(own))
+    vectors = lax.psum_scatter(_pooled(rows, fields.hots), axis, tiled=True)
+    return _known(vectors, places, fields.hots)
+
+
+def by_columns(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+    """Vectors where each device holds some columns of every row: looked up for all examples, then exchanged."""
+    columns = _pooled(_held(own, lax.all_gather(places, axis, tiled=True)), fields.hots)
+    vectors = lax.all_to_all(columns, axis, split_axis=0, concat_axis=2, tiled=True)
+    return _known(vectors, places, fields.hots)
+
+
+def by_tables(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+    """Vectors where each device holds whole tables: those of its own fields for all examples, then exchanged."""
+    columns, order = _shelves(fields, lax.axis_size(axis))
+    every = jnp.pad(lax.all_gather(places, axis, tiled=True), ((0, 0), (0, 1)), constant_values=-1)
+    mine = every[:, jnp.asarray(columns)[lax.axis_index(axis)]]  # [batch, fields of the fullest device, most hots]
+    rows = _held(own, jnp.where(mine >= 0, mine - lax.axis_index(axis) * len(own), -1)).sum(2)
+    vectors = lax.all_to_all(rows, axis, split_axis=0, concat_axis=1, tiled=True)
+    return _known(vectors[:, order], places, fields.hots)
+
+
+def _shelves(fields: Fields, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of places of each device's fields, [devices, fields, hots], and where each field comes back.
+
+    Where a device has fewer fields, or a field fewer hots, stands the column behind the last.
     """
-    known = (ids >= 0) & (ids < placed.rows)
-    vectors = _WAYS[placed.way](placed, own, jnp.where(known, ids, 0), axes)
-    return jnp.where(known.all(-1, keepdims=True), vectors, jnp.nan)
+    ends = np.cumsum([0, *fields.hots])
+    owners = [home * devices // fields.parts for home in fields.homes]
+    held = [[f for f, owner in enumerate(owners) if owner == device] for device in range(devices)]
+    most = max(map(len, held))
+    columns = np.full((devices, most, max(fields.hots)), ends[-1], np.int32)
+    order = np.empty(len(owners), np.int32)
+    for device, own in enumerate(held):
+        for slot, field in enumerate(own):
+            columns[device, slot, : fields.hots[field]] = np.arange(ends[field], ends[field + 1])
+            order[field] = device * most + slot
+    return columns, order
 
 
-def _replicated(placed: PlacedTable, own: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    return own[ids].sum(-2)
+def _held(own: jax.Array, places: jax.Array) -> jax.Array:
+    """The rows of this device's part at `places` of it; zeros where it has none."""
+    inside = (places >= 0) & (places < len(own))
+    return jnp.where(inside[..., None], own[jnp.where(inside, places, 0)], 0)
 
 
-def _by_row(placed: PlacedTable, own: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    devices, device = lax.axis_size(axes), lax.axis_index(axes)
-    ids = lax.all_gather(ids, axes, tiled=True)
-    mine = ids % devices == device
-    rows = jnp.where(mine[..., None], own[jnp.where(mine, ids // devices, 0)], 0)
-    return lax.psum_scatter(rows.sum(-2), axes, tiled=True)
+def _pooled(rows: jax.Array, hots: tuple[int, ...]) -> jax.Array:
+    """Rows [..., ids, features] added up field by field."""
+    if max(hots) == 1:
+        return rows
+    ends = itertools.accumulate(hots)
+    return jnp.stack([rows[:, end - hot : end].sum(1) for end, hot in zip(ends, hots, strict=True)], 1)
 
 
-def _by_column(placed: PlacedTable, own: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    columns = own[lax.all_gather(ids, axes, tiled=True)].sum(-2)
-    return lax.all_to_all(columns, axes, split_axis=0, concat_axis=1, tiled=True)
-
-
-def _by_table(placed: PlacedTable, own: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    # As partial sums of which all but one are zero: XLA has no scatter from a single device.
-    vectors = own[lax.all_gather(ids, axes, tiled=True)].sum(-2)
-    mine = lax.axis_index(axes) == placed.device
-    return lax.psum_scatter(jnp.where(mine, vectors, 0), axes, tiled=True)
-
-
-_WAYS = {"replicated": _replicated, "row": _by_row, "column": _by_column, "table": _by_table}
-
-
-def lookup_small(concatenated: jax.Array, offsets: Sequence[int], ids: jax.Array) -> jax.Array:
-    """Vectors [examples, tables, features] of `ids` [examples, tables] in tables that were concatenated: one gather.
-
-    `offsets` is where each table begins (`TablePlan.offsets`). Ids are not checked.
-    """
-    return concatenated[ids + jnp.asarray(offsets, ids.dtype)]
+def _known(vectors: jax.Array, places: jax.Array, hots: tuple[int, ...]) -> jax.Array:
+    """The vectors, NaN where one of a field's places is -1."""
+    outside = _pooled((places < 0)[..., None].astype(jnp.int32), hots)
+    return jnp.where(outside > 0, jnp.nan, vectors)

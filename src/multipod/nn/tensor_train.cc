@@ -251,27 +251,36 @@ ffi::Error forward(Ids ids, Ids offsets, Floats weights, ffi::RemainingArgs core
   row.resize(order.distinct.size() * features);
   place.assign(count, -1);
   sum.resize(features);
+  // Rows are turned into their own order once each, or else the bags are: whichever are fewer.
+  bool straight = static_cast<int64_t>(order.distinct.size()) <= bags;
   Path path(t);
   for (size_t u = 0; u < order.distinct.size(); ++u) {
     int digit[kMostCores];
     t.digits(order.distinct[u], digit);
     path.move(digit);
-    path.row(row.data() + u * features);
+    float* own = row.data() + u * features;
+    path.row(straight ? sum.data() : own);
+    if (straight) transpose(n, last, sum.data(), own);
     for (int32_t i = order.first[u]; i < order.first[u + 1]; ++i) place[order.position[i]] = static_cast<int32_t>(u);
   }
   for (int64_t b = 0; b < bags; ++b) {
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (int64_t p = std::max(offset[b], 0); p < std::min<int64_t>(offset[b + 1], count); ++p) {
+    float* result = out->typed_data() + b * features;
+    float* to = straight ? result : sum.data();
+    int64_t begin = std::max(offset[b], 0), end = std::min<int64_t>(offset[b + 1], count);
+    if (begin >= end) std::fill(to, to + features, 0.0f);
+    for (int64_t p = begin; p < end; ++p) {
       float w = weight ? weight[p] : 1.0f;
       if (place[p] < 0) {
-        std::fill(sum.begin(), sum.end(), std::numeric_limits<float>::quiet_NaN());
+        std::fill(to, to + features, std::numeric_limits<float>::quiet_NaN());
         continue;
       }
       const float* from = row.data() + static_cast<int64_t>(place[p]) * features;
-      float* to = sum.data();
-      for (int j = 0; j < features; ++j) to[j] += w * from[j];
+      if (p == begin)
+        for (int j = 0; j < features; ++j) to[j] = w * from[j];
+      else
+        for (int j = 0; j < features; ++j) to[j] += w * from[j];
     }
-    transpose(n, last, sum.data(), out->typed_data() + b * features);
+    if (!straight) transpose(n, last, to, result);
   }
   return ffi::Error::Success();
 }

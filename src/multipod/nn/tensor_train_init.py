@@ -19,7 +19,7 @@ import numpy as np
 from multipod.nn.tensor_train import Cores, TensorTrain
 
 Distribution = Literal["sampled-gaussian", "gaussian"]
-Scale = Literal["exact", "released"]
+Scale = Literal["exact", "released", "reciprocal"]
 
 CUT = 2.0
 """Sampled Gaussian: core entries with a smaller absolute value are drawn again."""
@@ -45,7 +45,8 @@ def initial_cores(
       scale: "exact": the entries of the table have `variance`. "released": every core is multiplied by
         variance^(1 / 2d), as in the authors' released code, which counts neither the ranks nor what the cut does: the
         entries' standard deviation is then sqrt(R_1 .. R_{d-1} m2^d) times as large (m2 = `SECOND_MOMENT`, or 1 for
-        "gaussian"), 111 times at d = 3 and rank 8. Under plain SGD that makes the cores learn faster.
+        "gaussian"), 111 times at d = 3 and rank 8. Under plain SGD that makes the cores learn faster. "reciprocal":
+        core entries have variance 1 / rows, as the released code's `normal`: the table is then almost zero.
       variance: of the table's entries; None is 1 / (3 rows).
     """
     count = len(tt.shapes)
@@ -53,6 +54,8 @@ def initial_cores(
     moment = SECOND_MOMENT if distribution == "sampled-gaussian" else 1.0
     grown = math.prod(tt.ranks) * moment**count if scale == "exact" else 1.0
     factor = (target / grown) ** (1 / (2 * count))
+    if scale == "reciprocal":
+        factor = (tt.rows * moment) ** -0.5
     # One draw for all cores: XLA takes seconds to compile each on a CPU.
     numbers = factor * _drawn(key, tt.parameters, distribution)
     ends = list(itertools.accumulate(map(math.prod, tt.shapes)))[:-1]

@@ -38,6 +38,7 @@ from multipod.nn.laid import laying
 from multipod.nn.padding import masked
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import accumulated
+from multipod.step.between import rearranged
 from multipod.step.gradients import (
     GATHERED,
     GradientPath,
@@ -318,6 +319,10 @@ class Program:
         params = constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs)
         if not self.recipe.layout.keeps_shares:
             params = self.path.gather(params)
+        whole = params, statistics, optimizer
+        params, statistics, optimizer = rearranged(
+            self.recipe.model, self.optimizer, whole, state.update + 1, self.recipe.layout.local_state
+        )
         if self.watched:
             good, sums = judged(sums, travelled, asked.limits, self.recipe.trouble.watches)
             kept = state.params, state.statistics, state.optimizer

@@ -436,7 +436,7 @@ class _Run:
             unit=self.unit,
             skipped=self.skipped,
             values=evaluated.values if evaluated else {},
-            notes=getattr(self.recipe.model, "notes", dict)(),
+            notes=getattr(self.recipe.model, "notes", lambda _: {})(self.state.statistics),
             goodput=self.account.goodput(run_s),
             lost_s=self.account.lost_s,
             run_s=run_s,

@@ -1,0 +1,66 @@
+"""What a model does to its own parameters between two updates, and what that means for their optimizer state."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from multipod.nn.model import Model, Moved
+
+
+def rearranged(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    values: tuple[Any, Any, Any],
+    update: jax.Array,
+    each_device: bool,
+) -> tuple[Any, Any, Any]:
+    """Parameters, statistics and optimizer state after update number `update`, rearranged if the model says so.
+
+    Of a model without `multipod.nn.model.Rearranging` they are as they were, at no cost. Optimizer state moves with the
+    rows that it belongs to; that of new rows begins as the optimizer begins. With `each_device` its first dim counts
+    devices (`layout.local_state`).
+    """
+    names = model.rearranges() if hasattr(model, "rearranges") else ()
+    if not names:
+        return values
+    params, statistics, state = values
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    structure: Any = jax.tree.structure(state)
+    own = [k for k, (path, leaf) in enumerate(leaves) if _name(path) in names and jnp.ndim(leaf)]
+
+    def act(given: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+        few, statistics, kept = given
+        few, statistics, moved = model.rearranged(few, statistics)  # type: ignore[attr-defined]
+        begun = jax.tree.leaves(optimizer.init(params | few))
+        follow = [
+            _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), each_device)
+            for k, leaf in zip(own, kept, strict=True)
+        ]
+        return few, statistics, follow
+
+    # Only what may change goes through the branch: a conditional copies what it returns.
+    few = {name: params[name] for name in names}
+    given = few, statistics, [leaves[k][1] for k in own]
+    few, statistics, kept = lax.cond(model.is_due(update), act, lambda same: same, given)  # type: ignore[attr-defined]
+    flat = [leaf for _, leaf in leaves]
+    for k, leaf in zip(own, kept, strict=True):
+        flat[k] = leaf
+    return params | few, statistics, structure.unflatten(flat)
+
+
+def _followed(leaf: jax.Array, begun: jax.Array, moved: Moved | None, each_device: bool) -> jax.Array:
+    """Optimizer state [rows, ...] of a parameter whose rows have `moved`."""
+    if moved is None:
+        return leaf
+    if each_device:
+        return jax.vmap(lambda one: _followed(one, begun, moved, False))(leaf)
+    known = moved.known.reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(known, leaf[moved.place], begun)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """The last key of a path in a tree of flat dictionaries."""
+    return getattr(path[-1], "key", "") if path else ""
