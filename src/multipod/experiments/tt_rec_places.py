@@ -64,10 +64,10 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
         Claim(fewer, "arXiv:2101.11714", saved, 10.0, saved > 10),
     ]
     text = (
-        f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are those of "
-        "the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, (d - 1) / d of "
-        "others; they hold the layers' gradients and the counted ids too. By table the part of the fullest device counts "
-        "for all."
+        f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are "
+        "those of the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, "
+        "(d - 1) / d of others; they hold the layers' gradients and the counted ids too. By table the part of the "
+        "fullest device counts for all."
     )
     head = ("tables", "parameters, bytes", "optimizer, bytes", "sent in an update, bytes", "loss differs by")
     return claims, Section("Places of tables", text, head, rows)

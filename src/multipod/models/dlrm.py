@@ -14,7 +14,7 @@ Source: Naumov et al., 2019, arXiv:1906.00091, and the authors' code; the masked
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from multipod.errors import RecipeError
+from multipod.errors import DataError, RecipeError
 from multipod.models import dlrm_hot, dlrm_tables
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Packed, Tables
@@ -208,6 +208,26 @@ class Dlrm:
         if train:
             statistics = dlrm_hot.counted(self.hot, statistics, {n: self._own(batch["ids"], n) for n in self.trains})
         return logits, statistics
+
+    def check_batch(self, host: Mapping[str, np.ndarray]) -> None:
+        """Refuses ids outside their tables, before a batch goes to the devices.
+
+        Raises:
+          DataError: with the first such id, its table and its place.
+        """
+        ids = host["ids"]
+        if ids.shape[-1] != sum(self._hots):
+            return  # `embedded` says that
+        limits = np.repeat(np.array(self.rows), self._hots)
+        outside = (ids < 0) | (ids >= limits)
+        if outside.any():
+            example, column = map(int, np.argwhere(outside)[0])
+            number = int(np.searchsorted(np.cumsum(self._hots), column, side="right"))
+            raise DataError(
+                f"table {number}: id {ids[example, column]} in row {example} of a batch is outside its "
+                f"{self.rows[number]:,} rows, the first of {np.count_nonzero(outside):,} such ids. Give the model "
+                "the rows that the data have (model.rows), or mend the data."
+            )
 
     def embedded(self, params: Params, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
         """The vectors of the ids [examples, sum of hots], those of one field added up: [examples, fields, features]."""

@@ -141,7 +141,7 @@ def _dispatched(program: AnyProgram, state: State, test: Source, reading: Readin
     batch = program.evaluation_rows(len(test))
     rows = owned_rows(batch_sharding(program.mesh), batch)
     for host in evaluation_batches(test, batch, rows, reading):
-        check_classes(program.recipe.model, host)
+        check_examples(program.recipe.model, host)
         placed = program.placed(host, rows, batch)
         if hasattr(program.recipe.objective, "scored"):
             sums, scores = program.evaluate_and_score(state, placed)
@@ -157,12 +157,16 @@ def _added(batches: list[Evaluating]) -> dict[str, float]:
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 
-def check_classes(model: Any, host: HostBatch) -> None:
+def check_examples(model: Any, host: HostBatch) -> None:
     """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
+
+    What else a model can tell of a batch while it is on the host, its own `check_batch` does.
 
     Raises:
       MetricError: with the rank and the row.
+      DataError: from the model, an id outside its table for example.
     """
+    getattr(model, "check_batch", lambda host: None)(host)
     classes, labels = getattr(model, "classes", 0), host.get("label")
     if classes and labels is not None and labels.ndim == 1:
         check_labels(labels, classes, host.get("mask"), rank=jax.process_index())

@@ -25,7 +25,7 @@ from multipod.step.state import State, device_bytes
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
 from multipod.train.coping import Coping
-from multipod.train.evaluation import Beside, check_classes, check_not_empty, evaluate
+from multipod.train.evaluation import Beside, check_examples, check_not_empty, evaluate
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Skipped, Started, Troubled, Updated
 from multipod.train.goodput import Account
 from multipod.train.heartbeat import Pulse, silent
@@ -296,7 +296,7 @@ class _Run:
         start = self.around.clock()
         host = next(incoming)
         waited = self.around.clock() - start
-        check_classes(self.recipe.model, host)
+        check_examples(self.recipe.model, host)
         return self._placed(host), waited
 
     def _placed(self, host: HostBatch) -> Batch:
