@@ -255,15 +255,16 @@ def memory_of(name: str, way: str) -> dict:
 
 
 def workspace_mib(case: Case) -> float:
-    """What an update needs beside the cores: their gradient, the rows of distinct ids, the bags and ids.
-
-    Ids are counted six times: themselves, ordered, in the second array of the radix sort, their bag and their row, and
-    the distinct ones with where they begin.
+    """What an update needs beside the cores: their gradient, all but the first turned, and that of the last turned back;
+    the rows of distinct ids, and the bags. Ids are counted four times (ordered, in the second array of the radix sort,
+    their bag, their row), and the distinct ones twice.
     """
     tt, ids = case.tt, len(case.ids)
     distinct = len(np.unique(case.ids))
-    numbers = tt.parameters + distinct * tt.features + BATCH * tt.features + 6 * ids
-    return 4 * numbers / 2**20
+    first, *_, last = map(np.prod, tt.shapes)
+    turned = tt.parameters - first + last
+    numbers = tt.parameters + turned + distinct * (tt.features + 2) + BATCH * tt.features + 4 * ids
+    return 4 * float(numbers) / 2**20
 
 
 def memory() -> list[dict]:
@@ -352,7 +353,8 @@ longer. Training is lookup, gradient and update, with the bags handed out.
 ## Memory
 
 Resident memory at its highest over two updates and a lookup, above what the process held before, MiB. Needed are,
-beside the cores: their gradient, the rows of the distinct ids, the bags, and the ids with their order.
+beside the cores: their gradient, a turned copy of all but the first for the backward pass, the rows of the distinct ids,
+the bags, and the ids with their order.
 
 {memory_table(found)}
 

@@ -49,8 +49,8 @@ class Layout:
         the devices' gradients are orthogonal, 1 / devices where they are equal.
       spatial: parts that the height of images is cut in, or of height and width, as (4,) or (2, 2).
       model: devices that split the dims which `rules` give to the axis `model`.
-      expert: devices of a tile that split the experts; they split the batch too, so they count as data devices for
-        everything else.
+      expert: devices of a tile that split the experts, or the tables of a recommendation model; they split the batch
+        too, so they count as data devices for everything else.
       stage: stages of a pipeline, each on a device of its own, or on `model` devices that split its layers
         (`multipod.step.staged`).
       schedule: (stage) when which stage treats which micro-batch: a name in `multipod.pipelines.build.PIPELINES`.

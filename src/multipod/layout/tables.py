@@ -4,10 +4,11 @@
 |---|---|---|---|
 | `replicated` | every device the whole table | nothing | an all-reduce of the table's gradient |
 | `table` | one device the whole table | the batch's ids to it, its vectors back | the vectors' gradients to it |
-| `row` | device p the rows with id % devices == p | ids to all, partial sums reduce-scattered | gradients gathered |
+| `row` | every device as many rows | ids to all, partial sums reduce-scattered | gradients gathered |
 | `column` | every device features / devices of each row | ids to all, columns exchanged | the same back |
 
-A table in tensor-train form is replicated: its cores are small, and so is their gradient.
+A table in tensor-train form is replicated: its cores are small, and so is their gradient. `multipod.nn.sharded_tables`
+looks tables up in each of these ways, and `multipod.models.dlrm_tables` is how a model in the trainer has them.
 
 Source: the multipod's DLRM (arXiv:2011.03641, section 4.6): the largest tables split by rows over the chips, the
 smallest concatenated and replicated; PyTorch's DLRM (arXiv:1906.00091) places by table.

@@ -13,6 +13,8 @@ from multipod.recipe.recipe import Recipe
 
 RECIPES = {
     "digits": "multipod.recipes.digits:digits",
+    "dlrm-kaggle": "multipod.recipes.dlrm_criteo:dlrm_kaggle",
+    "dlrm-mlperf": "multipod.recipes.dlrm_criteo:dlrm_mlperf",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
     "mlp-small": "multipod.recipes.mlp_small:mlp_small",
