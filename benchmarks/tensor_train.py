@@ -91,7 +91,7 @@ def ours(case: Case, way: str) -> tuple[Callable, Callable]:
     step = jax.jit(update, donate_argnums=0).lower(state[0], ids, offsets, gradient).compile()
 
     def train():
-        state[0], _ = jax.block_until_ready(step(state[0], ids, offsets, gradient))
+        state[0] = jax.block_until_ready(step(state[0], ids, offsets, gradient))[0]
         return state[0]
 
     return lambda: jax.block_until_ready(look(cores, ids, offsets)), train
@@ -255,15 +255,15 @@ def memory_of(name: str, way: str) -> dict:
 
 
 def workspace_mib(case: Case) -> float:
-    """What an update needs beside the cores: their gradient, all but the first turned, and that of the last turned back;
-    the rows of distinct ids, and the bags. Ids are counted four times (ordered, in the second array of the radix sort,
-    their bag, their row), and the distinct ones twice.
+    """What an update needs beside the cores: their gradient, the bags, and, one after the other in the same memory, the
+    rows of distinct ids (forward) and turned copies of the cores (backward). Ids are counted three times (ordered, in
+    the second array of the radix sort, their bag or row), the distinct ones three times.
     """
     tt, ids = case.tt, len(case.ids)
     distinct = len(np.unique(case.ids))
     first, *_, last = map(np.prod, tt.shapes)
-    turned = tt.parameters - first + last
-    numbers = tt.parameters + turned + distinct * (tt.features + 2) + BATCH * tt.features + 4 * ids
+    shared = max(distinct * tt.features, tt.parameters - first + last)
+    numbers = tt.parameters + shared + BATCH * tt.features + 3 * ids + 3 * distinct
     return 4 * float(numbers) / 2**20
 
 
@@ -353,8 +353,8 @@ longer. Training is lookup, gradient and update, with the bags handed out.
 ## Memory
 
 Resident memory at its highest over two updates and a lookup, above what the process held before, MiB. Needed are,
-beside the cores: their gradient, a turned copy of all but the first for the backward pass, the rows of the distinct ids,
-the bags, and the ids with their order.
+beside the cores: their gradient, the bags, the ids with their order, and, in the same memory, the rows of the distinct
+ids and a turned copy of all cores but the first for the backward pass.
 
 {memory_table(found)}
 

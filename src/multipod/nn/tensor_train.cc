@@ -1,9 +1,11 @@
 // Embedding bags from tensor-train cores on one CPU core, for jax.ffi; the reference is tensor_train_bag.jax_bag.
 //
-// The distinct ids are visited in increasing order, which is a walk in depth over the tree of their digits: at each
-// inner node k the product P_k of the first k core slices is made once, [columns][R_k], and used by all ids below. So
-// there is one product in memory for each level, whatever the batch. Backward walks the same way, makes the
-// products again, and hands the gradient of P_k to node k - 1 when it leaves node k.
+// The distinct ids are visited in an order that is a walk in depth over the tree of their digits: at each inner node k
+// the product P_k of the first k core slices is made once, [columns][R_k], and used by all ids below. So there is one
+// product in memory for each level, whatever the batch. Backward walks the same way, makes the products again, and
+// hands the gradient of P_k to node k - 1 when it leaves node k. The order is that of the second digit, then the first,
+// then the rest: P_1 costs nothing, and the slices of the second core are the large ones, so each comes into the
+// processor's cache once.
 //
 // All arithmetic is one routine, `multiply`: C[m][n] += sum_k X(k, m) Z[k][n], with Z and C contiguous in n (vectors) and
 // X read with any strides (broadcast). Bags are added in the order of the ids: results do not vary from run to run.
@@ -16,6 +18,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -144,9 +148,12 @@ struct Ordered {
   std::vector<int32_t> position, scratch;
   std::vector<int32_t> first;     // first[u]: where in `position` the u-th distinct id begins; one more at the end
   std::vector<int32_t> distinct;  // the distinct ids, increasing
+  std::vector<int32_t> visit;     // the order in which to visit them: places in `distinct`, by second digit
 
-  void make(const int32_t* ids, int64_t count, int64_t table_rows) {
+  void make(const Train& t, const int32_t* ids, int64_t count) {
+    int64_t table_rows = t.table_rows;
     position.clear();
+    for (auto* held : {&position, &first, &distinct, &visit}) held->reserve(count + 1);  // pages not written cost nothing
     for (int64_t p = 0; p < count; ++p)
       if (ids[p] >= 0 && ids[p] < table_rows) position.push_back(static_cast<int32_t>(p));
     scratch.resize(position.size());
@@ -168,7 +175,55 @@ struct Ordered {
       }
     }
     first.push_back(static_cast<int32_t>(position.size()));
+    by_second_digit(t);
   }
+
+  // They are in order of the first digit already, and a counting sort keeps that among those of one second digit.
+  void by_second_digit(const Train& t) {
+    int32_t below = 1, m = t.m[1];
+    for (int k = 2; k < t.d; ++k) below *= t.m[k];
+    std::vector<int32_t> start(m + 1, 0);
+    for (int32_t id : distinct) ++start[id / below % m + 1];
+    for (int i = 0; i < m; ++i) start[i + 1] += start[i];
+    visit.resize(distinct.size());
+    for (size_t u = 0; u < distinct.size(); ++u) visit[start[distinct[u] / below % m]++] = static_cast<int32_t>(u);
+  }
+};
+
+// What a call works in. Kept for the next, and not by a thread: XLA runs a call on any of its threads.
+struct Work {
+  Ordered order;
+  std::vector<int32_t> place;  // of each id: forward its row, backward its bag
+  std::vector<float> large;    // forward the rows of the distinct ids, backward the turned cores
+};
+
+class Borrowed {
+ public:
+  Borrowed() {
+    std::lock_guard<std::mutex> hold(lock());
+    if (idle().empty()) {
+      work_ = std::make_unique<Work>();
+    } else {
+      work_ = std::move(idle().back());
+      idle().pop_back();
+    }
+  }
+  ~Borrowed() {
+    std::lock_guard<std::mutex> hold(lock());
+    idle().push_back(std::move(work_));
+  }
+  Work* operator->() { return work_.get(); }
+
+ private:
+  static std::mutex& lock() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<std::unique_ptr<Work>>& idle() {
+    static std::vector<std::unique_ptr<Work>> several;
+    return several;
+  }
+  std::unique_ptr<Work> work_;
 };
 
 // The products along the path to the current id.
@@ -244,24 +299,25 @@ ffi::Error forward(Ids ids, Ids offsets, Floats weights, ffi::RemainingArgs core
   int64_t count = std::clamp<int64_t>(offset[bags], 0, static_cast<int64_t>(ids.element_count()));
   int features = t.features(), last = t.last(), n = t.n[t.d - 1];
 
-  thread_local Ordered order;
-  thread_local std::vector<float> row, sum;
-  thread_local std::vector<int32_t> place;
-  order.make(id, count, table_rows);
-  row.resize(order.distinct.size() * features);
+  Borrowed work;
+  Ordered& order = work->order;
+  std::vector<float>& row = work->large;
+  std::vector<int32_t>& place = work->place;
+  std::vector<float> sum(features);
+  order.make(t, id, count);
+  row.resize(std::max(row.size(), order.distinct.size() * features));
   place.assign(count, -1);
-  sum.resize(features);
   // Rows are turned into their own order once each, or else the bags are: whichever are fewer.
   bool straight = static_cast<int64_t>(order.distinct.size()) <= bags;
   Path path(t);
-  for (size_t u = 0; u < order.distinct.size(); ++u) {
+  for (int32_t u : order.visit) {
     int digit[kMostCores];
     t.digits(order.distinct[u], digit);
     path.move(digit);
-    float* own = row.data() + u * features;
+    float* own = row.data() + static_cast<int64_t>(u) * features;
     path.row(straight ? sum.data() : own);
     if (straight) transpose(n, last, sum.data(), own);
-    for (int32_t i = order.first[u]; i < order.first[u + 1]; ++i) place[order.position[i]] = static_cast<int32_t>(u);
+    for (int32_t i = order.first[u]; i < order.first[u + 1]; ++i) place[order.position[i]] = u;
   }
   for (int64_t b = 0; b < bags; ++b) {
     float* result = out->typed_data() + b * features;
@@ -290,20 +346,27 @@ struct Gradients {
   const Train& t;
   Path path;
   std::vector<float> from_above[kMostCores];  // [k]: of P_k, [columns[k]][rank[k]], for k = 2 .. d - 1
-  std::vector<float> turned_core[kMostCores];  // [k]: core k with each slice as [n_k R_k][R_{k-1}], for k = 1 .. d - 1
-  std::vector<float> turned_last;              // gradient of the last core, slices as [n_d][R_{d-1}]
+  float* turned_core[kMostCores];  // [k]: core k with each slice as [n_k R_k][R_{k-1}], for k = 1 .. d - 1
+  float* turned_last;              // gradient of the last core, slices as [n_d][R_{d-1}]
   float* out[kMostCores];
 
-  explicit Gradients(const Train& train) : t(train), path(train) {
+  Gradients(const Train& train, std::vector<float>& large) : t(train), path(train) {
     for (int k = 2; k < t.d; ++k) from_above[k].assign(t.columns[k] * t.rank[k], 0.0f);
+    int64_t last = core(t.d - 1), all = last;
+    for (int k = 1; k < t.d; ++k) all += core(k);
+    large.resize(std::max<size_t>(large.size(), all));
+    turned_last = large.data();
+    std::memset(turned_last, 0, sizeof(float) * last);
+    float* next = turned_last + last;
     for (int k = 1; k < t.d; ++k) {
       int64_t slice = t.slice(k);
-      turned_core[k].resize(t.m[k] * slice);
+      turned_core[k] = next;
+      next += core(k);
       for (int i = 0; i < t.m[k]; ++i)
-        transpose(t.rank[k], t.n[k] * t.rank[k + 1], t.core[k] + i * slice, turned_core[k].data() + i * slice);
+        transpose(t.rank[k], t.n[k] * t.rank[k + 1], t.core[k] + i * slice, turned_core[k] + i * slice);
     }
-    turned_last.assign(static_cast<int64_t>(t.m[t.d - 1]) * t.slice(t.d - 1), 0.0f);
   }
+  int64_t core(int k) const { return static_cast<int64_t>(t.m[k]) * t.slice(k); }
   float* of_product(int k) {  // P_1 is a slice of the first core: its gradient goes straight there
     return k == 1 ? out[0] + static_cast<int64_t>(path.digit[0]) * t.slice(0) : from_above[k].data();
   }
@@ -314,21 +377,21 @@ struct Gradients {
       int64_t at = static_cast<int64_t>(path.digit[k - 1]) * t.slice(k - 1);
       float* own = from_above[k].data();  // [columns][width]
       multiply(before, width, columns, {path.at(k - 1), before, 1}, own, width, out[k - 1] + at, width, true);
-      multiply(columns, before, width, {own, 1, width}, turned_core[k - 1].data() + at, before, of_product(k - 1), before, true);
+      multiply(columns, before, width, {own, 1, width}, turned_core[k - 1] + at, before, of_product(k - 1), before, true);
       std::memset(own, 0, sizeof(float) * columns * width);
     }
   }
   void row(const float* gradient) {  // of the current id's row, [columns][n_d]
     int k = t.d - 1, n = t.n[k], r = t.rank[k], columns = t.columns[k];
     int64_t at = static_cast<int64_t>(path.digit[k]) * t.slice(k);
-    multiply(columns, r, n, {gradient, 1, n}, turned_core[k].data() + at, r, of_product(k), r, true);
-    multiply(n, r, columns, {gradient, n, 1}, path.at(k), r, turned_last.data() + at, r, true);
+    multiply(columns, r, n, {gradient, 1, n}, turned_core[k] + at, r, of_product(k), r, true);
+    multiply(n, r, columns, {gradient, n, 1}, path.at(k), r, turned_last + at, r, true);
   }
   void finish() {
     leave(0);
     int k = t.d - 1;
     int64_t slice = t.slice(k);
-    for (int i = 0; i < t.m[k]; ++i) transpose(t.n[k], t.rank[k], turned_last.data() + i * slice, out[k] + i * slice);
+    for (int i = 0; i < t.m[k]; ++i) transpose(t.n[k], t.rank[k], turned_last + i * slice, out[k] + i * slice);
   }
 };
 
@@ -343,22 +406,23 @@ ffi::Error backward(Ids ids, Ids offsets, Floats weights, Floats above, ffi::Rem
   int64_t count = std::clamp<int64_t>(offset[bags], 0, all);
   int features = t.features(), last = t.last(), n = t.n[t.d - 1];
 
-  thread_local Ordered order;
-  thread_local std::vector<int32_t> bag;
+  Borrowed work;
+  Ordered& order = work->order;
+  std::vector<int32_t>& bag = work->place;
   std::vector<float> sum(features), row(features), straight(features);
-  order.make(id, count, table_rows);
+  order.make(t, id, count);
   bag.resize(count);
   for (int64_t b = 0; b < bags; ++b)
     for (int64_t p = std::max(offset[b], 0); p < std::min<int64_t>(offset[b + 1], count); ++p) bag[p] = static_cast<int32_t>(b);
   if (weighted) std::memset(weights_out->typed_data(), 0, sizeof(float) * all);
-  Gradients g(t);
+  Gradients g(t, work->large);
   for (int k = 0; k < t.d; ++k) {
     auto core = cores_out.get<Floats>(k);
     if (!core.has_value()) return core.error();
     g.out[k] = (*core)->typed_data();
     std::memset(g.out[k], 0, sizeof(float) * (*core)->element_count());
   }
-  for (size_t u = 0; u < order.distinct.size(); ++u) {
+  for (int32_t u : order.visit) {
     int digit[kMostCores];
     t.digits(order.distinct[u], digit);
     g.leave(g.path.shared(digit));
