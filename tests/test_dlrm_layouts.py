@@ -188,9 +188,11 @@ def test_optimizer_state_follows_rows_and_begins_anew_for_those_that_enter():
             moved = Moved(jnp.array([2, 0, 0]), jnp.array([True, False, True]))
             return {"hot": params["hot"] + 10}, statistics + 1, {"hot": moved}
 
+    asked = replace(load("dlrm-small"), model=Model())
+
     @jit
     def after(update):
-        return rearranged(Model(), optimizer, (params, jnp.int32(0), state), update, False)
+        return rearranged(asked, optimizer, (params, jnp.int32(0), state), update)
 
     new, statistics, moved = after(jnp.int32(4))
     assert int(statistics) == 1

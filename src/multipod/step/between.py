@@ -7,22 +7,20 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from multipod.nn.model import Model, Moved
+from multipod.nn.model import Moved
+from multipod.recipe.recipe import Recipe
 
 
 def rearranged(
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    values: tuple[Any, Any, Any],
-    update: jax.Array,
-    each_device: bool,
+    recipe: Recipe, optimizer: optax.GradientTransformation, values: tuple[Any, Any, Any], update: jax.Array
 ) -> tuple[Any, Any, Any]:
     """Parameters, statistics and optimizer state after update number `update`, rearranged if the model says so.
 
     Of a model without `multipod.nn.model.Rearranging` they are as they were, at no cost. Optimizer state moves with the
-    rows that it belongs to; that of new rows begins as the optimizer begins. With `each_device` its first dim counts
-    devices (`layout.local_state`).
+    rows that it belongs to; that of new rows begins as the optimizer begins. Where every device has a state of its own
+    (`layout.local_state`), its first dim counts devices.
     """
+    model: Any = recipe.model
     names = model.rearranges() if hasattr(model, "rearranges") else ()
     if not names:
         return values
@@ -33,10 +31,10 @@ def rearranged(
 
     def act(given: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
         few, statistics, kept = given
-        few, statistics, moved = model.rearranged(few, statistics)  # type: ignore[attr-defined]
+        few, statistics, moved = model.rearranged(few, statistics)
         begun = jax.tree.leaves(optimizer.init(params | few))
         follow = [
-            _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), each_device)
+            _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), recipe.layout.local_state)
             for k, leaf in zip(own, kept, strict=True)
         ]
         return few, statistics, follow
@@ -44,7 +42,7 @@ def rearranged(
     # Only what may change goes through the branch: a conditional copies what it returns.
     few = {name: params[name] for name in names}
     given = few, statistics, [leaves[k][1] for k in own]
-    few, statistics, kept = lax.cond(model.is_due(update), act, lambda same: same, given)  # type: ignore[attr-defined]
+    few, statistics, kept = lax.cond(model.is_due(update), act, lambda same: same, given)
     flat = [leaf for _, leaf in leaves]
     for k, leaf in zip(own, kept, strict=True):
         flat[k] = leaf

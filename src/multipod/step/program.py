@@ -319,10 +319,8 @@ class Program:
         params = constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs)
         if not self.recipe.layout.keeps_shares:
             params = self.path.gather(params)
-        whole = params, statistics, optimizer
-        params, statistics, optimizer = rearranged(
-            self.recipe.model, self.optimizer, whole, state.update + 1, self.recipe.layout.local_state
-        )
+        whole = rearranged(self.recipe, self.optimizer, (params, statistics, optimizer), state.update + 1)
+        params, statistics, optimizer = whole
         if self.watched:
             good, sums = judged(sums, travelled, asked.limits, self.recipe.trouble.watches)
             kept = state.params, state.statistics, state.optimizer
@@ -488,12 +486,8 @@ class Program:
         floats = [leaf / devices for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
         means, sums = all_reduce_tree((floats, sums), ordered(data_axes(self.mesh)), devices)
         averaged = iter(means)
-        return (
-            structure.unflatten(
-                [next(averaged) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in leaves]
-            ),
-            sums,
-        )
+        agreed = [next(averaged) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in leaves]
+        return structure.unflatten(agreed), sums
 
 
 def _as_they_are(params: Any) -> Any:
