@@ -149,6 +149,14 @@ def test_rings_past_the_peers_share_their_wires():
     assert tile_of(Split(model=2), find("tpu-v3-pod:8x8")) == ()
 
 
+def test_float32_is_multiplied_as_jax_does():
+    """Data sheets' dense figures: TensorFloat-32 on NVIDIA's, bfloat16 on TPUs; on a host what it is given."""
+    assert find("dgx-a100").flop_per_s("float32") == 156e12
+    assert find("dgx-h100").flop_per_s("float32") == 494.7e12
+    assert find("tpu-v4-cube").flop_per_s("float32") == 275e12
+    assert here(2, 4).flop_per_s("float32") == here(2, 4).flop_per_s("bfloat16") == pytest.approx(2 * 126e9)
+
+
 def test_devices_that_share_a_host_take_its_cores():
     """One device keeps a part of the cores busy, two and more all of them; more devices than cores start in turn."""
     op = Op("matmul", "matmul", 1e9, 0.0)

@@ -129,7 +129,9 @@ class Machine:
         speeds = self.topology.chip.flop_per_s  # type: ignore[union-attr]
         if self.network == "shared":
             dtype = "float32"  # a host multiplies in the type that it is given
-        # A TPU multiplies float32 as bfloat16 unless told otherwise (JAX's default precision).
+        # JAX's default precision: a TPU multiplies float32 as bfloat16, a GPU that can as TensorFloat-32.
+        if dtype == "float32" and "tensorfloat32" in speeds:
+            dtype = "tensorfloat32"
         speed = speeds.get(dtype) or speeds.get("bfloat16") or max(speeds.values())
         return speed * self.share
 

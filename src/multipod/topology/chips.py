@@ -110,7 +110,7 @@ CHIPS = {
         ),
         Chip(
             "a100",
-            {"bfloat16": 312 * _T, "float32": 19.5 * _T, "int8": 624 * _T},
+            {"bfloat16": 312 * _T, "tensorfloat32": 156 * _T, "float32": 19.5 * _T, "int8": 624 * _T},
             memory_bytes=80e9,
             memory_bytes_per_s=2039 * _G,
             link_latency_s=1e-6,
@@ -120,7 +120,7 @@ CHIPS = {
         ),
         Chip(
             "h100",
-            {"bfloat16": 989.4 * _T, "float32": 66.9 * _T, "int8": 1978.9 * _T},
+            {"bfloat16": 989.4 * _T, "tensorfloat32": 494.7 * _T, "float32": 66.9 * _T, "int8": 1978.9 * _T},
             memory_bytes=80e9,
             memory_bytes_per_s=3350 * _G,
             link_latency_s=1e-6,
@@ -131,7 +131,7 @@ CHIPS = {
         ),
         Chip(
             "h200",
-            {"bfloat16": 989.4 * _T, "float32": 66.9 * _T, "int8": 1978.9 * _T},
+            {"bfloat16": 989.4 * _T, "tensorfloat32": 494.7 * _T, "float32": 66.9 * _T, "int8": 1978.9 * _T},
             memory_bytes=141e9,
             memory_bytes_per_s=4800 * _G,
             link_latency_s=1e-6,
