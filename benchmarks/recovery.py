@@ -22,6 +22,7 @@ import machine
 
 STILL_S = 3.0  # between two deaths, in which the next programs are compiled ahead
 PATIENCE_S = 120.0
+STANDBY = b"MULTIPOD_STANDBY=1"
 SETTINGS = ["--set", "updates=1000000", "--set", "evaluate_every=0", "--mesh", "2x4"]
 
 
@@ -69,9 +70,26 @@ class Run:
 
     def rank(self, number: int) -> int:
         """The process of this rank."""
-        children = Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split()
         name = f"MULTIPOD_PROCESS_ID={number}".encode()
-        return next(int(pid) for pid in children if name in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        return next(pid for pid, words in self.children() if name in words and STANDBY not in words)
+
+    def children(self) -> list[tuple[int, list[bytes]]]:
+        """The launcher's processes, each with its environment."""
+        pids = Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split()
+        return [(int(pid), Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) for pid in pids]
+
+    def stands_by(self) -> bool:
+        """Whether the processes that stand by, if there are to be any, have imported all and do nothing more."""
+
+        def ticks() -> list[str]:
+            waiting = [pid for pid, words in self.children() if STANDBY in words]
+            return [
+                " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]) for pid in waiting
+            ]
+
+        before = ticks()
+        time.sleep(1.0)
+        return bool(before) and ticks() == before
 
     def trained(self, updates: int = 3) -> None:
         """Until so many updates more are on disk, and a little longer."""
@@ -94,11 +112,13 @@ def survived(folder: Path, number: signal.Signals, times: int, changes: list[str
     return [one["seconds"] for one in told if not one["planned"]], [one["seconds"] for one in told if one["planned"]]
 
 
-def restarted(folder: Path) -> list[float]:
+def restarted(folder: Path, options: list[str]) -> list[float]:
     """Seconds from a kill to the first update of a run that starts again from its checkpoint."""
-    with Run(folder, ["--restarts", "1"], ["--set", "checkpoint_every=20"]) as run:
+    with Run(folder, ["--restarts", "1", *options], ["--set", "checkpoint_every=20"]) as run:
         run.wait(lambda: len(run.events("saved")) >= 2)
         run.trained()
+        if options:
+            run.wait(run.stands_by)
         os.kill(run.rank(1), signal.SIGKILL)
         start, begun = time.monotonic(), len(run.events("started"))
         run.wait(lambda: len(run.events("started")) > begun)
@@ -121,8 +141,9 @@ def main() -> None:
             without, whole = survived(Path(folder), number, times, changes)
             found[f"a process is {name}"] = without
             found[f"its replacement is taken in ({name.split(',')[0].split(' ')[0]})"] = whole
-    with tempfile.TemporaryDirectory() as folder:
-        found["all start again from a checkpoint (--restarts)"] = restarted(Path(folder))
+    for name, options in (("", []), (" --standby", ["--standby"])):
+        with tempfile.TemporaryDirectory() as folder:
+            found[f"all start again from a checkpoint (--restarts{name})"] = restarted(Path(folder), options)
     print(f"# Recovery\n\n{machine.headline(machine.facts())}\n")
     print("| what happens | times | least | median | most seconds without an update |\n|---|---|---|---|---|")
     for name, seconds in found.items():

@@ -252,7 +252,7 @@ class Flips:
 
     flips = True
 
-    def before(self, update):
+    def before(self, update, given):
         return self.at.pop(update, 0)
 
     after = none.after

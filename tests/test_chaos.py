@@ -20,8 +20,8 @@ from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.runtime import Timeouts
 from multipod.train.chaos import Plan, Random, blows, carry_out, examples, largest_difference, read_plan
 from multipod.train.hosts import LINK, hosts
-from multipod.train.injecting import Fault, Injector, flip_newest, records
-from multipod.train.supervise import Worker
+from multipod.train.injecting import Fault, Injector, flip_newest, note, records
+from multipod.train.supervise import Worker, supervise
 
 # Plans.
 
@@ -81,11 +81,11 @@ def test_a_fault_happens_once_and_is_noted_before(tmp_path):
     faults = Fault("flip", 3, bit=30, sticky=True), Fault("slow", 5, rank=1, seconds=0.0)
     first = injector(tmp_path, *faults)
     assert first.flips
-    assert [first.before(update) for update in range(6)] == [0, 0, 0, 31, 0, 0]
+    assert [first.before(update, list) for update in range(6)] == [0, 0, 0, 31, 0, 0]
     assert [(record["kind"], record["update"]) for record in records(tmp_path / "fired-0.jsonl")] == [("flip", 3)]
-    assert injector(tmp_path, *faults).before(3) == 0  # the process that takes over
+    assert injector(tmp_path, *faults).before(3, list) == 0  # the process that takes over
     other = injector(tmp_path, *faults, rank=1)
-    assert not other.before(5)
+    assert not other.before(5, list)
     assert [record["fault"] for record in records(tmp_path / "fired-1.jsonl")] == [1]
 
 
@@ -101,8 +101,13 @@ def test_the_newest_checkpoint_is_damaged_where_it_is_large(tmp_path):
 
 
 def test_a_full_disk_is_one_whose_files_cannot_grow(tmp_path):
-    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
-        (tmp_path / "file").write_bytes(bytes(11))
+    with files_no_larger_than(10):
+        with pytest.raises(OSError, match="File too large"):
+            (tmp_path / "file").write_bytes(bytes(11))
+        note(tmp_path / "record", {"update": 1})  # what happened is written down all the same
+        with pytest.raises(OSError, match="File too large"):
+            (tmp_path / "file").write_bytes(bytes(11))
+    assert records(tmp_path / "record")[0]["update"] == 1
 
 
 def test_cutting_the_network_ends_connections_in_this_process_alone():
@@ -129,7 +134,9 @@ def write(path, *lines):
 
 def test_time_and_updates_lost_to_each_fault(tmp_path):
     seen = [(1, 1), (2, 2), (3, 3), (10, 2), (11, 3), (12, 4), (13, 5), (20, 5), (21, 6)]
-    write(tmp_path / "seen-0.jsonl", *({"t": t, "update": update, "numbers": []} for t, update in seen))
+    write(tmp_path / "seen-0.jsonl", *({"t": t, "update": u, "world": [t // 10, 0]} for t, u in seen if t < 10))
+    late = [{"t": t + 0.1, "update": u, "world": [t // 10, 0]} for t, u in seen if t < 10]  # of the same updates
+    write(tmp_path / "seen-1.jsonl", *late, *({"t": t, "update": u, "world": [t // 10, 0]} for t, u in seen if t > 9))
     write(tmp_path / "fired-0.jsonl", {"t": 13.5, "fault": 1, "update": 5} | vars(Fault("stop", 5)))
     write(tmp_path / "fired-1.jsonl", {"t": 3.5, "fault": 0, "update": 3} | vars(Fault("kill", 3, rank=1)))
     first, second = blows(tmp_path, 2)
@@ -137,16 +144,38 @@ def test_time_and_updates_lost_to_each_fault(tmp_path):
     assert (second.fault, second.recovered_s, second.repeated) == (Fault("stop", 5), 7.5, 1)
 
 
+def gave(update, world, *numbers):
+    return {"update": update, "numbers": list(numbers), "world": [0, world]}
+
+
+def did(update, world):
+    return {"update": update, "world": [0, world]}
+
+
 def test_examples_are_those_of_the_updates_that_count(tmp_path):
-    for name, lost in (("calm", ()), ("wild", ({"update": 2, "numbers": [9]},))):
+    for name, lost in (("calm", ()), ("wild", (gave(2, 0, 9),))):
         (tmp_path / name).mkdir()
-        write(tmp_path / name / "seen-0.jsonl", {"update": 1, "numbers": [0]}, *lost, {"update": 2, "numbers": [2]})
-        write(tmp_path / name / "seen-1.jsonl", {"update": 1, "numbers": [1]}, {"update": 2, "numbers": [3]})
+        write(tmp_path / name / "seen-0.jsonl", gave(1, 0, 0), did(1, 0), *lost, gave(2, 0, 2), did(2, 0))
+        write(tmp_path / name / "seen-1.jsonl", gave(1, 0, 1), did(1, 0), gave(2, 0, 3), did(2, 0))
     found = examples(tmp_path / "wild", tmp_path / "calm", 2)
     assert (found.updates, found.used, found.same, found.uneven) == (2, 4, True, 0)
-    write(tmp_path / "wild" / "seen-1.jsonl", {"update": 1, "numbers": [0]}, {"update": 2, "numbers": [0]})
+    write(tmp_path / "wild" / "seen-1.jsonl", gave(1, 0, 0), did(1, 0), gave(2, 0, 0), did(2, 0))
     found = examples(tmp_path / "wild", tmp_path / "calm", 2)
     assert (found.same, found.uneven) == (False, 1)
+
+
+def test_an_update_counts_as_the_last_world_did_it_and_one_word_that_it_is_done_is_enough(tmp_path):
+    calm, wild = tmp_path / "calm", tmp_path / "wild"
+    for folder in (calm, wild):
+        folder.mkdir()
+    write(calm / "seen-0.jsonl", *(line for k in (1, 2, 3) for line in (gave(k, 0, 2 * k), did(k, 0))))
+    write(calm / "seen-1.jsonl", *(line for k in (1, 2, 3) for line in (gave(k, 0, 2 * k + 1), did(k, 0))))
+    # The second process died in update 2, which the first had finished; alone it broke off 3 in a world, and did it.
+    write(wild / "seen-0.jsonl", gave(1, 0, 2), did(1, 0), gave(2, 0, 4), did(2, 0),
+          gave(3, 1, 6, 7), gave(3, 2, 7, 6), did(3, 2))  # fmt: skip
+    write(wild / "seen-1.jsonl", gave(1, 0, 3), did(1, 0), gave(2, 0, 5))
+    found = examples(wild, calm, 2)
+    assert (found.updates, found.used, found.same, found.uneven) == (3, 6, True, 0)
 
 
 def test_how_far_results_are_apart():
@@ -161,7 +190,7 @@ def test_how_far_results_are_apart():
 def test_a_run_that_comes_no_further_is_given_up(tmp_path):
     dies = Worker([sys.executable, "-c", "raise SystemExit(1)"], dict(os.environ))
     with pytest.raises(ChaosError, match=r"did not reach its end in 4 starts; the last: rank 0 .* exited with code 1"):
-        carry_out([], tmp_path / "new", ["train", "x"], lambda command: [dies], Timeouts(3))
+        carry_out([], tmp_path / "new", ["train", "x"], lambda command, relay: supervise([dies], Timeouts(3), relay))
 
 
 # Goodput.

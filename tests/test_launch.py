@@ -1,5 +1,6 @@
 """`multipod launch` with real processes joined by JAX: equal to one process, and what happens when one is lost."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import psutil
 import pytest
 from processes import clean_environment, disturb_with_garbage
 from test_cli import TINY, losses, wait_for
+
+from multipod.cli.cluster import claimed
+from multipod.errors import ClusterError
 
 pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
 LAUNCH = [sys.executable, "-m", "multipod", "launch", "--processes", "4"]
@@ -76,3 +80,14 @@ def test_ctrl_c_reaches_all_ranks_at_the_same_update(launched, tmp_path):
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks.values())
     last = max(losses(tmp_path / "run"))
     assert (tmp_path / "run" / "checkpoints" / str(last) / "checksums.json").is_file()
+
+
+def test_two_processes_of_one_number_are_told_apart():
+    first = claimed("127.0.0.1:1", 3)
+    with pytest.raises(
+        ClusterError, match=rf"process 3 of the run at 127\.0\.0\.1:1 is here already, .* {os.getpid()}\."
+    ):
+        claimed("127.0.0.1:1", 3)
+    with claimed("127.0.0.1:1", 4), claimed("127.0.0.1:2", 3):
+        first.close()
+    claimed("127.0.0.1:1", 3).close()

@@ -16,6 +16,7 @@ from multipod.plan import jaxpr, network, v3
 from multipod.plan.calibrate import Measurement, fit
 from multipod.plan.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.machine import Calibration, Machine, find, here, read, write
+from multipod.plan.mirror import mirroring
 from multipod.plan.models import MODELS, resnet_layers, ssd_layers
 from multipod.plan.predict import Choice, exposed_s, late_host_s, predict_step, tile_of, update_s
 from multipod.plan.price import op_s
@@ -345,3 +346,14 @@ def test_ssd_has_its_boxes():
 def test_dense_layers_cost_what_they_multiply():
     assert products(dense("d", 10, 20, 30)) == 3 * 2 * 10 * 20 * 30
     assert products(dense("d", 10, 20, 30, train=False)) == 2 * 10 * 20 * 30
+
+
+def test_what_dies_with_a_host_is_its_share_of_the_slots():
+    machine = find("tpu-v3-pod:8x8")
+    step = predict_step(MODELS["resnet50"], Choice(4096), machine)
+    copy = mirroring(step, machine)
+    assert copy.sent * machine.hosts == pytest.approx(4 * 25_557_032)  # LARS has one slot, in float32
+    assert copy.copied == pytest.approx(step.memory.parameters + copy.sent)
+    assert copy.kept == 2 * (copy.copied + copy.sent)
+    whole = mirroring(predict_step(MODELS["resnet50"], Choice(4096, shard_update=False), machine), machine)
+    assert (whole.sent, whole.send_s) == (0, 0)  # all hosts have all

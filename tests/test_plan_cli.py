@@ -41,6 +41,7 @@ def test_a_table_of_layouts_with_parts_and_price(run):
     assert "gradient sum" in text
     assert "price" in text
     assert "of the peak" in text
+    assert "to survive a lost host: 0.14 GiB copied to each host's memory" in text
 
 
 def test_a_hole_a_scale_and_plans(run, tmp_path):

@@ -391,6 +391,24 @@ def test_the_second_interrupt_ends_all_at_once(tmp_path: Path, launcher: Callabl
     assert (tmp_path / "asked").read_text() == "rank 0"
 
 
+COMPILES = """
+beat("compiling", 0)
+beat._begun = 0
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+@pytest.mark.processes
+def test_an_interrupt_before_the_first_update_waits_for_nothing(
+    tmp_path: Path, launcher: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = launcher(COMPILES + FOREVER, COMPILES + FOREVER)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=LONG_S)
+    assert out == "130|the run was interrupted before its first update||None\n"
+
+
 # ---------------------------------------------------------------------------- multipod launch
 
 

@@ -11,14 +11,18 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from processes import files_no_larger_than
+from tiny_recipe import tiny
 
 from multipod.cli.launch import launch
-from multipod.errors import LayoutError, RunFolderError
+from multipod.data.batches import TrainBatches
+from multipod.errors import ClusterError, LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.seats import seated
 from multipod.runtime import Timeouts
+from multipod.train import agree
 from multipod.train.events import Regrouped
-from multipod.train.example_log import used
+from multipod.train.example_log import ExampleLog, used
 from multipod.train.heartbeat import Beat
 from multipod.train.observers import jsonl
 from multipod.train.observers.text import regrouped_text
@@ -228,6 +232,16 @@ def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):
     assert used(tmp_path) == {1: [1, 2, 3], 2: [4, 5]}
 
 
+def test_a_full_disk_gets_the_log_of_examples_later(tmp_path):
+    log = ExampleLog(tmp_path, TrainBatches(tiny().data.train(), 8, 0, np.arange(8)), 0)
+    with files_no_larger_than(40):
+        for update in range(3):
+            log.begins(update)
+            log.done(update + 1)
+    log.close()
+    assert [len(numbers) for numbers in used(tmp_path).values()] == [8, 8, 8]
+
+
 def test_a_straggler_is_one_who_is_slow_most_of_the_time():
     even = {0: [4e-3] * 10, 1: [5e-3] * 10, 2: [4e-3] * 10}
     assert stragglers(even, 2.0) == []
@@ -252,6 +266,17 @@ def test_only_new_times_of_the_same_process_count():
     assert [slow.rank for slow in speeds.slow(2.0)] == [2]
     speeds.forget(2)
     assert speeds.slow(2.0) == []
+
+
+def test_processes_that_would_train_something_else_are_named(monkeypatch):
+    said = ["jax 0.10.2, recipe 1a", "jax 0.10.2, recipe 1b", "jax 0.10.2, recipe 1a", "jax 0.10.1, recipe 1a"]
+    monkeypatch.setattr(agree, "gathered", lambda line: said)
+    with pytest.raises(
+        ClusterError, match=r"process 0 has .* 1a\n  process 1 has .* 1b\n  process 3 has jax 0\.10\.1, .*\nUse"
+    ):
+        agree.check_alike(said[0])
+    monkeypatch.setattr(agree, "gathered", lambda line: [line] * 3)
+    agree.check_alike(said[0])
 
 
 def test_what_happened_is_told_in_a_line():

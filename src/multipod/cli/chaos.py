@@ -3,12 +3,14 @@
 import json
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from multipod import runtime
 from multipod.cli.launch import settle_timeouts, worker_arguments, workers
 from multipod.errors import ChaosError
 from multipod.train.chaos import (
+    Attempt,
     Blow,
     Campaign,
     Examples,
+    Launch,
     Plan,
     Random,
     blows,
@@ -38,9 +42,15 @@ from multipod.train.chaos import (
 from multipod.train.hosts import LINK, Hosts
 from multipod.train.hosts import hosts as make_hosts
 from multipod.train.injecting import KINDS, Fault, records
+from multipod.train.roster import Rules
+from multipod.train.roster import survive as survive_run
+from multipod.train.supervise import Outcome, Relay, supervise
 
 NEVER = 1 << 30
 """An update that no run reaches."""
+
+CALM = "undisturbed.json"
+"""In the folder of an undisturbed run that ended: how it was run, and for how long."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -53,8 +63,14 @@ NEVER = 1 << 30
 @click.option("--seed", type=click.IntRange(0), help="Of the draw.")
 @click.option("--processes", type=click.IntRange(1), help="Of the run.  [default: the plan's, or 2]")
 @click.option("--timeout", type=click.FloatRange(min=3), metavar="SECONDS", help="As of `launch`.")
+@click.option("--survive", is_flag=True, help="As of `launch`: the others go on without a process that dies.")
 @click.option("--hosts", is_flag=True, help="Each process on a host of its own: a network namespace. Needs root.")
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the runs and what was recorded in this new folder.")
+@click.option(
+    "--undisturbed",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the undisturbed run in this folder, and take it from there the next time.",
+)
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures here.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def chaos(
@@ -65,8 +81,10 @@ def chaos(
     seed: int | None,
     processes: int | None,
     timeout: float | None,
+    survive: bool,
     hosts: bool,
     out: Path | None,
+    undisturbed: Path | None,
     file: Path | None,
     options: tuple[str, ...],
 ) -> int:
@@ -82,8 +100,11 @@ def chaos(
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multipod-chaos-")))
         if out is not None and out.exists():
             raise ChaosError(f"{out} is there already. Choose another --out, or leave it out.")
+        if hosts and survive:
+            raise ChaosError("--survive is for processes of one host. Leave out --hosts, or --survive.")
         apart = stack.enter_context(make_hosts(wanted.processes)) if hosts else None
-        found = campaign(wanted, folder.absolute(), ["train", recipe, *options], timeout, apart)
+        calm = (undisturbed or folder / "undisturbed").absolute()
+        found = campaign(wanted, folder.absolute(), calm, ["train", recipe, *options], timeout, survive, apart)
     show(found)
     if file is not None:
         file.write_text(json.dumps(found, indent=1) + "\n")
@@ -113,7 +134,13 @@ def settled(plan: Path | None, count: int | None, kinds: str | None, seed: int |
 
 
 def campaign(
-    plan: Plan, folder: Path, train: Sequence[str], timeout: float | None, hosts: Hosts | None = None
+    plan: Plan,
+    folder: Path,
+    undisturbed: Path,
+    train: Sequence[str],
+    timeout: float | None,
+    survives: bool = False,
+    hosts: Hosts | None = None,
 ) -> dict[str, Any]:
     """Both runs, and what there is to say of them: plain values."""
     console = Console(stderr=True)
@@ -121,10 +148,13 @@ def campaign(
     arguments = worker_arguments(train, plan.processes, timeouts)
     added = arguments[len(train) :]
 
-    def started(command: Sequence[str]) -> list[Any]:
+    def launch(command: Sequence[str], relay: Relay, survives: bool = survives) -> Outcome:
         kept = [*command, *(added if command[1] == "--resume" else [])]
-        made = workers(kept, plan.processes, os.environ)
-        return made if hosts is None else hosts.place(made)
+        made = workers(kept, plan.processes, os.environ, survives=survives)
+        made = made if hosts is None else hosts.place(made)
+        return (
+            survive_run(made, Rules(plan.processes), timeouts, relay) if survives else supervise(made, timeouts, relay)
+        )
 
     link = "" if hosts is None else LINK
     memory = shared_memory()
@@ -132,15 +162,13 @@ def campaign(
     flips = bool(asked) or (plan.random.count > 0 and "flip" in plan.random.kinds)
     nothing = [Fault("flip", NEVER)] if flips else []
     console.print("undisturbed", style="dim")
-    began = time.monotonic()
-    calm = carry_out(nothing, folder / "undisturbed", arguments, started, timeouts, link)
-    calm_s = time.monotonic() - began
+    calm = calm_run(undisturbed, nothing, arguments, partial(launch, survives=False), link)
     faults = plan.faults(calm.attempts[-1].updates)
     console.print(
         f"disturbed: {', '.join(f'{fault.kind} at {fault.at}' for fault in faults)}", style="dim", soft_wrap=True
     )
     began = time.monotonic()
-    wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, started, timeouts, link)
+    wild = carry_out([*faults, *nothing], folder / "disturbed", arguments, launch, link)
     wild_s = time.monotonic() - began
     runtime.prepare(cpu_devices=1)
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -151,9 +179,34 @@ def campaign(
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
     return summed_up(calm, wild, blows(wild.folder, plan.processes), used, apart, left) | {
         "plan": asdict(plan),
-        "undisturbed_s": calm_s,
+        "survives": survives,
+        "undisturbed_s": json.loads((calm.folder / CALM).read_text())["seconds"],
         "disturbed_s": wild_s,
     }
+
+
+def calm_run(folder: Path, faults: Sequence[Fault], train: Sequence[str], launch: Launch, link: str) -> Campaign:
+    """The undisturbed run: that in `folder`, if there is one.
+
+    Raises:
+      ChaosError: what is there was run by another command, or is no such run.
+    """
+    told = folder / CALM
+    if told.exists():
+        said = json.loads(told.read_text())
+        if said["command"] != list(train):
+            raise ChaosError(
+                f"{folder} holds the undisturbed run of another command: multipod {shlex.join(said['command'])}. "
+                "Name another folder by --undisturbed."
+            )
+        return Campaign(folder, (Attempt(Outcome(0), said["updates"]),))
+    if folder.exists():
+        raise ChaosError(f"{folder} is there already, and holds no undisturbed run. Name another by --undisturbed.")
+    began = time.monotonic()
+    found = carry_out(faults, folder, train, launch, link)
+    facts = {"command": list(train), "updates": found.attempts[-1].updates, "seconds": time.monotonic() - began}
+    told.write_text(json.dumps(facts) + "\n")
+    return found
 
 
 def summed_up(
@@ -168,6 +221,7 @@ def summed_up(
             for blow in found
         ],
         "starts": len(wild.attempts),
+        "worlds": sum(record["event"] == "regrouped" for record in events),
         "reasons": [attempt.outcome.reason for attempt in wild.attempts if attempt.outcome.reason],
         "repeated": sum(blow.repeated for blow in found),
         "goodput": ended["goodput"],
@@ -196,7 +250,7 @@ def show(found: dict[str, Any]) -> None:
     lost = sorted(found["lost_s"].items(), key=lambda item: -item[1])
     examples, apart = found["examples"], found["difference"]
     rows = {
-        "starts": str(found["starts"]),
+        "starts": str(found["starts"]) + (f", and {found['worlds']} changes of processes" if found["survives"] else ""),
         "time": f"{found['disturbed_s']:.1f} s; undisturbed {found['undisturbed_s']:.1f} s",
         "goodput": f"{found['goodput']:.1%}; undisturbed {found['goodput_undisturbed']:.1%}",
         "lost to": ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in lost if seconds >= 0.05),

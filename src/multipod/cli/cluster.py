@@ -1,6 +1,7 @@
 """Which cluster this process is part of, and joining its peers through JAX's own detection."""
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
+from multipod.train.standby import WAITS
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Cluster:
       process: the number of this one, where the environment says it.
       explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
       survives: the processes come and go, and the launcher says who trains with whom (`multipod.train.world`).
+      waits: this process is to wait until the launcher says what it runs (`multipod.train.standby`).
     """
 
     name: str
@@ -27,6 +30,7 @@ class Cluster:
     process: int
     explicit: bool = False
     survives: bool = False
+    waits: bool = False
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
@@ -65,7 +69,7 @@ def _launcher(env: Mapping[str, str]) -> Cluster | None:
     if "MULTIPOD_PROCESSES" not in env:
         return None
     processes, process = int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"])
-    return Cluster("multipod launch", processes, process, True, survives="MULTIPOD_SURVIVES" in env)
+    return Cluster("multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=WAITS in env)
 
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (
@@ -113,6 +117,7 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
     )
     if cluster.explicit:
         numbers["cluster_detection_method"] = "deactivate"  # we may run inside another cluster's job
+        _claims.append(claimed(os.environ.get("JAX_COORDINATOR_ADDRESS", ""), cluster.process))
     limit = timeouts.collective_s
     keep_stdout_for_python()
     try:
@@ -128,6 +133,39 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
             f"process {cluster.process} of {cluster.processes} ({cluster.name}) could not join its peers: "
             f"{str(error).splitlines()[0].rstrip('.')}. See docs/clusters.md, or run `multipod doctor` in each process."
         ) from error
+
+
+_claims: list[socket.socket | None] = []
+"""Kept as long as this process lives."""
+
+
+def claimed(address: str, process: int) -> socket.socket | None:
+    """Takes the place of process number `process` in the run that meets at `address`, on this host.
+
+    JAX would abort a process of the run when a second one takes its number, and the others after their time-out. On
+    other hosts nobody can tell before that. The place is free again when the socket is closed, or this process dies;
+    None where the system has no such sockets.
+
+    Raises:
+      ClusterError: another process has it.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    name = f"\0multipod/{os.getuid()}/{address}/{process}"
+    place = socket.socket(socket.AF_UNIX)
+    try:
+        place.bind(name)
+        place.listen()
+    except OSError:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(name)
+            owner = int.from_bytes(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        place.close()
+        raise ClusterError(
+            f"process {process} of the run at {address} is here already, with the process number {owner}. Give each "
+            "its own MULTIPOD_PROCESS_ID, or end that one."
+        ) from None
+    return place
 
 
 def keep_stdout_for_python() -> None:

@@ -8,7 +8,7 @@ import time
 
 import click
 
-BEGAN = time.monotonic()
+_started_s = time.monotonic()
 
 COMMANDS = {
     "train": "multipod.cli.train:train",
@@ -94,6 +94,17 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         leave(130, "interrupted")
+
+
+def started_s() -> float:
+    """When this process started on what it does, on the monotonic clock."""
+    return _started_s
+
+
+def starts_now() -> None:
+    """What this process does starts only now: it has waited for it."""
+    global _started_s
+    _started_s = time.monotonic()
 
 
 def leave(code: int, message: str = "") -> None:

@@ -144,6 +144,8 @@ def settle(
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache()
     here = found.processes if found.explicit else 1  # only the launcher's are known to share this host
     runtime.prepare(devices, timeouts, folder, here, found.survives, environment)
+    if found.waits:  # it says nothing, and joins nobody
+        return Where(shape, fail, devices, timeouts, folder, found)
     descriptor = environment.get(CONTROL_FD)
     heartbeat = None if descriptor is None else Heartbeat(int(descriptor), timeouts.beat_s)
     if not found.survives:  # else it joins one world after the other, as it hears of them

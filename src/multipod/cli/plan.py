@@ -119,6 +119,7 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     chosen = found.predictions[(asked["explain"] or 1) - 1]
     if asked["explain"]:
         plan_text.explain(console, chosen, asked["explain"])
+        plan_text.survival(console, chosen, machine)
     if asked["trace"] is not None:
         from multipod.plan.trace import write_step_trace
 

@@ -140,6 +140,19 @@ def explain(console: "Console", step: "Prediction", number: int) -> None:
     console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
 
 
+def survival(console: "Console", step: "Prediction", machine: "Machine") -> None:
+    """What it costs to survive a lost host."""
+    from multipod.plan.mirror import mirroring
+
+    copy = mirroring(step, machine)
+    copied, sent, kept = (f"{nbytes / 2**30:.2f} GiB" for nbytes in (copy.copied, copy.sent, copy.kept))
+    console.print(
+        f"to survive a lost host: {copied} copied to each host's memory in {1e3 * copy.copy_s:.1f} ms, of them {sent} "
+        f"to its neighbour too in {1e3 * copy.send_s:.1f} ms, each --mirror-every updates; {kept} kept",
+        soft_wrap=True,
+    )
+
+
 def draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
     """Examples a second over devices, predicted and linear."""
     from matplotlib.figure import Figure

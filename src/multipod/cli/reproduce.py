@@ -24,7 +24,13 @@ from multipod.experiments.experiments import EXPERIMENTS, experiment
 @click.option(
     "--count", type=click.IntRange(1), help="How many cases, of experiments that count: availability's faults."
 )
-def reproduce(name: str | None, out: Path, count: int | None) -> None:
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
+    metavar="DIR",
+    help="Keep each part in DIR as it is done, and go on from there the next time; of the same experiments.",
+)
+def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None) -> None:
     """Try the claims of a paper here, and write down what came out: NAME.md and NAME.json.
 
     Without NAME, list the experiments. Exits 1 where a claim does not hold; it is written down all the same.
@@ -40,7 +46,7 @@ def reproduce(name: str | None, out: Path, count: int | None) -> None:
     console = Console(stderr=True)
     console.print(f"{name}: {chosen.about}; about {chosen.minutes:g} minutes on two cores.", highlight=False)
     began = time.monotonic()
-    outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"), count)
+    outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"), count, keep)
     files = write(name, outcome, out, time.monotonic() - began)
     table = Table("claim", "measured", "threshold", "holds")
     for claim in outcome.claims:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multipod.cli.cluster import keep_stdout_for_python
-from multipod.cli.main import BEGAN
+from multipod.cli.main import started_s
 from multipod.cli.options import Where, chosen_recipe
 from multipod.errors import CheckpointError, ClusterError, RunFolderError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.events import Ended, Regrouped, Updated
+    from multipod.train.injecting import Faults
     from multipod.train.joining import Connection
     from multipod.train.lock import RunLock
     from multipod.train.member import Member
@@ -45,6 +46,7 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     from multipod.cli.train import remembered
     from multipod.recipe.text import to_text
     from multipod.train.facts import data_identities, versions
+    from multipod.train.injecting import Injector, none
     from multipod.train.member import Member, identity, live_through
     from multipod.train.stop import stop_on_signals
 
@@ -55,9 +57,10 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     request, where = remembered(request, where, where.cluster.processes * where.cpu_devices)
     recipe = checked(chosen_recipe(request.recipe, request.changes, replace(where, fail=())), where)
     member = Member(beat, where.cluster.process, where.timeouts)
+    faults = Injector(request.inject, where.cluster.process) if request.inject else none
     with stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once") as stop:
         member.ready(identity(to_text(recipe), versions(), data_identities(recipe)))
-        here = Here(request, where, recipe, member, stop)
+        here = Here(request, where, recipe, member, stop, faults)
         try:
             ended = live_through(member, here.train_in)
         finally:
@@ -92,6 +95,7 @@ class Here:
     """What one process carries from world to world: all but the devices.
 
     Attributes:
+      faults: what is to go wrong; nothing, but for `multipod chaos`.
       folder: of the run; empty while not known.
       recent: the last updates that this process saw done, for a leader who was not there.
       last_s: when the last of them was done, on this process's clock; None before the first.
@@ -105,6 +109,7 @@ class Here:
     recipe: "Recipe"
     member: "Member"
     stop: "StopRequest"
+    faults: "Faults"
     memory: "Memory | None" = None
     folder: str = ""
     recent: deque["Updated"] = field(default_factory=lambda: deque(maxlen=4))
@@ -137,9 +142,10 @@ class Here:
             keeper = Keeper(self, connection, program, source, update, met)
             log = stack.enter_context(example_log(self.request, folder, program, state, world.generation))
 
-            def keep(state: "State", event: "Updated", leaving: bool) -> None:
-                keeper.keep(state, event, leaving, observers)
+            def keep(state: "State", event: "Updated", leaving: bool) -> float:
+                copied_s = keeper.keep(state, event, leaving, observers)
                 log.keep(state, event, leaving)
+                return copied_s
 
             around = Surroundings(
                 checkpoints=checkpoints,
@@ -157,9 +163,10 @@ class Here:
                 resume=self.resume_command(folder),
                 folder=str(folder.path),
                 facts=self.facts(program, world.generation),
-                began=began_s if world.generation else BEGAN,
+                began=began_s if world.generation else started_s(),
                 past=past,
                 repeated=repeated,
+                faults=self.faults.of_run(folder.checkpoints, world.generation),
             )
             _, ended = loop(program, around, state)
             checkpoints.close()
@@ -180,7 +187,7 @@ class Here:
                 continue
             devices.setdefault(world.seats[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, devices, world.total)
-        return Program(replace(self.recipe, layout=layout), mesh)
+        return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
     def prepare(self, connection: "Connection") -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.
@@ -398,17 +405,18 @@ class Keeper:
         self.connection.post(name, "")
         self.connection.posted(name, lambda: self.here.member.look(self.world))
 
-    def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> None:
-        """Copies the state to memory if that is due, and remembers the update."""
+    def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> float:
+        """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
         from multipod.train.snapshots import taken
 
         here = self.here
         here.member.look(self.world)
         assert here.memory is not None
         update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
+        start = now = time.monotonic()
         if leaving or update % here.memory.every == 0 or update < event.update:
             here.memory.add(self.mirror(taken(state, (update, self.world.generation))))
-        now = time.monotonic()
+            now = time.monotonic()
         if self.first:
             self.first = False
             here.member.beat.note(joined=True)
@@ -419,6 +427,7 @@ class Keeper:
         self.measure()
         here.recent.append(event)
         here.last_s, here.made = now, max(here.made, event.update)
+        return now - start
 
     def measure(self) -> None:
         """Tells the launcher how fast this process's device is, about each second."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from multipod.cli.main import BEGAN
+from multipod.cli.main import started_s
 from multipod.cli.options import Where, chosen_recipe, plan_file, what_options, where_options
 from multipod.cli.reading import as_options, reading_options
 from multipod.errors import PeerLostError, PlanError, RecipeError
@@ -109,6 +109,10 @@ def train(
         recipe or "", changes, out, resume, at, stop_after or 0, quiet, reading, plan, evaluate_beside,
         log_examples=log_examples, inject=inject,
     )  # fmt: skip
+    if where.cluster.waits:
+        from multipod.cli.standby import stand_by
+
+        return stand_by(request, where)
     with peers_may_be_lost(where):
         return run(request, where)
 
@@ -116,13 +120,16 @@ def train(
 def run(request: Request, where: Where) -> int:
     """Prepares the run, trains, reports; returns the exit code."""
     from multipod.layout.mesh import make_mesh, topology_of
+    from multipod.recipe.text import to_text
     from multipod.step.programs import program_of
-    from multipod.train.agree import meet
+    from multipod.train.agree import check_alike, meet
     from multipod.train.checkpoint import Checkpoints
+    from multipod.train.facts import data_identities, versions
     from multipod.train.heartbeat import silent
     from multipod.train.injecting import Injector, none
     from multipod.train.loop import Surroundings
     from multipod.train.loop import train as loop
+    from multipod.train.member import identity
     from multipod.train.stop import stop_on_signals
 
     if where.cluster.survives:
@@ -136,6 +143,8 @@ def run(request: Request, where: Where) -> int:
     _ = program.lowered  # what does not fit the mesh is refused here, before a folder is made
     patience_s = where.timeouts.collective_s
     meet("ready", patience_s)
+    if where.cluster.processes > 1:
+        check_alike(identity(to_text(recipe), versions(), data_identities(recipe)))
     folder = run_folder(request, where, program)
     with ExitStack() as stack:
         stack.callback(held(folder))
@@ -162,7 +171,7 @@ def run(request: Request, where: Where) -> int:
             resume=resume_command(folder, where, moved(request, recipe.layout) + as_options(request.reading)),
             folder=str(folder.path),
             facts=facts_of(program, request, where),
-            began=BEGAN,
+            began=started_s(),
             past=past,
             repeated=repeated,
             faults=faults.of_run(folder.checkpoints),
@@ -264,7 +273,7 @@ def before(folder: "RunFolder", update: int | None) -> tuple[dict[str, float], i
 
     if update is None or jax.process_index() > 0 or not folder.metrics.exists():
         return {}, 0
-    away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - BEGAN)
+    away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - started_s())
     events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
     return past_of(events, update, away_s)
 
@@ -339,10 +348,11 @@ class Logged:
 
         return pulse if self._log is None else both
 
-    def keep(self, state: "State", event: "Updated", leaving: bool) -> None:
-        """Writes down that an update is done."""
+    def keep(self, state: "State", event: "Updated", leaving: bool) -> float:
+        """Writes down that an update is done; copies nothing."""
         if self._log is not None:
             self._log.done(event.update)
+        return 0.0
 
 
 @contextmanager

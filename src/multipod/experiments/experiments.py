@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from multipod.errors import RecipeError, nearest
 from multipod.experiments.outcome import Outcome
@@ -20,7 +21,7 @@ class Experiment:
       place: `module:function`; the module is imported when the experiment is run.
       minutes: about how long it takes on two cores.
       cpu_devices: virtual devices that it needs on a CPU.
-      counted: what `--count` counts; empty if there is nothing to count.
+      counted: what `--count` counts; empty if there is nothing to count. Such a one also takes `--keep`.
     """
 
     about: str
@@ -29,16 +30,19 @@ class Experiment:
     cpu_devices: int = 8
     counted: str = ""
 
-    def run(self, report: Report, count: int | None = None) -> Outcome:
+    def run(self, report: Report, count: int | None = None, keep: Path | None = None) -> Outcome:
         """Runs it; `report` is told what goes on. `count` is how many there are to be of what is `counted`.
 
+        What is done is kept in the folder `keep`, and not done again by a later run with the same folder.
+
         Raises:
-          RecipeError: there is nothing to count.
+          RecipeError: there is nothing to count, or to keep.
         """
-        if count is not None and not self.counted:
-            raise RecipeError("this experiment has nothing to count: leave out --count.")
+        given = {"count": count, "keep": keep}
+        asked = {name: value for name, value in given.items() if value is not None}
+        if asked and not self.counted:
+            raise RecipeError(f"this experiment has nothing to {next(iter(asked))}: leave out --{next(iter(asked))}.")
         module, function = self.place.split(":")
-        asked = {} if count is None else {"count": count}
         return getattr(importlib.import_module(module), function)(report, **asked)
 
 

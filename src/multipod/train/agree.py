@@ -7,7 +7,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from multipod.errors import MultipodError, PeerLostError, RunFolderError
+from multipod.errors import ClusterError, MultipodError, PeerLostError, RunFolderError
 
 LONGEST, SHORT = 4096, 512
 
@@ -55,6 +55,23 @@ def decided_by_first(decide: Callable[[], str]) -> str:
     if message[0]:
         raise RunFolderError(text)
     return text
+
+
+def check_alike(identity: str) -> None:
+    """Refuses to train with processes of which one has another `identity` (`train.member.identity`).
+
+    All processes call it at the same point; it is a message between all of them.
+
+    Raises:
+      ClusterError: on all processes, with every process that differs from the first.
+    """
+    said = gathered(identity)
+    others = [f"process {number} has {one}" for number, one in enumerate(said) if one != said[0]]
+    if others:
+        raise ClusterError(
+            "not all processes would train the same:\n  " + "\n  ".join([f"process 0 has {said[0]}", *others]) + "\n"
+            "Use the same versions, recipe and data on all hosts."
+        )
 
 
 def gathered(line: str) -> list[str]:

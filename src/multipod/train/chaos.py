@@ -1,11 +1,13 @@
 """Campaigns of faults against a run of real processes, and what came of it: the outer half of `multipod chaos`.
 
 A run is started in processes of its own and, whenever it ends before its last update, started again from its newest
-checkpoint, as often as there are faults and a few times more. `multipod.train.injecting` makes the faults happen inside
-the processes. Then the records of both sides are held against those of a run that nothing disturbed.
+checkpoint, as often as there are faults and a few times more; the launcher may let it survive most of them.
+`multipod.train.injecting` makes the faults happen inside the processes. Then the records of both sides are held against
+those of a run that nothing disturbed.
 """
 
 import json
+import os
 import random
 import shutil
 import tomllib
@@ -19,9 +21,9 @@ import msgspec
 import numpy as np
 
 from multipod.errors import ChaosError
-from multipod.runtime import Timeouts
 from multipod.train.injecting import KINDS, Fault, Kind, records
-from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise
+from multipod.train.sockets import LISTENING, sockets
+from multipod.train.supervise import INTERRUPTED, Outcome, Relay
 
 SPARE = 3
 """Restarts beyond one a fault before a campaign is given up."""
@@ -166,44 +168,40 @@ class Campaign:
         return self.folder / "run"
 
 
-Workers = Callable[[Sequence[str]], list[Worker]]
-"""From the arguments of a command to the processes that run it."""
+Launch = Callable[[Sequence[str], Relay], Outcome]
+"""Runs the processes of a command, given its arguments, to their end; their lines go to the relay."""
 
 
-def carry_out(
-    faults: Sequence[Fault],
-    folder: Path,
-    train: Sequence[str],
-    workers: Workers,
-    timeouts: Timeouts,
-    link: str = "",
-) -> Campaign:
+def carry_out(faults: Sequence[Fault], folder: Path, train: Sequence[str], launch: Launch, link: str = "") -> Campaign:
     """Runs `multipod` with the arguments `train` to its end, through all faults.
 
     Args:
       faults: what happens.
       folder: is made; holds the run and the records.
       train: such as `train digits --mesh 2x2`, without --out.
-      workers: makes the processes.
-      timeouts: of the supervisor.
+      launch: runs the processes.
       link: the network link of each process, if it has one of its own.
 
     Raises:
       ChaosError: the run was interrupted, or came no further in spite of all restarts.
     """
     folder.mkdir(parents=True)
-    (folder / "faults.json").write_text(json.dumps({"link": link, "faults": [asdict(fault) for fault in faults]}))
-    run, attempts = folder / "run", list[Attempt]()
+    run, attempts, idle = folder / "run", list[Attempt](), False
+    said = {"link": link, "faults": [asdict(fault) for fault in faults]}
     inject = ["--inject", str(folder), "--quiet"]
     while True:
-        saved = any(path.name.isdigit() for path in (run / "checkpoints").glob("*"))
+        (folder / "faults.json").write_text(json.dumps({**said, "attempt": len(attempts)}))
+        saved = [path for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
+        if len(saved) == 1 and idle:
+            saved = []  # it cannot go on from its only checkpoint: a fault has damaged it
         if not saved and run.exists():
-            shutil.rmtree(run)  # it died before its first checkpoint: nothing to go on from
+            shutil.rmtree(run)  # it died before its first good checkpoint: nothing to go on from
         command = ["train", "--resume", str(run), *_kept(train)] if saved else [*train, "--out", str(run)]
         lines: list[str] = []
-        outcome = supervise(workers([*command, *inject]), timeouts, lines.append)
-        seen = [record["update"] for record in records(folder / "seen-0.jsonl")]
-        attempts.append(Attempt(outcome, max(seen, default=0)))
+        before, outcome = len(done(folder)), launch([*command, *inject], lines.append)
+        seen = done(folder)
+        idle = len(seen) == before
+        attempts.append(Attempt(outcome, max((update for _, update in seen), default=0)))
         if outcome.exit_code == 0:
             return Campaign(folder, tuple(attempts))
         if outcome.exit_code == INTERRUPTED:
@@ -242,9 +240,20 @@ class Blow:
     repeated: int
 
 
+def done(folder: Path) -> list[tuple[float, int]]:
+    """When each update was done, in the order of time: by whichever process was first to say so."""
+    first: dict[tuple[int, int, int], float] = {}
+    for file in folder.glob("seen-*.jsonl"):
+        for record in records(file):
+            if "numbers" not in record:
+                key = (*record["world"], record["update"])
+                first[key] = min(record["t"], first.get(key, record["t"]))
+    return sorted((t, key[-1]) for key, t in first.items())
+
+
 def blows(folder: Path, ranks: int) -> list[Blow]:
     """What happened, from the records, in the order of time."""
-    seen = sorted((record["t"], record["update"]) for record in records(folder / "seen-0.jsonl"))
+    seen = done(folder)
     fired = sorted(
         (record for rank in range(ranks) for record in records(folder / f"fired-{rank}.jsonl")), key=lambda r: r["t"]
     )
@@ -253,7 +262,7 @@ def blows(folder: Path, ranks: int) -> list[Blow]:
     found = []
     for record, following in zip(ordered, [*ordered[1:], None], strict=True):
         until = following["t"] if following else float("inf")
-        # The first process may not have written down yet what the others have done.
+        # The others may not have written down yet what this process has done.
         furthest = max([record["update"], *(update for t, update in seen if t <= record["t"])])
         after = [(t, update) for t, update in seen if t > record["t"]]
         recovered = next((t - record["t"] for t, update in after if update > furthest), None)
@@ -291,14 +300,20 @@ def examples(disturbed: Path, undisturbed: Path, ranks: int) -> Examples:
 
 
 def _used(folder: Path, ranks: int) -> dict[int, list[int]]:
-    last: dict[tuple[int, int], list[int]] = {}
+    """The examples of each update: of the world that did it last, what each of its processes gave to it last."""
+    given: dict[tuple[int, tuple[int, ...]], dict[int, list[int]]] = {}
+    last: dict[int, tuple[int, ...]] = {}
     for rank in range(ranks):
         for record in records(folder / f"seen-{rank}.jsonl"):
-            last[record["update"], rank] = record["numbers"]
-    used: dict[int, list[int]] = {}
-    for (update, _), numbers in sorted(last.items()):
-        used.setdefault(update, []).extend(numbers)
-    return {update: sorted(numbers) for update, numbers in used.items()}
+            update, world = record["update"], tuple(record["world"])
+            if "numbers" in record:
+                given.setdefault((update, world), {})[rank] = record["numbers"]
+            else:
+                last[update] = max(world, last.get(update, world))
+    return {
+        update: sorted(number for numbers in given[update, last[update]].values() for number in numbers)
+        for update in sorted(last)
+    }
 
 
 def ended_of(run: Path) -> dict[str, Any]:
@@ -333,15 +348,19 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
 
 
 def left_behind(folder: Path, before: set[str]) -> list[str]:
-    """Processes that still mention the folder, and shared memory that was not there before."""
-    me, found = Path("/proc/self").resolve().name, []
+    """Processes that still mention the folder or are still this one's, ports that it still listens on, and shared
+    memory that was not there before."""
+    me, found = os.getpid(), []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue  # it ended meanwhile
-        if process.name != me and "--inject" in words and any(word.startswith(str(folder)) for word in words):
+        theirs = "--inject" in words and any(word.startswith(str(folder)) for word in words)
+        if int(process.name) != me and (theirs or parent == me):
             found.append(f"process {process.name}: {' '.join(words)[:80]}")
+    found += [f"port {port}" for _, port in sockets(LISTENING)]
     return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - before)]
 
 

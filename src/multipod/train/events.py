@@ -52,6 +52,7 @@ class Updated:
       step_s: from the end of the update before it to its own end.
       data_s: of these, at most, with the devices idle because the next batch was not there.
       rate: examples a second.
+      copy_s: of `step_s`, copying the state to memory after the update before, in a run that survives.
     """
 
     update: int
@@ -59,6 +60,7 @@ class Updated:
     step_s: float
     data_s: float
     rate: float
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ that broke has no second line; one that was done again in a later world has the 
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import RunFolderError
@@ -32,7 +32,9 @@ class ExampleLog:
         folder.mkdir(exist_ok=True)
         self._batches, self._offset, self._generation = batches, offset, generation
         self._rows = batches.rows[batches.rows < batches.batch]  # without padding
-        self._file: TextIO = open(folder / f"{generation}-{os.uname().nodename}-{os.getpid()}.jsonl", "a")  # noqa: SIM115
+        path = folder / f"{generation}-{os.uname().nodename}-{os.getpid()}.jsonl"
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._waiting = b""
 
     def begins(self, update: int) -> None:
         """`update` updates are done, and the next one begins."""
@@ -45,11 +47,18 @@ class ExampleLog:
 
     def close(self) -> None:
         """Ends the log."""
+        self._flush()
         self._file.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()  # a process that is killed leaves what it said
+        self._waiting += json.dumps(line).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hands all lines to the kernel: a process that is killed leaves what it said. A full disk gets them later."""
+        with suppress(OSError):
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
 
 
 def used(run: Path) -> dict[int, list[int]]:

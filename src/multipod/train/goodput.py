@@ -9,6 +9,7 @@ The causes, each in seconds:
     compile     of the step
     input       updates that waited for their batch
     checkpoint  what the loop waited for a save, or for one that failed
+    copies      of the state, to memory and to the neighbour, in a run that survives
     evaluation  of the state, where no updates went on beside it
     trouble     bad updates, and what was done about them
     repeated    updates whose result was lost, and done again
@@ -22,7 +23,19 @@ from collections.abc import Iterable
 
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, SaveFailed, Started, Troubled, Updated
 
-CAUSES = ("start", "compile", "input", "checkpoint", "evaluation", "trouble", "repeated", "restart", "regroup", "other")
+CAUSES = (
+    "start",
+    "compile",
+    "input",
+    "checkpoint",
+    "copies",
+    "evaluation",
+    "trouble",
+    "repeated",
+    "restart",
+    "regroup",
+    "other",
+)
 
 GOOD, ALL = "good", "all"
 
@@ -62,7 +75,8 @@ class Account:
                 self.lose("compile", event.seconds)
             case Updated():
                 self.lose("input", event.data_s)
-                self._steps_s.append(max(0.0, event.step_s - event.data_s))
+                self.lose("copies", event.copy_s)
+                self._steps_s.append(max(0.0, event.step_s - event.data_s - event.copy_s))
             case Evaluated() if not event.beside:
                 self.lose("evaluation", event.seconds)
             case Saved() | SaveFailed():

@@ -1,8 +1,9 @@
 """Faults that are made to happen inside a training process, at given updates: the inner half of `multipod chaos`.
 
 A folder joins the two halves: `faults.json` says what is to happen; each process writes what it let happen, before it
-does, into `fired-RANK.jsonl`, and every update that it does into `seen-RANK.jsonl`. What has fired does not fire again
-in the process that takes over. Times there are of the machine's monotonic clock, which all its processes share.
+does, into `fired-RANK.jsonl`, and into `seen-RANK.jsonl` the examples that it gives to each update, before it begins,
+and that the update is done. What has fired does not fire again in the process that takes over. Times there are of the
+machine's monotonic clock, which all its processes share.
 """
 
 import contextlib
@@ -16,11 +17,10 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
-
-from multipod.data.batches import TrainBatches
 
 Kind = Literal["kill", "stop", "slow", "cut", "fill-disk", "corrupt", "flip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -62,29 +62,32 @@ class Faults(Protocol):
     flips: bool
     """Whether a bit is to flip in some process: the update must then be compiled for it."""
 
-    def of_run(self, checkpoints: Path) -> "Faults":
-        """The same, told where the run saves."""
+    def of_run(self, checkpoints: Path, world: int = 0) -> "Faults":
+        """The same, told where the run saves, and the number of the world that it is in (`multipod.train.world`)."""
         ...
 
-    def before(self, update: int) -> int:
-        """Lets happen what is due after `update` updates; returns the bit to flip in the next (`step.guard.Asked`)."""
+    def before(self, update: int, given: Callable[[], list[int]]) -> int:
+        """Lets happen what is due after `update` updates; returns the bit to flip in the next (`step.guard.Asked`).
+
+        `given` are the numbers of the examples that this process gives to the next.
+        """
         ...
 
-    def after(self, update: int, position: int, batches: TrainBatches) -> None:
-        """Notes that `update` updates are done, the last of them with batch `position`."""
+    def after(self, update: int) -> None:
+        """Notes that `update` updates are done."""
         ...
 
 
 class _None:
     sticky = flips = False
 
-    def of_run(self, checkpoints: Path) -> Faults:
+    def of_run(self, checkpoints: Path, world: int = 0) -> Faults:
         return self
 
-    def before(self, update: int) -> int:
+    def before(self, update: int, given: Callable[[], list[int]]) -> int:
         return 0
 
-    def after(self, update: int, position: int, batches: TrainBatches) -> None:
+    def after(self, update: int) -> None:
         return
 
 
@@ -101,17 +104,19 @@ class Injector:
         said = json.loads((folder / "faults.json").read_text())
         self.flips = any(fault["kind"] == "flip" for fault in said["faults"])
         self._link: str = said.get("link", "")
+        self._attempt: int = said.get("attempt", 0)
+        self._world = [self._attempt, 0]
         fired = {record["fault"] for record in records(folder / f"fired-{rank}.jsonl")}
         due = [(number, Fault(**fault)) for number, fault in enumerate(said["faults"]) if number not in fired]
         self._due = [(number, fault) for number, fault in due if fault.rank == rank or fault.kind == "fill-disk"]
         self._slow: list[float] = []
 
-    def of_run(self, checkpoints: Path) -> Faults:
+    def of_run(self, checkpoints: Path, world: int = 0) -> Faults:
         """The same, told where the run saves: there a bit may flip."""
-        self._checkpoints = checkpoints
+        self._checkpoints, self._world = checkpoints, [self._attempt, world]
         return self
 
-    def before(self, update: int) -> int:
+    def before(self, update: int, given: Callable[[], list[int]]) -> int:
         """As of `Faults`. May not return."""
         self.sticky = False
         flip = 0
@@ -126,13 +131,15 @@ class Injector:
                 self._happen(fault)
         if self._slow:
             time.sleep(self._slow.pop())
+        self._saw({"update": update + 1, "numbers": given()})
         return flip
 
-    def after(self, update: int, position: int, batches: TrainBatches) -> None:
-        """As of `Faults`: notes the examples of this process's rows."""
-        rows = batches.rows[batches.rows < batches.batch]
-        numbers = batches.numbers(position)[rows].tolist()
-        note(self._folder / f"seen-{self._rank}.jsonl", {"update": update, "numbers": numbers})
+    def after(self, update: int) -> None:
+        """As of `Faults`."""
+        self._saw({"update": update})
+
+    def _saw(self, record: dict[str, Any]) -> None:
+        note(self._folder / f"seen-{self._rank}.jsonl", {**record, "world": self._world})
 
     def _happen(self, fault: Fault) -> None:
         match fault.kind:
@@ -153,10 +160,21 @@ class Injector:
                 cut(self._link, fault.seconds)
 
 
+_DISK = threading.Lock()
+"""Held while the limit on files is changed, and while a record is written in spite of it."""
+
+
 def note(path: Path, record: dict[str, Any]) -> None:
-    """Appends a line, in the kernel's hands when this returns: a SIGKILL loses nothing of it."""
-    with open(path, "ab", buffering=0) as file:
-        file.write(json.dumps({"t": time.monotonic(), **record}).encode() + b"\n")
+    """Appends a line, in the kernel's hands when this returns: a SIGKILL loses nothing of it, nor does a full disk."""
+    line = json.dumps({"t": time.monotonic(), **record}).encode() + b"\n"
+    with _DISK:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        try:
+            with open(path, "ab", buffering=0) as file:
+                file.write(line)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -187,9 +205,14 @@ def flip_newest(checkpoints: Path) -> Path | None:
 
 def fill_disk(seconds: float) -> None:
     """No file of this process grows beyond `SMALL_FILE` bytes for so long, as if the disk were full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE, before[1]))
-    timer = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_FSIZE, before))
+
+    def limit(size: int) -> None:
+        with _DISK:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limit(SMALL_FILE)
+    timer = threading.Timer(seconds, limit, (before,))
     timer.daemon = True
     timer.start()
 

@@ -3,28 +3,26 @@
 `jax.distributed` knows one world a process: its number of processes is fixed, and what the others do when one of them
 dies is to abort. So each world here is a new one: its own coordination service (held by the launcher's helper, so that
 no rank's death takes it away), a new client, new CPU devices and new connections among them. The names used are not all
-public: `jax._src.distributed.global_state` and `get_distributed_runtime_client`. They are used in this file alone, and
-are the same in JAX 0.10.2 and 0.12.0.
+public: `jax._src.distributed.global_state`, `get_distributed_runtime_client` and `backends_are_initialized`. They are
+used in this file alone, and are the same in JAX 0.10.2 and 0.12.0.
 """
 
 import gc
 import itertools
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.extend.backend
 
 from multipod.errors import PeerLostError
+from multipod.train.sockets import ESTABLISHED, LISTENING, sockets
 from multipod.train.world import World
 
-LISTENING, ESTABLISHED = "0A", "01"
 POLL_S = 0.01
 FOREVER_S = 7 * 24 * 3600
 
@@ -57,7 +55,7 @@ class Connection:
         other sees it closed. Returns how many were.
         """
         found = 0
-        for descriptor, local in _sockets(ESTABLISHED):
+        for descriptor, local in sockets(ESTABLISHED):
             if local in self.ports:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
@@ -98,9 +96,9 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _count_anew()
     connection = Connection(world, rank, client)
-    before = {port for _, port in _sockets(LISTENING)}
+    before = {port for _, port in sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
-    connection.ports = {port for _, port in _sockets(LISTENING)} - before
+    connection.ports = {port for _, port in sockets(LISTENING)} - before
     # JAX keeps compiled programs from process 0 alone, under a key that on CPU differs between processes: the others
     # would compile anew in each world. The devices are made, and know their process; nothing else here asks this.
     state.process_id = 0
@@ -125,30 +123,25 @@ def leave(connection: Connection | None) -> None:
     gc.collect()
 
 
-def _count_anew() -> None:
-    """Lets Orbax number its operations from 0: a process that comes later must not be behind the others."""
-    with suppress(ImportError, AttributeError):
-        from orbax.checkpoint._src.futures import synchronization
+def devices_made() -> bool:
+    """Whether JAX has made this process's devices: it can then join no world but by `join`."""
+    from jax._src import xla_bridge
 
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def _count_anew() -> None:
+    """Lets Orbax begin again: number its operations from 0, as a process does that comes later, and forget the world
+    before. It keeps the first client that it saw, whose service is gone by now, and with shardings their devices."""
+    with suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.futures import signaling_client, synchronization
+
+        signaling_client.get_signaling_client.cache_clear()
         numbers = synchronization.OperationIdGenerator
         numbers._operation_id_counter = itertools.count()
         numbers._operation_id = next(numbers._operation_id_counter)
+    with suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.serialization import jax_array_handlers, replica_slices
 
-
-def _sockets(state: str) -> list[tuple[int, int]]:
-    """(descriptor, local port) of this process's TCP sockets in this state; empty where there is no /proc."""
-    wanted = {}
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == state:
-                    wanted[words[9]] = int(words[1].rsplit(":", 1)[1], 16)
-    found = []
-    with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                inode = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/self/fd/{name}"))
-                if inode and inode[1] in wanted:
-                    found.append((int(name), wanted[inode[1]]))
-    return found
+        replica_slices._sharding_num_replicas.cache_clear()
+        jax_array_handlers._is_replicated_sharding.cache_clear()

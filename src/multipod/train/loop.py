@@ -59,7 +59,7 @@ class Surroundings:
       repeated: updates that are done again from here on (`Started`).
       faults: what is to go wrong; nothing, but for `multipod chaos`.
       keep: given the state after each update, and its event, before anything else is done with it; and whether all
-        processes leave after this update.
+        processes leave after this update. Returns the seconds that it copied for.
       regroup: whether this process wants all to leave after the update that is to be done, and come together anew.
       due: begin with the evaluation and the save that are due at the update the run goes on from: they may not have
         been done.
@@ -72,7 +72,7 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     pulse: Pulse = silent
     meet: Callable[[str], None] = lambda name: None
-    keep: Callable[[State, Updated, bool], None] = lambda state, event, regrouping: None
+    keep: Callable[[State, Updated, bool], float] = lambda state, event, regrouping: 0.0
     regroup: Callable[[], bool] = lambda: False
     due: bool = False
     times: Times = field(default_factory=Times)
@@ -136,6 +136,7 @@ class _Run:
         self.wishes: Wishes | None = None
         self.stopped = self.reached = False
         self.skipped = 0
+        self.copied_s = 0.0  # after the last update
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         self.account = Account()
         self.saving = Saving(around.checkpoints, self.tell, around.clock)
@@ -203,8 +204,7 @@ class _Run:
             incoming.tell(waited, now - ended)
             done = news = self.count(sums, troubled, now - ended, waited)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
-            if not troubled:
-                self.around.keep(self.state, done, leaving)
+            self.copied_s = 0.0 if troubled else self.around.keep(self.state, done, leaving)
             self.tell_skipped(self.batches.source)
             ended = now
             if troubled or self.is_due(self.recipe.evaluate_every) or self.saves():
@@ -214,7 +214,7 @@ class _Run:
                     self.act(troubled)
                     self.around.keep(self.state, done, leaving)
                 self.evaluate_and_save()
-                ended = clock()
+                ended, self.copied_s = clock(), 0.0
             if leaving:
                 self.leave(news)
         return self.close(news)
@@ -224,11 +224,16 @@ class _Run:
     ) -> _UnderWay:
         """Gives the devices an update to do, and does not wait for them."""
         self.around.pulse("updating", self.update)
-        flip = self.around.faults.before(self.update)
+        flip = self.around.faults.before(self.update, self.given)
         since_s, wish = self.around.clock(), self.wish()
         asked = self.coping.asked(wish, flip) if self.program.watched else flags[wish]
         self.state, sums = compiled(self.state, batch, asked)
         return _UnderWay(batch, wish, asked, sums, since_s)
+
+    def given(self) -> list[int]:
+        """The numbers of the examples that this process gives to the next update."""
+        rows = self.rows[self.rows < self.recipe.batch]  # without padding
+        return self.batches.numbers(int(self.state.position))[rows].tolist()
 
     def settle(
         self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], given: _UnderWay
@@ -247,8 +252,7 @@ class _Run:
         self.update += 1
         self.times.first_step_s = self.times.first_step_s or self.around.clock() - self.around.began
         self.stopped = self.agreed_to_stop(sums)
-        if self.around.faults is not none:
-            self.around.faults.after(self.update, int(self.state.position) - 1, self.batches)
+        self.around.faults.after(self.update)
         return self.updated(sums, bool(troubled), step_s, waited_s)
 
     def close(self, news: Updated | None) -> Evaluated | None:
@@ -268,7 +272,7 @@ class _Run:
             values = _bare(sums)
         else:  # a pipe that fills has nothing to tell yet
             values = self.finished(_values(sums)) if int(sums["count"]) else {}
-        return Updated(self.update, values, step_s, waited_s, self.recipe.batch / step_s)
+        return Updated(self.update, values, step_s, waited_s, self.recipe.batch / step_s, self.copied_s)
 
     def leave(self, news: Updated | None) -> None:
         """Ends what is under way, for all processes to come together anew."""

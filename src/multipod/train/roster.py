@@ -7,32 +7,30 @@ without it, and starts another in its place. `next_step` decides, as a pure func
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
+from multipod.train.services import Services
 from multipod.train.straggling import Speeds
 from multipod.train.supervise import (
+    BEFORE_FIRST,
     INTERRUPTED,
     SETTLE_S,
     START_S,
     Outcome,
+    Presses,
     Rank,
     Relay,
     Worker,
     _blame,
     _Crew,
     _ending,
-    _Presses,
-    _signals,
     _silent,
     _stalled,
+    signals,
     to_stderr,
 )
 from multipod.train.world import World, go_line
@@ -205,12 +203,12 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
     Raises:
       ClusterError: a worker, or the launcher's helper, could not be started.
     """
-    with _signals() as presses, _Crew(relay) as crew, Services(workers[0].environment) as services:
+    with signals() as presses, _Crew(relay) as crew, Services(workers[0].environment) as services:
         roster = _Roster(crew, list(workers), rules, timeouts, services, relay, told)
         outcome = roster.watch(presses)
         roster.dismiss()
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
-        crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1)
+        crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
     return replace(outcome, lines=lines or outcome.lines, folder=roster.folder, saved=roster.saved)
 
 
@@ -235,7 +233,7 @@ class _Roster:
         workers: list[Worker],
         rules: Rules,
         timeouts: Timeouts,
-        services: "Services",
+        services: Services,
         relay: Relay,
         told: Callable[[Told], None],
     ) -> None:
@@ -246,6 +244,8 @@ class _Roster:
         self.last: list[int] = []  # all of the last world, the dead too
         self.hurt_s: float | None = None
         self.gone = True  # all of this world were told to join it
+        self.trained = False  # an update was done, by these processes
+        self.asked = -1  # the process that was told of an interrupt
         self.causes: dict[int, str] = {}  # of those that the launcher itself ended
         self.lost: dict[str, str] = {}
         self.given_up: set[int] = set()
@@ -259,9 +259,8 @@ class _Roster:
         for child in crew.children:
             self.tell("started", child.rank)
 
-    def watch(self, presses: _Presses) -> Outcome:
+    def watch(self, presses: Presses) -> Outcome:
         """Polls until the run is over."""
-        passed_on = False
         while True:
             self.crew.poll()
             self.take_notes()
@@ -269,16 +268,25 @@ class _Roster:
                 return Outcome(1, None, "the launcher's helper, which holds JAX's coordination service, has died")
             if presses.count > 1:
                 return Outcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
-            if presses.count and not passed_on:
-                passed_on = True
-                members = [self.crew.children[number].rank for number in self.seats.values()]
-                first = next((rank for rank in members if rank.code is None), None)
-                if first is None or self.generation < 0:
-                    return Outcome(INTERRUPTED, reason="the run was interrupted")
-                os.kill(first.pid, signal.SIGINT)
-            outcome = self.obey(interrupted=passed_on)
+            outcome = (self.ask_to_stop() if presses.count else None) or self.obey(interrupted=presses.count > 0)
             if outcome is not None:
                 return outcome
+
+    def ask_to_stop(self) -> Outcome | None:
+        """Passes an interrupt on to one that trains, to another if that one dies; the outcome if there is nobody.
+
+        Before the first update is done there is nothing to save that is not saved: the end need not wait for that.
+        """
+        members = [self.crew.children[number].rank for number in self.seats.values()]
+        living = [rank.pid for rank in members if rank.code is None]
+        if not living:
+            return Outcome(INTERRUPTED, reason="the run was interrupted")
+        if not self.trained:
+            return Outcome(INTERRUPTED, reason=BEFORE_FIRST)
+        if self.asked not in living:
+            self.asked = living[0]
+            os.kill(self.asked, signal.SIGINT)
+        return None
 
     @property
     def ranks(self) -> list[Rank]:
@@ -425,6 +433,7 @@ class _Roster:
                 self.crew.say(rank.number, go_line(self.generation))
         joined = [rank for rank in members if _is_in(rank, self.generation)]
         self.fruitful = self.fruitful or bool(joined)
+        self.trained = self.trained or bool(joined)
         if self.generation > 0 and len(joined) == len(members):
             left = [rank.beat.left for rank in joined if rank.beat is not None and rank.beat.left >= 0]
             self.services.close_until(min(left, default=-1))
@@ -432,68 +441,3 @@ class _Roster:
     def tell(self, what: str, rank: Rank | None, why: str = "", world: World | None = None) -> None:
         number, pid = (-1, -1) if rank is None else (rank.number, rank.pid)
         self.told(Told(what, time.monotonic(), number, pid, why, world))
-
-
-class Services:
-    """The launcher's helper (`multipod.train.coordinator`): a coordination service for each world, on loopback."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.addresses: list[str | None] = []
-        quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        try:
-            self._helper = subprocess.Popen(
-                [sys.executable, "-m", "multipod.train.coordinator"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise ClusterError(f"the launcher's helper could not be started: {error}. Check ulimit -a.") from error
-
-    def __enter__(self) -> "Services":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            self._helper.stdin.close()  # type: ignore[union-attr]
-        with suppress(subprocess.TimeoutExpired):
-            self._helper.wait(timeout=2)
-        self._helper.kill()
-        self._helper.wait()
-        self._helper.stdout.close()  # type: ignore[union-attr]
-
-    def open(self, processes: int, silent_s: float) -> str:
-        """The address of a new service for so many processes.
-
-        Raises:
-          ClusterError: there is none, with what JAX said.
-        """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        answer = self._ask(f"open {address} {processes} {round(silent_s)}")
-        if answer != f"ok {address}":
-            raise ClusterError(f"the coordination service of the next world did not start: {answer or 'no answer'}.")
-        self.addresses.append(address)
-        return address
-
-    @property
-    def ended(self) -> bool:
-        """Whether the helper is no more: its services are gone, and JAX ends all processes that used them."""
-        return self._helper.poll() is not None
-
-    def close_until(self, generation: int) -> None:
-        """Ends the services of the worlds up to this one: all their processes have left them."""
-        for number, address in enumerate(self.addresses[: generation + 1]):
-            if address is not None:
-                self._ask(f"close {address}")
-                self.addresses[number] = None
-
-    def _ask(self, line: str) -> str:
-        assert self._helper.stdin is not None
-        assert self._helper.stdout is not None
-        try:
-            self._helper.stdin.write(line + "\n")
-            self._helper.stdin.flush()
-            return self._helper.stdout.readline().strip()
-        except OSError as error:
-            return str(error)

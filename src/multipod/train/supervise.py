@@ -13,7 +13,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,8 @@ from types import FrameType, TracebackType
 
 from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
-from multipod.train.heartbeat import CONTROL_FD, Beat
+from multipod.train.heartbeat import Beat
+from multipod.train.standby import Warm, spawned
 from multipod.train.stop import NOTICES
 
 POLL_S = 0.05
@@ -38,6 +38,7 @@ KEPT_LINES = 20
 LONGEST_LINE = 1 << 16
 
 INTERRUPTED = 130
+BEFORE_FIRST = "the run was interrupted before its first update"
 _INTERRUPTED_CODES = (INTERRUPTED, -signal.SIGINT)
 _VICTIM_CODES = (PeerLostError.exit_code, -signal.SIGABRT)
 
@@ -52,10 +53,11 @@ def to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """How to start one rank: its command and its whole environment."""
+    """How to start one rank: its command and its whole environment; `warm` is a process that waits to run it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    warm: Warm | None = None
 
 
 @dataclass(frozen=True)
@@ -118,23 +120,26 @@ class Rank:
         return places.get(self.beat.phase, self.beat.phase)
 
 
-def supervise(workers: Sequence[Worker], timeouts: Timeouts, relay: Relay = to_stderr) -> Outcome:
+def supervise(
+    workers: Sequence[Worker], timeouts: Timeouts, relay: Relay = to_stderr, settled: Callable[[], None] = lambda: None
+) -> Outcome:
     """Runs all workers as ranks 0, 1, ... to their end; when it returns or raises, none of them is left.
 
     Rank 0 inherits stdout and stderr; what the others print is relayed as `[rank 1] ...`. Each worker
     finds the number of its socket in `MULTIPOD_CONTROL_FD`, and gets no standard input. The first
     SIGINT, SIGTERM, SIGUSR1 or SIGUSR2 to this process is passed on to rank 0 as SIGINT, for the run to agree where to
-    stop; the second ends all ranks at once. Signals are handled only when called from the main thread.
+    stop; the second ends all ranks at once. Signals are handled only when called from the main thread. `settled` is
+    called once, when all are past their first update.
 
     Raises:
       ClusterError: a worker could not be started.
     """
-    with _signals() as presses, _Crew(relay) as crew:
+    with signals() as presses, _Crew(relay) as crew:
         crew.start(workers)
-        outcome = _watch(crew, timeouts, presses)
+        outcome = _watch(crew, timeouts, presses, settled)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
-        crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1)
+        crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
     folder, saved = crew.checkpoint()
     return replace(outcome, lines=lines, folder=folder, saved=saved)
 
@@ -230,13 +235,14 @@ def _stalled(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Outco
 
 
 @dataclass
-class _Presses:
+class Presses:
     """How often the launcher was asked to stop."""
 
     count: int = 0
     last_s: float = float("-inf")
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        """One signal; what follows at once is the same press."""
         now_s = time.monotonic()
         if now_s - self.last_s > SAME_PRESS_S:
             self.count += 1
@@ -244,8 +250,9 @@ class _Presses:
 
 
 @contextmanager
-def _signals() -> Iterator[_Presses]:
-    presses = _Presses()
+def signals() -> Iterator[Presses]:
+    """Counts the signals that ask for a stop; in the main thread only. The old handlers come back at the end."""
+    presses = Presses()
     wanted = (signal.SIGINT, *NOTICES) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, presses.handle) for number in wanted}
     try:
@@ -255,10 +262,13 @@ def _signals() -> Iterator[_Presses]:
             signal.signal(number, handler)
 
 
-def _watch(crew: "_Crew", timeouts: Timeouts, presses: _Presses) -> Outcome:
-    told = False
+def _watch(crew: "_Crew", timeouts: Timeouts, presses: Presses, settled: Callable[[], None]) -> Outcome:
+    told = begun = False
     while True:
         crew.poll()
+        if not begun and all(child.rank.beat is not None and child.rank.beat.begun > 1 for child in crew.children):
+            begun = True
+            settled()
         if presses.count > 1:
             return Outcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
         if presses.count and not told:
@@ -266,6 +276,8 @@ def _watch(crew: "_Crew", timeouts: Timeouts, presses: _Presses) -> Outcome:
             first = crew.children[0].rank
             if first.beat is None or first.code is not None:  # nobody there to agree on anything, nothing to save
                 return Outcome(INTERRUPTED, reason="the run was interrupted")
+            if first.beat.phase in ("starting", "compiling") and not first.beat.begun:  # nothing that is not saved
+                return Outcome(INTERRUPTED, reason=BEFORE_FIRST)
             os.kill(first.pid, signal.SIGINT)
         outcome = judge([child.rank for child in crew.children], crew.clock_s, timeouts)
         if outcome is not None:
@@ -379,20 +391,16 @@ class _Crew:
             os.write(self.children[number].channels[0].descriptor, line.encode() + b"\n")
 
     def _start(self, number: int, worker: Worker) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            process = subprocess.Popen(
-                list(worker.command),
-                env={**worker.environment, CONTROL_FD: str(theirs.fileno())},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if number else None,
-                stderr=subprocess.STDOUT if number else None,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            child = _Child(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
-            self.children.append(child)  # before anything else can fail: __exit__ ends what is listed
-            self._open(child, ours.detach(), lambda line: self._hear(child, line))
+        warm = worker.warm
+        if warm is not None and warm.begins(worker.command, worker.environment):
+            process, ours = warm.process, warm.socket
+        else:
+            if warm is not None:
+                warm.end()
+            process, ours = spawned(number, worker.command, worker.environment)
+        child = _Child(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
+        self.children.append(child)  # before anything else can fail: __exit__ ends what is listed
+        self._open(child, ours.detach(), lambda line: self._hear(child, line))
         if process.stdout is not None:
             self._open(child, os.dup(process.stdout.fileno()), lambda line: self._show(child, line))
             process.stdout.close()
