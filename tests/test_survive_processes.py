@@ -92,18 +92,18 @@ def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(
 
 
 def held_back(process: psutil.Process, over) -> None:
-    """Lets the process run for some of each 250 milliseconds, as on a host that is that slow, until `over`.
+    """Lets the process run for one of each 60 milliseconds, as on a host that is that slow, until `over`.
 
-    The others may be slow as well, where other work shares the cores: hence so much.
+    The others may be slow as well, where other work shares the cores: hence so little.
     """
     until_s = time.monotonic() + PATIENCE_S
     with contextlib.suppress(psutil.NoSuchProcess):  # it was let go
         try:
             while not over() and time.monotonic() < until_s:
                 process.suspend()
-                time.sleep(0.25)
+                time.sleep(0.06)
                 process.resume()
-                time.sleep(0.005)
+                time.sleep(0.001)  # less than the work that is timed
         finally:
             process.resume()  # one that is stopped would outlive its launcher
 
