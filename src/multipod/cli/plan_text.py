@@ -127,6 +127,8 @@ def explain(console: "Console", step: "Prediction", number: int) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from multipod.train.observers.text import bytes_text
+
     table = Table(box=SIMPLE_HEAD, title=f"layout {number}: {name_of(step)}")
     for column in ("part", "ms", "share"):
         table.add_column(column, justify="left" if column == "part" else "right")
@@ -136,7 +138,8 @@ def explain(console: "Console", step: "Prediction", number: int) -> None:
     memory = step.memory
     kept = {"weights": memory.parameters, "optimizer": memory.optimizer, "gradients": memory.gradients}
     kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
-    console.print("memory: " + ", ".join(f"{name} {n / 2**30:.2f} GiB" for name, n in kept.items() if n > 2**20))
+    told = [f"{name} {bytes_text(round(n))}" for name, n in kept.items() if n >= 1]
+    console.print("memory: " + ", ".join(told), highlight=False)
     console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
 
 
