@@ -32,8 +32,8 @@ GRAM_MOST = 16
 """Ranks up to which there is the Gram form on hosts: its arithmetic grows with their number, for each element."""
 
 GRAM_BYTES = 1 << 20
-"""Vectors of up to so many bytes are combined by the Gram form: it waits less often, and does more arithmetic. Over MPI,
-4 ranks on two shared cores, it was ahead of the tree at 16 KiB, 256 KiB and 1 MiB (2026-11-21)."""
+"""Vectors of up to so many bytes are combined by the Gram form: it waits less often, and does more arithmetic. Over
+MPI, 4 ranks on two shared cores, it was ahead of the tree at 16 KiB, 256 KiB and 1 MiB (2026-11-21)."""
 
 
 class Span(NamedTuple):
