@@ -18,6 +18,7 @@ from multipod.nn.experts.routing import Routing
 from multipod.pipelines.build import PIPELINES
 from multipod.pipelines.check import check
 from multipod.plan import jaxpr, program, remembered
+from multipod.plan import search as search_module
 from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
 from multipod.plan.models import MODELS
@@ -178,6 +179,22 @@ def test_layouts_of_a_plan_are_layouts_of_a_run():
         changed = override(recipe, plan.changes())
         assert changed.layout.tile_devices * 8 // split.devices == 8
         assert program_of(changed, make_mesh(changed.layout)).rows == 64
+
+
+def test_larger_replicas_are_tried_where_nothing_else_fits(monkeypatch):
+    """Weights of 18 GB a device at 16 ways fit no core of a TPU v3; split over 8 x 4 they do."""
+    monkeypatch.setattr(search_module, "schedules", lambda topology: ("torus-2d",))
+    huge = replace(MODELS["bert"], parameters=4e10, cut=lambda *a: tuple(map(heavier, MODELS["bert"].cut(*a))))
+    found = search(huge, find("tpu-v3-pod:4x4"), 32)
+    assert found.best.choice.split == Split(model=8, stage=4)
+    assert found.tried == len(found.predictions) + len(found.refused)
+    small = search(MODELS["bert"], POD, 64)
+    assert max(step.choice.split.devices for step in small.predictions) <= 16
+    assert "replicas of more than 16 devices, which nothing here needs" in small.left_out
+
+
+def heavier(part):
+    return replace(part, weights=tuple((shape, n, 50 * size) for shape, n, size in part.weights))
 
 
 def test_products_of_another_type_move_half_the_bytes():

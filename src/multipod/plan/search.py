@@ -22,6 +22,10 @@ SPLITS = (1, 2, 4, 8, 16)
 PIPELINES = ("1f1b", "gpipe", "interleaved")
 """What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns."""
 
+LARGEST = 16
+"""Devices of a replica that are tried at first: larger ones cost simulations of minutes on thousands of chips, and are
+tried only where nothing else fits in memory."""
+
 CHUNKS = 2
 """Parts of the model on each device of an interleaved pipeline."""
 
@@ -67,6 +71,7 @@ def candidates(
     batch: int,
     norm_examples: int = 64,
     dtypes: Sequence[Dtype | Literal[""]] = ("",),
+    most: int = LARGEST,
 ) -> Iterator[Choice]:
     """Every layout that the workload's axes allow: splits, pipelines, schedules, update shared or not, precisions.
 
@@ -74,7 +79,7 @@ def candidates(
     """
     single = machine.chips == 1
     names: Sequence[str] = ("xla",) if single else schedules(machine.topology)
-    for dtype, split in itertools.product(dtypes, _splits(workload)):
+    for dtype, split in itertools.product(dtypes, _splits(workload, most)):
         if machine.devices % split.devices:
             continue
         able = (
@@ -98,7 +103,7 @@ def _in_tiles(name: str) -> bool:
     return name == "xla" or "tile" in ALGORITHMS[name].options
 
 
-def _splits(workload: Workload) -> Iterator[Split]:
+def _splits(workload: Workload, most: int = LARGEST) -> Iterator[Split]:
     yield Split()
     yield from workload.splits
     for n in SPLITS[1:]:
@@ -108,7 +113,7 @@ def _splits(workload: Workload) -> Iterator[Split]:
             yield Split(model=n)
         if workload.cut is not None and n <= workload.layers:
             yield Split(stage=n)
-            yield from (Split(model=m, stage=n) for m in SPLITS[1:4] if "model" in workload.axes)
+            yield from (Split(model=m, stage=n) for m in SPLITS[1:4] if "model" in workload.axes and m * n <= most)
 
 
 def search(
@@ -127,6 +132,31 @@ def search(
       PlanError: none can be, with the reasons; or none fits in memory, with the largest batch that would.
     """
     choices = list(candidates(workload, machine, batch, dtypes=dtypes))
+    found, refused = _priced(workload, machine, choices, evaluate_every, told)
+    most = LARGEST
+    if found and not any(step.fits for step in found):
+        known, most = set(choices), machine.devices
+        more = [one for one in candidates(workload, machine, batch, dtypes=dtypes, most=most) if one not in known]
+        steps, others = _priced(workload, machine, more, evaluate_every, told)
+        choices, found, refused = [*choices, *more], [*found, *steps], [*refused, *others]
+    if not found:
+        reasons = "".join(f"\n  {choice}: {reason}" for choice, reason in refused[:5])
+        raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
+    if not any(step.fits for step in found):
+        raise _too_large(workload, machine, batch, found)
+    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, str(step.choice)))
+    unsearched = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes, most))
+    return Found(tuple(ordered), len(choices), tuple(refused), unsearched)
+
+
+def _priced(
+    workload: Workload,
+    machine: Machine,
+    choices: Sequence[Choice],
+    evaluate_every: float,
+    told: Callable[[int, int], None] | None,
+) -> tuple[list[Prediction], list[tuple[str, str]]]:
+    """The steps that can be, and the others with their reasons."""
     found: list[Prediction] = []
     refused: list[tuple[str, str]] = []
     for done, choice in enumerate(choices):
@@ -138,19 +168,14 @@ def search(
             refused.append((str(choice), str(error)))
             continue
         found.append(with_evaluations(step, workload, machine, evaluate_every)[0] if evaluate_every else step)
-    if not found:
-        reasons = "".join(f"\n  {choice}: {reason}" for choice, reason in refused[:5])
-        raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
-    if not any(step.fits for step in found):
-        raise _too_large(workload, machine, batch, found)
-    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, str(step.choice)))
-    left_out = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes))
-    return Found(tuple(ordered), len(choices), tuple(refused), left_out)
+    return found, refused
 
 
-def _unsearched(workload: Workload, dtypes: Sequence[str]) -> Iterator[str]:
+def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterator[str]:
     """What could be laid out and was not tried."""
     axes = {axis for split in _splits(workload) for axis in split.sizes}
+    if "model" in workload.axes and workload.cut is not None and most == LARGEST:
+        yield f"replicas of more than {most} devices, which nothing here needs"
     if axes - {"spatial"}:
         yield "schedules that know no tiles, for weights that are split over chips"
     if len(axes - {"stage"}) > 1:
