@@ -1,10 +1,9 @@
 """One process of a case of `pipeline.py`: waits for `go N` on standard input, trains N steps, answers with a JSON line.
 
 python pipeline_ranks.py ENGINE KIND RANK RANKS PORT LAYERS FEATURES BATCH LENGTH MICRO_BATCHES
-
-The engine `sleeping` is ours with stages that sleep LENGTH ms forward and twice as long back, on any number of cores.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -23,21 +22,38 @@ def main() -> None:
     rank, ranks, port, layers, features, batch, length, micro = map(int, numbers)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # gloo greets on standard output
-    make = {"ours": ours, "torch": torch_peer, "sleeping": sleeping}[engine]
+    make = {"ours": ours, "torch": torch_peer}[engine]
     step, barrier = make(kind, rank, ranks, port, layers, features, batch, length, micro)
     step()
+    forget_peak()
     answers.write("ready\n")
     for line in sys.stdin:
         count = int(line.split()[1])
         barrier()
-        cpu, start = time.process_time(), time.monotonic()
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
         loss = None
         for _ in range(count):
             loss = step()
-        end = time.monotonic()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        answer = {"start": start, "end": end, "cpu": (time.process_time() - cpu) / count, "loss": loss, "peak_mb": peak}
+        end, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+        system = (after.ru_stime - before.ru_stime) / count
+        answer = {
+            "start": start, "end": end, "loss": loss, "peak_mb": peak_mb(), "process_mb": after.ru_maxrss / 1024,
+            "cpu": (after.ru_utime - before.ru_utime) / count + system, "system": system,
+            "faults": (after.ru_minflt - before.ru_minflt) / count,
+        }  # fmt: skip
         answers.write(json.dumps(answer) + "\n")
+
+
+def forget_peak() -> None:
+    """Gives back what compiling left in the heap, and lets the peak of resident memory begin anew (Linux)."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mb() -> float:
+    """The most memory that was resident since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def ours(
@@ -113,44 +129,6 @@ def _in_one(function: Callable[[Any, Any, Any], Any], weights: Any, x: Any, y: A
         return float(loss)
 
     return step
-
-
-def sleeping(
-    kind: str, rank: int, ranks: int, port: int, layers: int, features: int, batch: int, length: int, micro: int
-) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """Stages whose work is to sleep: `length` ms forward, twice that back."""
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "NPROC": "2"}
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", ranks, rank)
-
-    def slept(milliseconds: float, x: Any) -> Any:
-        def nap(held: Any) -> Any:
-            time.sleep(milliseconds / 1e3)
-            return np.asarray(held)
-
-        return jax.pure_callback(nap, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    @jax.custom_vjp
-    def work(x: Any) -> Any:
-        return slept(length, x)
-
-    work.defvjp(lambda x: (slept(length, x), ()), lambda _, dy: (slept(2 * length, dy),))
-
-    def part(first: bool, last: bool) -> Callable[[Any, Any, Any], Any]:
-        def function(weights: Any, x: Any, aux: Any) -> Any:
-            y = work((aux["x"] if first else x) * weights)
-            return (jnp.sum(y), {"loss": jnp.sum(y)}) if last else (y, {})
-
-        return function
-
-    functions = [part(p == 0, p == ranks - 1) for p in range(ranks)]
-    weights = [np.ones(features, np.float32)] * ranks
-    given = {"x": np.ones((micro, 1, features), np.float32)}
-    return _piped(kind, ranks, micro, functions, weights, given), lambda: None
 
 
 def _piped(kind: str, ranks: int, micro: int, functions: Any, weights: Any, given: dict[str, Any]) -> Callable[[], Any]:

@@ -234,8 +234,8 @@ def test_the_number_of_micro_batches_follows_the_rows():
 
 
 def test_layouts_of_stages_as_text_and_as_tables():
-    text = "data=1x2,stage=4,schedule=interleaved,micro=8,chunks=3"
-    assert spelled(override(digits(), layout_changes(text)).layout) == text.replace("chunks=3", "chunks=3,sum=ordered")
+    text = "data=1x2,stage=4,schedule=interleaved,micro=8,chunks=3,cut=1x1x1x1x1x1x1x1x1x1x1x2"
+    assert spelled(override(digits(), layout_changes(text)).layout) == f"{text},sum=ordered"
     from multipod.cli.show import _staged
 
     layout = Layout((1, 2), stage=4, schedule="pipemare", micro_batches=4)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multipod.errors import LayoutError, ScheduleError
-from multipod.layout.stages import Layer, balanced, check_cut, equal, of_part, tied_places
+from multipod.layout.stages import Layer, as_asked, balanced, check_cut, equal, of_part, tied_places
 from multipod.pipelines.build import one_f_one_b, pipemare
 
 
@@ -32,6 +32,14 @@ def test_embedding_and_head_lie_at_the_ends_and_weigh():
     assert cut.costs == (5, 4, 6, 5)
     assert equal(layers, 3).starts == (0, 3, 6, 8)
     assert 0 < cut.balance <= 1
+
+
+def test_a_cut_may_be_given():
+    layers = [Layer(str(n), n) for n in range(5)]
+    assert as_asked(layers, 3, (1, 3, 1)).starts == (0, 1, 4, 5)
+    for counts in ((1, 3), (1, 2, 1), (0, 4, 1)):
+        with pytest.raises(LayoutError, match=r"of a model of 5 layers. Give each part its number of layers, as 3x1x1"):
+            as_asked(layers, 3, counts)
 
 
 def test_tied_weights_are_found():

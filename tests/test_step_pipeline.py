@@ -1,5 +1,6 @@
 """A recipe's model in pipeline stages, against the same model whole."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -11,15 +12,27 @@ from jax.sharding import AxisType, Mesh
 from multipod.errors import LayoutError, RecipeError, ScheduleError
 from multipod.metrics.objective import TokenClassification, masked_sums
 from multipod.models.bert import tiny_bert
+from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
+from multipod.models.transformer import small_transformer
+from multipod.nn.layered import shapes_of
 from multipod.optim.optimizer import Optimizer
 from multipod.pipelines.build import build
 from multipod.pipelines.check import check
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits
+from multipod.step.layer_times import timed_layers
 from multipod.step.pipeline import cut_of, join_params, pipe_of, split_params
 
 BATCH, LENGTH, VOCAB, N = 8, 6, 11, 2
+
+
+def test_layers_are_timed_one_by_one():
+    """With a clock that ticks once a call: every layer's times are 1, and it is asked twice a repeat."""
+    ticks = itertools.count()
+    timed = timed_layers(replace(digits(), model=Mlp(features=8, layers=2)), 4, 3, lambda: float(next(ticks)))
+    assert [(layer.name, layer.cost) for layer in timed] == [(n, 1.0) for n in ("first", "layer 0", "layer 1", "last")]
+    assert next(ticks) == 4 * 2 * 3
 
 
 @pytest.fixture
@@ -88,3 +101,12 @@ def test_what_cannot_be_cut(recipe):
         pipe_of(recipe, check(build("pipemare", 2, N, 8)), a_mesh(2), a_batch())
     with pytest.raises(LayoutError, match="batch=8 does not divide into 3 micro-batches on 1 data devices; batch=6"):
         pipe_of(recipe, check(build("1f1b", 2, 3)), a_mesh(2), a_batch())
+
+
+def test_an_untied_transformer_has_tables_that_no_two_stages_share():
+    tied = small_transformer(VOCAB, features=8, hidden=8, heads=2, encoder_layers=1, decoder_layers=1)
+    untied = replace(tied, tied=False)
+    assert cut_of(replace(digits(), model=tied), 3).tied == {"embedding/table": (0, 2)}
+    assert cut_of(replace(digits(), model=untied), 3).tied == {}
+    sizes = [sum(leaf.size for leaf in shapes_of(model).values()) for model in (tied, untied)]
+    assert sizes[1] - sizes[0] == 2 * VOCAB * 8

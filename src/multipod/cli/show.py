@@ -38,9 +38,18 @@ def list_recipes() -> None:
     metavar="TPU",
     help="Compile it for a TPU that is not here, as v3:128x32 (needs the extra `tpu`).",
 )
+@click.option("--time-layers", is_flag=True, help="Time each layer on one device; the cut that balances the stages.")
 @what_options
 @where_options
-def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, changes: list[str], where: Where) -> None:
+def show(
+    recipe: str,
+    tensors: bool,
+    compiles: bool,
+    compile_for: str | None,
+    time_layers: bool,
+    changes: list[str],
+    where: Where,
+) -> None:
     """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained.
 
     The mesh may be far larger than this machine: --layout data=32x32,model=4 shows 4,096 devices.
@@ -53,6 +62,9 @@ def show(recipe: str, tensors: bool, compiles: bool, compile_for: str | None, ch
     if compile_for:
         runtime.absent_tpus()
         console.print(_compiled_for(chosen, compile_for, where))
+        return
+    if time_layers:
+        console.print(_timed_layers(chosen))
         return
     program = _program(chosen)
     if chosen.layout.stage > 1:
@@ -114,6 +126,29 @@ def _staged(program: "StagedProgram") -> list[Table]:
         each.add_row("in several stages", ", ".join(facts.tied))
     each.add_row("gradient sum", f"{program.recipe.layout.gradient_sum} over {data_devices(program.mesh):,} devices")
     return [table, each]
+
+
+def _timed_layers(chosen: "Recipe") -> Table:
+    """Each layer's time beside its estimated cost, and the cut that the times ask for."""
+    from multipod.layout.stages import balanced
+    from multipod.step.layer_times import timed_layers
+    from multipod.step.pipeline import layers_of
+
+    layout = chosen.layout
+    parts = max(layout.stage, 1) * (layout.chunks if layout.schedule == "interleaved" else 1)
+    rows = max(chosen.batch // (math.prod(layout.mesh or (1,)) * max(layout.micro_batches, 1)), 1)
+    timed, known = timed_layers(chosen, rows), [layer.cost for layer in layers_of(chosen)]
+    cut = balanced(timed, parts)
+    counts = "x".join(str(len(part)) for part in cut.parts)
+    table = Table(title=f"layers, forward and backward, {rows} rows on one device")
+    for name in ("layer", "ms", "of all", "of all, estimated"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    for layer, cost in zip(timed, known, strict=True):
+        shares = (layer.cost / sum(one.cost for one in timed), cost / sum(known))
+        table.add_row(layer.name, f"{1e3 * layer.cost:.2f}", *(f"{share:.1%}" for share in shares))
+    if parts > 1:
+        table.caption = f"--layout cut={counts} balances {parts} parts to {cut.balance:.1%}"
+    return table
 
 
 def _layer_names(names: tuple[str, ...]) -> str:

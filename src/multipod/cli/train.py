@@ -16,6 +16,7 @@ from rich.console import Console
 from multipod.cli.main import started_s
 from multipod.cli.options import Where, chosen_recipe, plan_file, what_options, where_options
 from multipod.cli.reading import as_options, reading_options
+from multipod.cli.relaying import taken_over
 from multipod.errors import PeerLostError, PlanError, RecipeError
 
 if TYPE_CHECKING:
@@ -54,10 +55,17 @@ class Request:
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of this run.  [default: runs/RECIPE-NNN]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
 @click.option(
+    "--from",
+    "begin_from",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on, in a new folder, from the run in this one, laid out otherwise: other stages, or none.",
+)
+@click.option(
     "--at",
     type=click.IntRange(0),
     metavar="UPDATE",
-    help="With --resume: from this checkpoint, not the newest.",
+    help="With --resume or --from: from this checkpoint, not the newest.",
 )
 @click.option(
     "--stop-after",
@@ -77,6 +85,7 @@ def train(
     recipe: str | None,
     out: Path | None,
     resume: Path | None,
+    begin_from: Path | None,
     at: int | None,
     stop_after: int | None,
     quiet: bool,
@@ -91,15 +100,21 @@ def train(
 
     Ctrl-C finishes the update that is running, saves, and prints the command that goes on.
     """
-    if resume is None and at is not None:
-        raise click.UsageError("--at names a checkpoint of a run: give the run by --resume.")
+    if resume is None and begin_from is None and at is not None:
+        raise click.UsageError("--at names a checkpoint of a run: give the run by --resume or --from.")
+    if resume is not None and begin_from is not None:
+        raise click.UsageError("--resume goes on in a run's own folder, --from in a new one: give one of them.")
     if resume is not None and out is not None:
         raise click.UsageError("--resume goes on in the run's own folder: leave out --out.")
-    if resume is None and recipe is None:
+    if resume is None and begin_from is None and recipe is None:
         raise click.UsageError("say which recipe to train. `multipod list` shows them; try `multipod train digits`.")
     if recipe is not None and ".py:" in recipe:
         path, _, function = recipe.rpartition(":")
         recipe = f"{Path(path).absolute()}:{function}"
+    if begin_from is not None and (where.cluster.survives or where.cluster.waits):
+        raise click.UsageError(
+            "--from begins without --survive: stop the run once it has saved, then go on by --resume."
+        )
     file = plan_file(click.get_current_context().params["layout"])
     if resume is not None and file is not None:
         raise click.UsageError("--resume goes on with a run, which is planned no more: leave out the plan.")
@@ -114,6 +129,9 @@ def train(
 
         return stand_by(request, where)
     with peers_may_be_lost(where):
+        if begin_from is not None:
+            name, changes, begin = taken_over(begin_from, recipe or "", changes, at, where)
+            request = replace(request, recipe=name, changes=changes, begin=begin)
         return run(request, where)
 
 

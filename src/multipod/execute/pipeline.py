@@ -55,9 +55,10 @@ class Pipe(Places):
         shardings = self.shardings(jax.eval_shape(self.fresh, weights))
         return jax.jit(self.fresh, out_shardings=shardings)(weights)
 
-    def fresh(self, weights: Sequence[Any]) -> PipeState:
-        """`begin`, for use inside `jax.jit`."""
-        states = [part.optimizer.init(tree) for part, tree in zip(self.parts, weights, strict=True)]
+    def fresh(self, weights: Sequence[Any], states: Sequence[Any] | None = None) -> PipeState:
+        """`begin`, for use inside `jax.jit`; with the `states` that each part's optimizer has come to, if it has."""
+        if states is None:
+            states = [part.optimizer.init(tree) for part, tree in zip(self.parts, weights, strict=True)]
         lead = self.proof.schedule.stages, self._data_devices
         return PipeState(
             self._stacked(self.packed, weights),

@@ -122,9 +122,16 @@ class Places:
 
     def unpack(self, weights: tuple[Slots, ...]) -> list[Any]:
         """Each part's weights out of a state's; inside `jax.jit` for arrays of other processes."""
+        return self._unpacked(self.packed, weights)
+
+    def unpack_states(self, states: tuple[Slots, ...]) -> list[Any]:
+        """The same of the states of the parts' optimizers."""
+        return self._unpacked(self.packed_states, states)
+
+    def _unpacked(self, packings: tuple[Packing, ...], chunks: tuple[Slots, ...]) -> list[Any]:
         stages = self.proof.schedule.stages
         return [
-            self.packed[n // stages].unpack(n % stages, [slot[n % stages] for slot in weights[n // stages]])
+            packings[n // stages].unpack(n % stages, [slot[n % stages] for slot in chunks[n // stages]])
             for n in range(len(self.parts))
         ]
 
@@ -235,7 +242,7 @@ class Places:
         inbox = [tuple(zeros(self.messages.slots, *lead, deep) for deep in way) for way in self.tables.inbox]
         stash: Slots = ()
         if self.proof.schedule.backward_weights == "stashed":
-            stash = zeros(self.packed[0].slots, *lead, int(self.tables.delays.max()) + 2)
+            stash = zeros(self.packed[0].slots, *lead, int(self.tables.delays.max()) + 1)
         return Flight(
             tuple(zeros(self.packed[c].slots, *lead) for c in self._chunks),
             tuple(saved),

@@ -57,6 +57,8 @@ class Layout:
       micro_batches: (stage) parts of the batch that travel through the stages; 0: four for each stage, or the most
         below that which divide a device's rows (`multipod.layout.stages.micro_batches`).
       chunks: (stage, `interleaved`) parts of the model on each device.
+      cut: (stage) how many of the model's layers each part has, in order; empty balances the parts by the layers'
+        estimated costs. `multipod show --time-layers` measures them.
       tile: rows and columns of a tile; empty takes the squarest, 1x2, 2x2, 2x4, 4x4.
       rules: which axis splits what (`multipod.layout.rules.Rule`); they go before `DEFAULT_RULES`.
       shard_weights: keep the weights split over the data axes, too; gather those of a layer before they are used, and
@@ -80,6 +82,7 @@ class Layout:
     schedule: str = "1f1b"
     micro_batches: int = 0
     chunks: int = 2
+    cut: tuple[int, ...] = ()
     tile: tuple[int, ...] = ()
     rules: tuple[str, ...] = ()
     shard_weights: bool = False

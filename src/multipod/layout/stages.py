@@ -109,6 +109,23 @@ def equal(layers: Sequence[Layer], parts: int) -> Cut:
     return Cut(tuple(layers), tuple(starts))
 
 
+def as_asked(layers: Sequence[Layer], parts: int, counts: Sequence[int]) -> Cut:
+    """The cut into parts of `counts` layers.
+
+    Raises:
+      LayoutError: other parts than asked for, or other layers than the model's.
+    """
+    _checked(layers, parts)
+    text = "x".join(map(str, counts))
+    if len(counts) != parts or min(counts) < 1 or sum(counts) != len(layers):
+        fits = "x".join(str(len(part)) for part in balanced(layers, parts).parts)
+        raise LayoutError(
+            f"layout.cut={text}: {len(counts)} parts of {sum(counts)} layers, and there are {parts} parts of a model "
+            f"of {len(layers)} layers. Give each part its number of layers, as {fits}, or leave it out."
+        )
+    return Cut(tuple(layers), tuple(sum(counts[:n]) for n in range(parts + 1)))
+
+
 def micro_batches(asked: int, stages: int, rows: int, *, rounds: bool = False) -> int:
     """How many micro-batches go through `stages` in an update, of a data device's `rows`.
 

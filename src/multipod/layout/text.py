@@ -33,6 +33,7 @@ WORDS: dict[str, Callable[[str], str]] = {
     "schedule": _sizes("schedule"),
     "micro": _sizes("micro_batches"),
     "chunks": _sizes("chunks"),
+    "cut": _sizes("cut"),
     "tile": _sizes("tile"),
     "sum": _sizes("gradient_sum"),
     "update": _flag("shard_update"),
@@ -85,4 +86,5 @@ def _of_stages(layout: Layout) -> dict[str, str]:
     if layout.stage == 1:
         return {}
     chunks = str(layout.chunks) if layout.schedule == "interleaved" else ""
-    return {"schedule": layout.schedule, "micro": str(layout.micro_batches or ""), "chunks": chunks}
+    cut = "x".join(map(str, layout.cut))
+    return {"schedule": layout.schedule, "micro": str(layout.micro_batches or ""), "chunks": chunks, "cut": cut}

@@ -47,6 +47,8 @@ class Transformer(FlaxModel):
       activation: of the feed-forward blocks.
       dtype: type of products and activations; parameters, norms, softmax and logits are float32.
       remat: what each layer keeps for the backward pass.
+      tied: one table for source, target and the last layer; false gives each its own, which an asynchronous pipeline
+        (`layout.schedule=pipemare`) needs.
     """
 
     vocab: int = 32_768
@@ -60,6 +62,7 @@ class Transformer(FlaxModel):
     activation: Activation = "relu"
     dtype: ComputeDtype = "float32"
     remat: Remat = "none"
+    tied: bool = True
 
     def __post_init__(self) -> None:
         if self.features % self.heads:
@@ -80,11 +83,12 @@ class Transformer(FlaxModel):
     def cut_points(self) -> tuple[ModelLayer, ...]:
         """Embedding, encoder layers, the target's embedding, decoder layers, logits.
 
-        The one table is used at three places, so the stages of these share it. From the encoder's end on its output
-        travels beside the decoder's.
+        A table that is tied is used at three places, so the stages of these share it. From the encoder's end on its
+        output travels beside the decoder's.
         """
         block = 4.0 * self.features**2 + 2 * self.features * self.hidden
-        table = names_under(self, "embedding/")
+        table, *others = (names_under(self, f"{name}/") for name in ("embedding", "target_table", "scores"))
+        target, scores = (table, table) if self.tied else others
 
         def encoder(n: int) -> ModelLayer:
             names = names_under(self, f"encoder/{n}/")
@@ -94,8 +98,8 @@ class Transformer(FlaxModel):
             names, cost = names_under(self, f"decoder/{n}/"), block + 4.0 * self.features**2
             return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoded(n, *x, batch), cost)
 
-        turn = (*names_under(self, "encoder_norm/"), *table)
-        head = (*names_under(self, "decoder_norm/"), *table)
+        turn = (*names_under(self, "encoder_norm/"), *target)
+        head = (*names_under(self, "decoder_norm/"), *scores)
         return (
             ModelLayer("embedding", table, lambda module, x, batch: module.embed(batch, "source"), 0.1 * block),
             *map(encoder, range(self.encoder_layers)),
@@ -164,6 +168,11 @@ class _Transformer(nnx.Module):
         last = spec.norm == "pre"
         self.encoder_norm = LayerNorm(spec.features) if last else None
         self.decoder_norm = LayerNorm(spec.features) if last else None
+        tables: list[Any] = [None, None]
+        if not spec.tied:
+            options = {"init": init, "dtype": spec.dtype, "rngs": rngs}
+            tables = [Embedding(spec.vocab, spec.features, **options) for _ in tables]
+        self.target_table, self.scores = tables
 
     def encode(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The encoder's output [n, positions, features], and the source's segments."""
@@ -181,7 +190,8 @@ class _Transformer(nnx.Module):
 
     def embed(self, batch: Batch, name: str) -> jax.Array:
         """What the first layer of the encoder (`source`) or of the decoder (`target`) reads."""
-        x = self._embedded(batch[name], batch.get(f"{name}_position"))
+        table = self.embedding if name == "source" else self._target_table
+        x = self._embedded(table, batch[name], batch.get(f"{name}_position"))
         return self.dropout(x) if name == "source" else self.target_dropout(x)
 
     def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
@@ -211,16 +221,20 @@ class _Transformer(nnx.Module):
 
     def step(self, tokens: jax.Array, position: jax.Array, cache: Cache, source: Source) -> tuple[jax.Array, Cache]:
         """Logits [rows, vocab] behind the tokens [rows] at `position`."""
-        x = self._embedded(tokens[:, None], jnp.full((len(tokens), 1), position))
+        x = self._embedded(self._target_table, tokens[:, None], jnp.full((len(tokens), 1), position))
         kept = []
         for layer, own, memory in zip(self.decoder, cache, source.layers, strict=True):
             x, own = layer.step(x, position, own, memory, source.mask)
             kept.append(own)
         return self.logits(x)[:, 0], kept
 
-    def _embedded(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
+    @property
+    def _target_table(self) -> Embedding:
+        return self.embedding if self.target_table is None else self.target_table
+
+    def _embedded(self, table: Embedding, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
         positions = jnp.arange(tokens.shape[1]) if positions is None else positions
-        x = self.embedding(tokens) * self.spec.features**0.5
+        x = table(tokens) * self.spec.features**0.5
         return x + sinusoids(positions, self.spec.features).astype(x.dtype)
 
     def _normed(self, x: jax.Array) -> jax.Array:
@@ -228,7 +242,7 @@ class _Transformer(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Scores of every token from the last decoder layer's output."""
-        return self.embedding.scores(self.decoder_norm(x) if self.decoder_norm else x)
+        return (self.scores or self.embedding).scores(self.decoder_norm(x) if self.decoder_norm else x)
 
 
 def _segment(batch: Batch, name: str) -> jax.Array:

@@ -95,7 +95,8 @@ def check_tied(schedule: PipelineSchedule, tied: dict[str, tuple[int, ...]]) -> 
         named = ", ".join(f"{name} (parts {', '.join(map(str, parts))})" for name, parts in apart.items())
         raise ScheduleError(
             f"{schedule}: stages that share weights update them at different moments, so they cannot stay equal: "
-            f"{named}. Untie them, cut the model so that one stage holds both, or take 1f1b."
+            f"{named}. Untie them (model.tied=false, where a model has it), cut the model so that one stage has both, "
+            "or take 1f1b."
         )
 
 

@@ -10,7 +10,7 @@ from multipod.errors import RecipeError
 from multipod.execute.delays import Part
 from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
-from multipod.layout.stages import Cut, Layer, balanced, check_cut, tied_places
+from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
 from multipod.nn.laid import Splits, laying
 from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
@@ -22,13 +22,14 @@ from multipod.step.gradients import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
-    """The model of `recipe` in `parts` of balanced cost.
+    """The model of `recipe` in `parts`: as `layout.cut` says, or of balanced cost.
 
     Raises:
       RecipeError: a model that does not say its layers.
-      LayoutError: more parts than layers.
+      LayoutError: more parts than layers, or a cut that is not of this model.
     """
-    return balanced([Layer(layer.name, layer.cost, layer.weights) for layer in layers_of(recipe)], parts)
+    layers = [Layer(layer.name, layer.cost, layer.weights) for layer in layers_of(recipe)]
+    return as_asked(layers, parts, recipe.layout.cut) if recipe.layout.cut else balanced(layers, parts)
 
 
 def pipe_of(

@@ -234,14 +234,14 @@ class StagedProgram:
     def _fresh(self) -> State:
         state = fresh_state(self.recipe, self.recipe.optimizer.build(self.recipe.updates))
         begun = self.pipe.fresh(split_params(self.recipe, self.pipe, state.params))
-        return self._outer(begun, state)
+        return self.outer(begun, state)
 
     def _inner(self, state: State) -> PipeState:
         """The pipeline's part of a state."""
         own: Piped = state.optimizer
         return PipeState(state.params, own.states, own.flight, own.tick, own.started, state.update)
 
-    def _outer(self, inner: PipeState, state: State) -> State:
+    def outer(self, inner: PipeState, state: State) -> State:
         """`state` with the pipeline's part in it."""
         piped = Piped(inner.optimizer, inner.flight, inner.tick, inner.started)
         return state._replace(params=inner.weights, optimizer=piped)
@@ -305,7 +305,7 @@ class StagedProgram:
         aux = {"batch": self._cut_rows(batch), "key": self._keys(state)}
         delayed = state.update >= self.recipe.pipemare.warmup
         inner, sums = self.pipe.update(self._inner(state), aux, delayed)
-        new = self._outer(inner, state)._replace(update=state.update + 1, position=state.position + 1)
+        new = self.outer(inner, state)._replace(update=state.update + 1, position=state.position + 1)
         return new, sums | {"stop": stop.sum()}
 
     @cached_property
@@ -337,6 +337,10 @@ class StagedProgram:
         if state.optimizer is None or not self.recipe.layout.asynchronous:
             return state._replace(optimizer=None)
         return state._replace(params=self._drained(state.params, state.optimizer, state.update), optimizer=None)
+
+    def drained(self, state: State) -> State:
+        """`state` with nothing under way: all parts have had all updates. The run itself goes on undrained."""
+        return self.outer(self.pipe.drain(self._inner(state))[0], state)
 
     @cached_property
     def _drained(self) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,12 @@ def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> N
         raise RunFolderError(
             f"{folder.path} is a run of another recipe:\n  " + "\n  ".join(changed) + "\n"
             "Undo these changes to go on with it, or start a new run without --resume."
+            + (f" Another layout goes on in a new folder: multipod train --from {folder.path}." * _only_lies(changed))
         )
+
+
+def _only_lies(changed: list[str]) -> bool:
+    return all(line.startswith(("layout.", "pipemare.", "accumulate:")) for line in changed)
 
 
 def check_data(folder: RunFolder, facts: dict[str, Any], data: dict[str, str]) -> None:
@@ -139,7 +145,7 @@ def check_pipe(folder: RunFolder, facts: dict[str, Any], recipe: Recipe, mesh: d
     """Refuses to go on with an asynchronous pipeline on another mesh: what is under way in it lies on its devices.
 
     Raises:
-      RunFolderError: with the mesh that it needs.
+      RunFolderError: with the mesh that it needs; or of stages that are split otherwise.
     """
     before = facts["mesh"]
     if recipe.layout.asynchronous and before != mesh:
@@ -148,6 +154,14 @@ def check_pipe(folder: RunFolder, facts: dict[str, Any], recipe: Recipe, mesh: d
             f"{folder.path}: micro-batches are under way in its {recipe.layout.schedule} pipeline, on a mesh of "
             f"{spelled}. Go on with --mesh {before['y']}x{before['x']} on as many devices as that."
         )
+    if recipe.layout.stage > 1:
+        layout = tomllib.loads(folder.recipe.read_text())["layout"]
+        if (layout.get("model", 1), layout.get("rules", [])) != (recipe.layout.model, list(recipe.layout.rules)):
+            raise RunFolderError(
+                f"{folder.path}: its stages were split by model={layout.get('model', 1)} and rules "
+                f"{layout.get('rules', [])}, and its checkpoints are arranged so. Leave them as they are, or go on in "
+                f"a new folder: multipod train --from {folder.path} --layout ..."
+            )
 
 
 def _neighbours(path: Path) -> str:
