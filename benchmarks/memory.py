@@ -17,11 +17,18 @@ def resident_mb() -> float:
 
 
 def peak_mb() -> float:
-    """MiB that this process held at most, since it began or since the last `step_peak_mb`."""
+    """MiB that this process held at most, since it began or since `forget_peak`."""
     try:
         return _status_kib("VmHWM") / 1024
     except OSError:  # no Linux. There, getrusage would tell the peak of the process that started this one, if larger.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def forget_peak() -> None:
+    """Gives back what is free (compilers leave much behind) and lets the peak begin anew. Linux."""
+    gc.collect()
+    runtime.release_memory()
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def step_peak_mb(step: Callable[[], object]) -> float:
@@ -30,9 +37,7 @@ def step_peak_mb(step: Callable[[], object]) -> float:
     One step goes before, so that what compilers and libraries take once is not in it.
     """
     step()
-    gc.collect()
-    runtime.release_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    forget_peak()
     before = resident_mb()
     step()
     return peak_mb() - before

@@ -8,8 +8,6 @@ a process's resident memory grows by. Beside each figure stands the closed form 
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import signal
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import memory
 
 KINDS = ("gpipe", "pipedream", "pipemare")
 LIMIT_S = 300
@@ -122,20 +121,18 @@ def one_kind(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     step = pipeline(kind, ranks, micro, forward_ms, features)
     for _ in range(1 + -(-2 * ranks // micro)):  # compiles, and fills the pipe
         step()
-    trim()
-    Path("/proc/self/clear_refs").write_text("5")
+    memory.forget_peak()
     began, cpu = time.monotonic(), time.process_time()
     for _ in range(steps):
         step()
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    peak = status_mb("VmHWM")
+    peak = memory.peak_mb()
     del step
-    gc.collect()
     jax.clear_caches()
-    trim()
+    memory.forget_peak()
     return {
         "wall_s": wall_s, "cpu_s": cpu_s / steps, "worked_s": steps * micro * 3 * forward_ms / 1e3, "peak_mb": peak,
-        "grown_mb": peak - status_mb("VmRSS"), "matrix_mb": features * features * 4 / 2**20,
+        "grown_mb": peak - memory.resident_mb(), "matrix_mb": features * features * 4 / 2**20,
     }  # fmt: skip
 
 
@@ -201,17 +198,6 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
         jax.block_until_ready(state[0])
 
     return step
-
-
-def status_mb(name: str) -> float:
-    """A line of this process's status, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
-
-
-def trim() -> None:
-    """Gives freed memory back to the system."""
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 if __name__ == "__main__":

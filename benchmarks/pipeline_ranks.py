@@ -3,7 +3,6 @@
 python pipeline_ranks.py ENGINE KIND RANK RANKS PORT LAYERS FEATURES BATCH LENGTH MICRO_BATCHES
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import memory
 
 HEADS = 8
 
@@ -25,7 +26,7 @@ def main() -> None:
     make = {"ours": ours, "torch": torch_peer}[engine]
     step, barrier = make(kind, rank, ranks, port, layers, features, batch, length, micro)
     step()
-    forget_peak()
+    memory.forget_peak()
     answers.write("ready\n")
     for line in sys.stdin:
         count = int(line.split()[1])
@@ -37,23 +38,11 @@ def main() -> None:
         end, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         system = (after.ru_stime - before.ru_stime) / count
         answer = {
-            "start": start, "end": end, "loss": loss, "peak_mb": peak_mb(), "process_mb": after.ru_maxrss / 1024,
+            "start": start, "end": end, "loss": loss, "peak_mb": memory.peak_mb(), "process_mb": after.ru_maxrss / 1024,
             "cpu": (after.ru_utime - before.ru_utime) / count + system, "system": system,
             "faults": (after.ru_minflt - before.ru_minflt) / count,
         }  # fmt: skip
         answers.write(json.dumps(answer) + "\n")
-
-
-def forget_peak() -> None:
-    """Gives back what compiling left in the heap, and lets the peak of resident memory begin anew (Linux)."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_mb() -> float:
-    """The most memory that was resident since `forget_peak`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def ours(

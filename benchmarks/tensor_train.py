@@ -28,6 +28,7 @@ runtime.prepare(1)  # before JAX is imported
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import machine  # noqa: E402
+import memory  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
@@ -227,11 +228,6 @@ def report(results: list[dict]) -> str:
     return "\n\n".join(parts)
 
 
-def status_kib(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(key)))
-
-
 MEMORY_CASES = ("1M:64:16:10", "10M:64:16:10", "10M:64:32:32")
 
 
@@ -244,11 +240,10 @@ def memory_of(name: str, way: str) -> dict:
         forward, train = program(given, way)
         if given is warm:
             train(), forward()
-    runtime.release_memory()  # what the compiler leaves behind
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status_kib("VmRSS")
+    memory.forget_peak()
+    before = memory.resident_mb()
     train(), train(), forward()
-    step_mib = (status_kib("VmHWM") - before) / 1024
+    step_mib = memory.peak_mb() - before
     held = case.tt.rows * case.tt.features if way == "dense" else case.tt.parameters
     facts = {"case": name, "way": way, "held_mib": 4 * held / 2**20, "step_mib": step_mib}
     return facts | ({"workspace_mib": workspace_mib(case)} if way == "ours" else {})
@@ -267,7 +262,7 @@ def workspace_mib(case: Case) -> float:
     return 4 * float(numbers) / 2**20
 
 
-def memory() -> list[dict]:
+def memories() -> list[dict]:
     """`memory_of` of every case and way."""
     found = []
     for name in MEMORY_CASES:
@@ -383,7 +378,7 @@ def main() -> None:
     facts = machine.facts() | {"commit": machine.commit()}
     print(f"{machine.headline(facts)}, commit {facts['commit']}\n", flush=True)
     if options.memory:
-        facts["memory"] = memory()
+        facts["memory"] = memories()
         print(memory_table(facts["memory"]))
     else:
         cases = options.cases or [case for case in CASES if not options.rows or case.startswith(f"{options.rows}:")]
