@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from multipod.errors import PlanError, nearest
+from multipod.plan.files import read_object
 from multipod.topology import machines
 from multipod.topology.chips import CHIPS
 from multipod.topology.topology import Topology
@@ -265,14 +266,7 @@ def read(file: Path) -> dict[str, Any]:
     Raises:
       PlanError: no such file, or it is no calibration.
     """
-    try:
-        data = json.loads(file.read_text())
-    except OSError as error:
-        raise PlanError(f"{file}: {error.strerror}. Make one with `multipod plan calibrate`.") from error
-    except ValueError as error:
-        raise PlanError(f"{file} is no JSON: {error}. Make one with `multipod plan calibrate`.") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise PlanError(f'{file} is no machine file: it must say "format": "{FORMAT}".')
+    data = read_object(file, FORMAT, "machine file", "Make one with `multipod plan calibrate`.")
     settings, constants = data.get("settings", {}), data.get("calibration", {})
     known = {"settings": SETTINGS, "calibration": tuple(field.name for field in fields(Calibration))}
     for part, given in (("settings", settings), ("calibration", constants)):

@@ -8,7 +8,6 @@
 `multipod.plan.predict.Choice`.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 from multipod.errors import PlanError, nearest
 from multipod.plan.calibrate import Fit, Measurement, fit
+from multipod.plan.files import read_object
 from multipod.plan.machine import Machine, find
 from multipod.plan.network import network_of
 from multipod.plan.predict import Choice, predict_step, replicas_of
@@ -50,13 +50,8 @@ def read_steps(file: Path) -> list[Step]:
     Raises:
       PlanError: no such file, or all that is wrong in it.
     """
-    try:
-        data = json.loads(file.read_text())
-    except OSError as error:
-        raise PlanError(f"{file}: {error.strerror}. {HOW}") from error
-    except ValueError as error:
-        raise PlanError(f"{file} is no JSON: {error}. {HOW}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("steps"), list):
+    data = read_object(file, FORMAT, "file of measured steps", HOW)
+    if not isinstance(data.get("steps"), list):
         raise PlanError(f"{file} holds no measured steps. {HOW}")
     found, wrong = [], []
     for number, one in enumerate(data["steps"], 1):

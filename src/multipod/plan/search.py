@@ -11,6 +11,7 @@ from typing import Any, Literal
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import MultipodError, PlanError, TopologyError
 from multipod.plan import network
+from multipod.plan.files import read_object
 from multipod.plan.machine import Machine, find
 from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
 from multipod.plan.predict import tile_of as tile_of_chips
@@ -347,14 +348,7 @@ def read_plan(file: Path) -> Plan:
     Raises:
       PlanError: there is none in it.
     """
-    try:
-        data = json.loads(file.read_text())
-    except OSError as error:
-        raise PlanError(f"{file}: {error.strerror}. {HOW}") from error
-    except ValueError as error:
-        raise PlanError(f"{file} is no JSON: {error}. {HOW}") from error
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise PlanError(f'{file} is no plan: it must say "format": "{FORMAT}". {HOW}')
+    data = read_object(file, FORMAT, "plan", HOW)
     try:
         choice = Choice(**{**data["choice"], "split": Split(**data["choice"]["split"])})
         precision = tuple(data.get("precision", ()))
