@@ -19,6 +19,7 @@ import multipod
 from multipod.cli import launch
 from multipod.errors import ClusterError, LayoutError
 from multipod.runtime import Timeouts
+from multipod.train import supervise as supervision
 from multipod.train.heartbeat import Beat, Heartbeat, silent
 from multipod.train.supervise import Outcome, Rank, Worker, judge, supervise
 
@@ -268,6 +269,20 @@ def test_all_succeed_and_output_is_relayed(tmp_path: Path, capfd: pytest.Capture
 
 
 @pytest.mark.processes
+def test_a_rank_that_dies_with_words_to_it_unread_has_closed_its_channel() -> None:
+    """The system then answers the launcher's read with a reset, not with the end of the stream."""
+    ours, theirs = socket.socketpair()
+    ours.send(b"read by nobody")
+    theirs.send(b"its last words\nand half")
+    theirs.close()
+    heard: list[str] = []
+    channel = supervision._Channel(ours.detach(), heard.append)
+    channel.read(most=64)
+    channel.close()
+    assert not channel.open
+    assert heard in ([], ["its last words", "and half"])  # as the system pleases
+
+
 def test_a_rank_that_exits_is_named_with_its_last_lines(tmp_path: Path) -> None:
     fails = "for n in range(30): print('line', n)\nbeat.close(); sys.exit('no such file')"
     relayed: list[str] = []

@@ -303,6 +303,8 @@ class _Channel:
                 data = os.read(self.descriptor, 1 << 16)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # killed before it had read what was sent to it
+                data = b""
             self.open = bool(data)
             *lines, self.rest = (self.rest + data).split(b"\n")
             if len(self.rest) > LONGEST_LINE or (self.rest and not data):
