@@ -112,7 +112,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "tensor-train tables for DLRM: compression, quality, cache, time, and MLPerf's sizes",
         "multipod.experiments.tt_rec:run",
         minutes=6,
-        cpu_devices=1,
     ),
     "st-moe": Experiment("claims of ST-MoE on routers, experts and fine-tuning", "multipod.experiments.st_moe:run", 20),
 }
