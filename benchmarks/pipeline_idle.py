@@ -141,14 +141,36 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     import jax
     import jax.numpy as jnp
     import numpy as np
-    import optax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from multipod.execute.delays import Part
     from multipod.execute.pipeline import Pipe
-    from multipod.optim.pipemare import PipeMare
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
+
+    proof = check(build(kind, ranks, micro, 1 if kind == "gpipe" else 3 + 2 * -(-2 * ranks // micro)))
+    parts = parts_of(kind, stages(ranks, forward_ms, features * micro), proof)
+    mesh = Mesh(np.array(jax.devices()), ("stage",))
+    shapes = [jax.ShapeDtypeStruct((features, features), "float32")] * ranks
+    pipe = Pipe(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh)
+    start = lambda: pipe.fresh([jnp.eye(features) / 2] * ranks)  # noqa: E731
+    state = [jax.jit(start, out_shardings=pipe.shardings(jax.eval_shape(start)))()]
+    update = pipe.compiled(shapes)
+    whole = NamedSharding(mesh, PartitionSpec())
+    given = np.ones((micro, 1, features), np.float32)
+    batches = jax.make_array_from_callback(given.shape, whole, lambda at: given[at])
+
+    def step() -> None:
+        state[0], _ = update(state[0], batches, True)
+        jax.block_until_ready(state[0])
+
+    return step
+
+
+def stages(ranks: int, forward_ms: float, numbers: int) -> list[Any]:
+    """Functions (weights, x, aux) of all stages; each naps, twice as long backward. The loss is over `numbers`."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
 
     def slept(milliseconds: float, x: Any) -> Any:
         def nap(held: Any) -> Any:
@@ -170,12 +192,19 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
         return work(x @ weights), {}
 
     def last(weights: Any, x: Any, aux: Any) -> Any:
-        loss = jnp.sum(work(x @ weights)) / (features * micro)
+        loss = jnp.sum(work(x @ weights)) / numbers
         return loss, {"loss": loss}
 
-    functions = [first, *[middle] * (ranks - 2), last]
-    proof = check(build(kind, ranks, micro, 1 if kind == "gpipe" else 3 + 2 * -(-2 * ranks // micro)))
-    mesh = Mesh(np.array(jax.devices()), ("stage",))
+    return [first, *[middle] * (ranks - 2), last]
+
+
+def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
+    """The stages with their optimizers: momentum, and PipeMare's T2 where the kind is `pipemare`."""
+    import optax
+
+    from multipod.execute.delays import Part
+    from multipod.optim.pipemare import PipeMare
+
     momentum, parts = optax.sgd(1e-6, momentum=0.9), []
     for n, function in enumerate(functions):
         if kind == "pipemare":
@@ -184,20 +213,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
             parts.append(Part(function, mare.wrap(momentum, delay), back, kind=function))
         else:
             parts.append(Part(function, momentum, kind=function))
-    shapes = [jax.ShapeDtypeStruct((features, features), "float32")] * ranks
-    pipe = Pipe(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh)
-    start = lambda: pipe.fresh([jnp.eye(features) / 2] * ranks)  # noqa: E731
-    state = [jax.jit(start, out_shardings=pipe.shardings(jax.eval_shape(start)))()]
-    update = pipe.compiled(shapes)
-    whole = NamedSharding(mesh, PartitionSpec())
-    given = np.ones((micro, 1, features), np.float32)
-    batches = jax.make_array_from_callback(given.shape, whole, lambda at: given[at])
-
-    def step() -> None:
-        state[0], _ = update(state[0], batches, True)
-        jax.block_until_ready(state[0])
-
-    return step
+    return parts
 
 
 if __name__ == "__main__":

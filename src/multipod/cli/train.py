@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multipod.train.events import Updated
     from multipod.train.example_log import ExampleLog
     from multipod.train.heartbeat import Pulse
+    from multipod.train.injecting import Faults
     from multipod.train.run_folder import RunFolder
 
 
@@ -137,17 +138,13 @@ def train(
 
 def run(request: Request, where: Where) -> int:
     """Prepares the run, trains, reports; returns the exit code."""
-    from multipod.layout.mesh import make_mesh, topology_of
-    from multipod.recipe.text import to_text
-    from multipod.step.programs import program_of
-    from multipod.train.agree import check_alike, meet
+    from multipod.layout.mesh import topology_of
+    from multipod.train.agree import meet
     from multipod.train.checkpoint import Checkpoints
-    from multipod.train.facts import data_identities, versions
     from multipod.train.heartbeat import silent
     from multipod.train.injecting import Injector, none
     from multipod.train.loop import Surroundings
     from multipod.train.loop import train as loop
-    from multipod.train.member import identity
     from multipod.train.stop import stop_on_signals
 
     if where.cluster.survives:
@@ -156,13 +153,8 @@ def run(request: Request, where: Where) -> int:
         return run_in_worlds(request, where)
     request, where = remembered(request, where)
     faults = Injector(request.inject, where.cluster.process) if request.inject else none
-    recipe = chosen_recipe(request.recipe, request.changes, where)
-    program = program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips)
-    _ = program.lowered  # what does not fit the mesh is refused here, before a folder is made
-    patience_s = where.timeouts.collective_s
-    meet("ready", patience_s)
-    if where.cluster.processes > 1:
-        check_alike(identity(to_text(recipe), versions(), data_identities(recipe)))
+    program = ready_program(request, where, faults)
+    recipe, patience_s = program.recipe, where.timeouts.collective_s
     folder = run_folder(request, where, program)
     with ExitStack() as stack:
         stack.callback(held(folder))
@@ -197,6 +189,28 @@ def run(request: Request, where: Where) -> int:
         _, ended = loop(program, around, state)
     finish(folder, where)
     return 130 if ended.interrupted else 0
+
+
+def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgram":
+    """The program of the request, which fits the mesh and is the same in all processes; no folder is made yet.
+
+    Raises:
+      MultipodError: it cannot be, or a process is missing or has another version, recipe or data.
+    """
+    from multipod.layout.mesh import make_mesh
+    from multipod.recipe.text import to_text
+    from multipod.step.programs import program_of
+    from multipod.train.agree import check_alike, meet
+    from multipod.train.facts import data_identities, versions
+    from multipod.train.member import identity
+
+    recipe = chosen_recipe(request.recipe, request.changes, where)
+    program = program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips)
+    _ = program.lowered  # what does not fit the mesh is refused here
+    meet("ready", where.timeouts.collective_s)
+    if where.cluster.processes > 1:
+        check_alike(identity(to_text(recipe), versions(), data_identities(recipe)))
+    return program
 
 
 def remembered(request: Request, where: Where, devices: int = 0) -> tuple[Request, Where]:

@@ -134,6 +134,13 @@ Order = FilesThenBuffer | OwnShares | InBlocks
 """Orders by where examples lie."""
 
 
+def epoch_of(order: Order | None, file_ends: np.ndarray, seed: int, epoch: int, batch: int) -> np.ndarray:
+    """The numbers of all examples of an epoch, each once: as `order` says, at random if it is None."""
+    if order is not None:
+        return order.epoch(file_ends, seed, epoch, batch)
+    return generator(seed, epoch).permutation(file_ends[-1] if len(file_ends) else 0)
+
+
 def _in_turn(firsts: np.ndarray, ends: np.ndarray, files: int) -> Iterator[np.ndarray]:
     """Numbers of files, `files` at a time, one of each in turn. A file that is read out gives its place to the next."""
     waiting = [range(first, end) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True) if first < end]

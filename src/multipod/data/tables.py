@@ -7,7 +7,7 @@ import numpy as np
 
 from multipod.data.files.formats import open_records
 from multipod.data.files.records import Records
-from multipod.data.order import InBlocks, generator
+from multipod.data.order import InBlocks, epoch_of
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
@@ -37,9 +37,7 @@ class TableRows:
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
         """Block by block, or at random."""
-        if self.order is not None:
-            return self.order.epoch(self.records.file_ends, seed, epoch, batch)
-        return generator(seed, epoch).permutation(len(self))
+        return epoch_of(self.order, self.records.file_ends, seed, epoch, batch)
 
     def identity(self) -> str:
         """That of the records."""

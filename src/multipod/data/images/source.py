@@ -14,7 +14,7 @@ from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
 from multipod.data.images.crop import DRAWS, RandomCrop, View, middle
 from multipod.data.images.decode import decode, is_jpeg
-from multipod.data.order import Order, drawn_for, generator
+from multipod.data.order import Order, drawn_for, epoch_of
 from multipod.data.reading import Ledger
 from multipod.data.source import HostBatch, fingerprint, space
 from multipod.errors import DataError
@@ -94,9 +94,7 @@ class Images:
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
         """As `order` says, or else as any source is read."""
-        if self.order is not None:
-            return self.order.epoch(self.records.file_ends, seed, epoch, batch)
-        return generator(seed, epoch).permutation(len(self))
+        return epoch_of(self.order, self.records.file_ends, seed, epoch, batch)
 
     def identity(self) -> str:
         """That of the records."""
