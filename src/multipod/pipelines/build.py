@@ -169,10 +169,10 @@ def _repeat(ops: list[Op], micro_batches: int, updates: int, stride: int) -> lis
     """The operations of one update, for each of `updates`, in order."""
     several = [
         Op(op.kind, op.micro + k * (1 if op.kind == "update" else micro_batches), op.chunk, op.tick + k * stride)
-        for k in range(updates)
+        for k in range(1, updates)
         for op in ops
     ]
-    return sorted(several, key=lambda op: (op.tick, ORDER[op.kind]))
+    return sorted([*ops, *several], key=lambda op: (op.tick, ORDER[op.kind]))
 
 
 def _interleaved_order(p: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[Kind, int, int]]:

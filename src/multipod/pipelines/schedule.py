@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from multipod.errors import ScheduleError
 
 Kind = Literal["forward", "backward", "update"]
+KINDS: tuple[Kind, ...] = ("forward", "backward", "update")
 BackwardWeights = Literal["current", "stashed"]
 
 
@@ -30,6 +31,22 @@ class Op(NamedTuple):
     micro: int
     chunk: int
     tick: int
+
+
+class Step(NamedTuple):
+    """An operation among those of all devices.
+
+    Attributes:
+      device: that does it.
+      kind: of what.
+      part: of the model.
+      need: the number of the step whose result must have arrived; -1: none.
+    """
+
+    device: int
+    kind: Kind
+    part: int
+    need: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,41 @@ class PipelineSchedule:
     def ticks(self) -> int:
         """Ticks from the first operation to the last."""
         return 1 + max((op.tick for ops in self.ops for op in ops), default=-1)
+
+    @cached_property
+    def flow(self) -> tuple["Step", ...]:
+        """Every operation behind what it waits for, each device's in their own order.
+
+        Raises:
+          ScheduleError: devices that wait for each other for ever.
+        """
+        made: dict[tuple[Kind, int, int], int] = {}  # (kind, micro-batch, part) to the step whose result it is
+        steps: list[Step] = []
+        reached = [0] * self.stages
+        moved = True
+        while moved:
+            moved = False
+            for device, ops in enumerate(self.ops):
+                while reached[device] < len(ops):
+                    kind, micro, chunk, _ = ops[reached[device]]
+                    part = self.part(device, chunk)
+                    source = part - 1 if kind == "forward" else part + 1
+                    waits = kind != "update" and 0 <= source < self.parts
+                    need = made.get((kind, micro, source)) if waits else -1
+                    if need is None:
+                        break
+                    made[kind, micro, part] = len(steps)
+                    steps.append(Step(device, kind, part, need))
+                    reached[device] += 1
+                    moved = True
+        stuck = [
+            f"device {p} at {ops[n].kind} of {ops[n].micro}"
+            for p, (ops, n) in enumerate(zip(self.ops, reached, strict=True))
+            if n < len(ops)
+        ]
+        if stuck:
+            raise ScheduleError(f"{self}: devices wait for each other: {', '.join(stuck[:6])}. Change their order.")
+        return tuple(steps)
 
     @property
     def span(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from multipod.errors import ScheduleError
-from multipod.pipelines.schedule import Op, PipelineSchedule
+from multipod.pipelines.schedule import KINDS, Kind, PipelineSchedule
 
 Time = int | float | Fraction
 
@@ -25,12 +25,10 @@ class Costs:
     update: Time = 0
     send: Time = 0
 
-    def of(self, op: Op, part: int) -> Time:
-        """What `op` takes, done for this part of the model."""
-        if op.kind == "update":
-            return self.update
-        cost = self.forward if op.kind == "forward" else self.backward
-        return cost if isinstance(cost, int | float | Fraction) else cost[part]
+    def of_parts(self, kind: Kind, parts: int) -> Sequence[Time]:
+        """What an operation of this kind takes, for each part of the model."""
+        cost = {"forward": self.forward, "backward": self.backward, "update": self.update}[kind]
+        return [cost] * parts if isinstance(cost, int | float | Fraction) else cost
 
 
 @dataclass(frozen=True)
@@ -85,44 +83,36 @@ def timed(schedule: PipelineSchedule, costs: Costs | None = None) -> Timed:
     Raises:
       ScheduleError: devices that wait for each other for ever.
     """
-    costs = costs or Costs()
-    sent: dict[tuple[str, int, int], Time] = {}  # when the result of (kind, micro-batch, part) exists
-    free: list[Time] = [0] * schedule.stages
+    begun, done = _clock(schedule, costs or Costs())
     starts: list[list[Time]] = [[] for _ in range(schedule.stages)]
     ends: list[list[Time]] = [[] for _ in range(schedule.stages)]
-    moved = True
-    while moved:
-        moved = False
-        for p, ops in enumerate(schedule.ops):
-            while len(ends[p]) < len(ops):
-                op = ops[len(ends[p])]
-                ready = _ready(schedule, p, op, sent, costs.send)
-                if ready is None:
-                    break
-                part = schedule.part(p, op.chunk)
-                start = max(free[p], ready)
-                free[p] = start + costs.of(op, part)
-                starts[p].append(start)
-                ends[p].append(free[p])
-                sent[op.kind, op.micro, part] = free[p]
-                moved = True
-    stuck = [
-        f"device {p} at {ops[len(e)].kind} of {ops[len(e)].micro}"
-        for p, (ops, e) in enumerate(zip(schedule.ops, ends, strict=True))
-        if len(e) < len(ops)
-    ]
-    if stuck:
-        raise ScheduleError(f"{schedule}: devices wait for each other: {', '.join(stuck[:6])}. Change their order.")
+    for step, start, end in zip(schedule.flow, begun, done, strict=True):
+        starts[step.device].append(start)
+        ends[step.device].append(end)
     return Timed(schedule, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 
-def _ready(
-    schedule: PipelineSchedule, p: int, op: Op, sent: dict[tuple[str, int, int], Time], send: Time
-) -> Time | None:
-    """When what `op` needs from other devices is there; None if nobody has sent it yet."""
-    part = schedule.part(p, op.chunk)
-    source = part - 1 if op.kind == "forward" else part + 1
-    if op.kind == "update" or not 0 <= source < schedule.parts:
-        return 0
-    arrived = sent.get((op.kind, op.micro, source))
-    return None if arrived is None else arrived + (send if schedule.stages > 1 else 0)
+def total(schedule: PipelineSchedule, costs: Costs) -> Time:
+    """`timed(schedule, costs).total` and nothing beside it, for those who price many layouts.
+
+    Raises:
+      ScheduleError: devices that wait for each other for ever.
+    """
+    return max(_clock(schedule, costs)[1], default=0)
+
+
+def _clock(schedule: PipelineSchedule, costs: Costs) -> tuple[list[Time], list[Time]]:
+    """When each step of `schedule.flow` starts and ends: as soon as its device is free and what it needs is there."""
+    prices = {kind: costs.of_parts(kind, schedule.parts) for kind in KINDS}
+    send = costs.send if schedule.stages > 1 else 0
+    free: list[Time] = [0] * schedule.stages
+    starts: list[Time] = []
+    ends: list[Time] = []
+    for device, kind, part, need in schedule.flow:
+        start = free[device]
+        if need >= 0 and (arrived := ends[need] + send) > start:
+            start = arrived
+        end = free[device] = start + prices[kind][part]
+        starts.append(start)
+        ends.append(end)
+    return starts, ends

@@ -6,7 +6,8 @@ ResNet-50, BERT and Transformer against those.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import groupby, pairwise
 
 from multipod.layout.stages import Layer, balanced
 from multipod.plan.layers import (
@@ -22,7 +23,7 @@ from multipod.plan.layers import (
     told_of,
     vocabulary,
 )
-from multipod.plan.work import Op, Work, together
+from multipod.plan.work import Op, Work, merged, together
 from multipod.plan.workload import Cut, Evaluation, Part, Split, Workload
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -73,26 +74,51 @@ class _Layer:
 
 
 def _cut(layers: Sequence[_Layer]) -> Cut:
-    """The layers in consecutive parts, by their FLOPs and bytes on a common scale, as `layout.stages` cuts them."""
-    costs = [layer.work(1, True, 1, 1).flops + 1 for layer in layers]
-    listed = [Layer(str(n), cost) for n, cost in enumerate(costs)]
+    """The layers in consecutive parts, by their FLOPs and bytes on a common scale, as `layout.stages` cuts them.
+
+    Equal layers in a row are worked out once, and parts of the same layers are one object.
+    """
+    listed = tuple(Layer(str(n), work_of_layer(layer, 1, True, 1, 1).flops + 1) for n, layer in enumerate(layers))
 
     def cut(examples: float, parts: int, lanes: int, model: int) -> tuple[Part, ...]:
-        starts = balanced(listed, parts).starts
-        return tuple(
-            Part(
-                together(layer.work(examples, False, lanes, model) for layer in own),
-                together(layer.work(examples, True, lanes, model) for layer in own),
-                tuple((layer.kind, 1.0, layer.parameters / model) for layer in own),
-                tuple((layer.kind, 1.0, layer.work(examples, True, lanes, model).activation_bytes) for layer in own),
-                examples * own[-1].sent_bytes if stop < len(layers) else 0.0,
-                (("table", max(layer.tied for layer in own) / model),) if any(layer.tied for layer in own) else (),
-            )
-            for start, stop in pairwise(starts)
-            if (own := layers[start:stop])
-        )
+        made: dict[tuple[tuple[_Layer, int], ...], Part] = {}
+        found = []
+        for start, stop in pairwise(starts_of(listed, parts)):
+            runs = tuple((layer, len(list(alike))) for layer, alike in groupby(layers[start:stop]))
+            if runs not in made:
+                made[runs] = _part(runs, examples, lanes, model)
+            found.append(made[runs])
+        return tuple(found)
 
     return cut
+
+
+def _part(runs: tuple[tuple[_Layer, int], ...], examples: float, lanes: int, model: int) -> Part:
+    """The part that holds these layers, each so many times in a row."""
+    forward, whole = (
+        [(work_of_layer(layer, examples, train, lanes, model), n) for layer, n in runs] for train in (False, True)
+    )
+    tied = max(layer.tied for layer, _ in runs)
+    return Part(
+        together(work.times(n) for work, n in forward),
+        together(work.times(n) for work, n in whole),
+        tuple((layer.kind, float(n), layer.parameters / model) for layer, n in runs),
+        tuple((layer.kind, float(n), work.activation_bytes) for (layer, n), (work, _) in zip(runs, whole, strict=True)),
+        examples * runs[-1][0].sent_bytes,
+        (("table", tied / model),) if tied else (),
+    )
+
+
+@lru_cache(maxsize=4096)
+def work_of_layer(layer: _Layer, examples: float, train: bool, lanes: int, model: int) -> Work:
+    """The work of one layer, merged, and remembered: pipelines of all depths ask for the same."""
+    return merged(layer.work(examples, train, lanes, model))
+
+
+@lru_cache(maxsize=256)
+def starts_of(layers: tuple[Layer, ...], parts: int) -> tuple[int, ...]:
+    """Where the balanced parts of a table begin, and its end; remembered."""
+    return balanced(layers, parts).starts
 
 
 def _convs(layers: list[Conv], at: Image) -> Work:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from multipod.errors import PlanError
 from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.schedule import PipelineSchedule
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import Costs, timed, total
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.work import Op, Work, merged
@@ -46,7 +46,7 @@ def at_once(workload: Workload, split: Split, machine: Machine, batch: int, repl
     return Passes(
         compute_s=mean_s,
         idle_s=longest_s - mean_s,
-        parts=(("not counted", unsplit_s), *_by_name([(work, 1.0)], machine, workload.dtype)),
+        parts=(("not counted", unsplit_s), *_by_name(work, machine, workload.dtype).items()),
         messages=tuple(_messages(work, workload, norm_group, machine)),
         flops=work.flops,
         parameters=workload.held(split),
@@ -72,22 +72,14 @@ def in_stages(
     stages = split.stage
     made = schedule_of(pipeline, stages, micro, chunks)
     parts = parts_of(workload, examples, micro, made.parts, machine.lanes, split.model)
-    forward, whole = (
-        tuple(work_s(one, machine, workload.dtype) + sum(told_s(one, machine).values()) for one in works)
-        for works in ([part.forward for part in parts], [part.whole for part in parts])
-    )
-    backward = tuple(max(0.0, both - one) for one, both in zip(forward, whole, strict=True))
+    priced = prices_of(parts, machine, workload.dtype)
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
-    busy_s = micro * sum(whole) / stages
-    told: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in told_s(part.whole, machine).items():
-            told[name] = told.get(name, 0.0) + seconds * micro / stages
-    if machine.network == "shared":
-        bubble_s, sends_s = 0.0, made.span * send_s
-    else:
-        bubble_s = clock_s(made, forward, backward, 0.0) - busy_s
-        sends_s = clock_s(made, forward, backward, send_s) - busy_s - bubble_s
+    busy_s = micro * sum(one.forward_s + one.backward_s for one in priced) / stages
+    told = _mean([one.told for one in priced], micro / stages)
+    bubble_s, sends_s = 0.0, made.span * send_s
+    if machine.network != "shared":
+        bubble_s = clock_s(made, priced, 0.0) - busy_s
+        sends_s = clock_s(made, priced, send_s) - busy_s - bubble_s
     messages = [*told.items(), ("between stages", sends_s)]
     if tied := sum(_tied(parts).values()):
         messages.append(("tied weights", group_s(machine, "all-reduce", workload.wire_bytes * tied, stages)))
@@ -97,12 +89,52 @@ def in_stages(
     return Passes(
         compute_s=busy_s - sum(told.values()),
         idle_s=bubble_s,
-        parts=tuple(_by_name([(part.whole, micro / stages) for part in parts], machine, workload.dtype)),
+        parts=tuple(_mean([one.operators for one in priced], micro / stages).items()),
         messages=tuple(messages),
-        flops=micro * sum(part.whole.flops for part in parts) / stages,
+        flops=micro * sum(one.flops for one in priced) / stages,
         parameters=room(made, [part.weights for part in parts]),
         activation_bytes=saved,
     )
+
+
+@dataclass(frozen=True)
+class PartPrice:
+    """What a micro-batch costs a part of the model.
+
+    Attributes:
+      forward_s, backward_s: of its passes, messages between the devices that split it included.
+      told: seconds of those messages, by name.
+      operators: seconds of the operators, by name.
+      flops: of both passes.
+    """
+
+    forward_s: float
+    backward_s: float
+    told: dict[str, float]
+    operators: dict[str, float]
+    flops: float
+
+
+def prices_of(parts: tuple[Part, ...], machine: Machine, dtype: Dtype) -> list[PartPrice]:
+    """The price of each part; of parts that are one object, found once."""
+    known: dict[int, PartPrice] = {}
+    for part in parts:
+        if id(part) not in known:
+            told, operators = told_s(part.whole, machine), _by_name(part.whole, machine, dtype)
+            forward_s = work_s(part.forward, machine, dtype) + sum(told_s(part.forward, machine).values())
+            whole_s = sum(operators.values()) + sum(told.values())
+            backward_s = max(0.0, whole_s - forward_s)
+            known[id(part)] = PartPrice(forward_s, backward_s, told, operators, part.whole.flops)
+    return [known[id(part)] for part in parts]
+
+
+def _mean(each: list[dict[str, float]], times: float) -> dict[str, float]:
+    """The sums by name, `times` over."""
+    found: dict[str, float] = {}
+    for one in each:
+        for name, seconds in one.items():
+            found[name] = found.get(name, 0.0) + times * seconds
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -126,13 +158,19 @@ def deepest(pipeline: str, stages: int, micro: int, chunks: int) -> tuple[int, .
     return tuple(found)
 
 
-def clock_s(made: PipelineSchedule, forward: tuple[float, ...], backward: tuple[float, ...], send_s: float) -> float:
-    """Seconds of an update with these costs of the parts: from start to drain, or, asynchronous, in a full pipe."""
-    clock = timed(made, Costs(forward, backward, 0, send_s))
+def clock_s(made: PipelineSchedule, parts: list[PartPrice], send_s: float) -> float:
+    """Seconds of an update with these prices of the parts: from start to drain, or, asynchronous, in a full pipe."""
+    costs = costs_of(parts, send_s)
     if made.synchronous:
-        return float(clock.total)
+        return float(total(made, costs))
+    clock = timed(made, costs)
     busy = sum(map(float, clock.busy)) / made.updates / made.stages
     return busy / float(clock.steady_utilisation)
+
+
+def costs_of(parts: list[PartPrice], send_s: float) -> Costs:
+    """The prices of the parts as a pipeline's clock takes them."""
+    return Costs([one.forward_s for one in parts], [one.backward_s for one in parts], 0, send_s)
 
 
 @lru_cache(maxsize=1024)
@@ -150,10 +188,9 @@ def parts_of(workload: Workload, examples: int, micro: int, parts: int, lanes: i
             f"{workload.name}: {micro} micro-batches do not divide the {examples} examples of a replica. Take a batch "
             f"of {-(-examples // micro) * micro} a replica, or other micro-batches."
         )
-    return tuple(
-        replace(one, forward=merged(one.forward), whole=merged(one.whole))
-        for one in workload.cut(examples // micro, parts, lanes, model)
-    )
+    cut = workload.cut(examples // micro, parts, lanes, model)
+    less = {id(one): replace(one, forward=merged(one.forward), whole=merged(one.whole)) for one in cut}
+    return tuple(less[id(one)] for one in cut)
 
 
 def room(made: PipelineSchedule, slots: list[Slots], times: list[float] | None = None) -> float:
@@ -199,13 +236,13 @@ def op_s(op: Op, machine: Machine, dtype: Dtype = "bfloat16") -> float:
     return max(arithmetic_s, memory_s) + op.count * machine.op_s
 
 
-def _by_name(works: list[tuple[Work, float]], machine: Machine, dtype: Dtype) -> list[tuple[str, float]]:
+def _by_name(work: Work, machine: Machine, dtype: Dtype) -> dict[str, float]:
+    """Seconds of the operators, by the first word of their names."""
     found: dict[str, float] = {}
-    for work, times in works:
-        for op in work.ops:
-            name = op.name.partition(" ")[0]
-            found[name] = found.get(name, 0.0) + times * op_s(op, machine, dtype)
-    return list(found.items())
+    for op in work.ops:
+        name = op.name.partition(" ")[0]
+        found[name] = found.get(name, 0.0) + op_s(op, machine, dtype)
+    return found
 
 
 def told_s(work: Work, machine: Machine) -> dict[str, float]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from multipod.errors import PlanError
 from multipod.layout.layout import ASYNCHRONOUS
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import timed
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.predict import Prediction, bucket_times, examples_of, micro_of
-from multipod.plan.price import op_s, parts_of, schedule_of, told_s, work_s
+from multipod.plan.price import costs_of, op_s, parts_of, prices_of, schedule_of
 from multipod.plan.work import Op
 from multipod.plan.workload import Workload
 
@@ -95,13 +95,8 @@ def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Ite
     examples, micro = examples_of(choice, machine), micro_of(choice, machine)
     made = schedule_of(choice.pipeline, choice.split.stage, micro, choice.chunks)
     parts = parts_of(workload, examples, micro, made.parts, machine.lanes, choice.split.model)
-    forward, whole = (
-        [work_s(one, machine, workload.dtype) + sum(told_s(one, machine).values()) for one in works]
-        for works in ([part.forward for part in parts], [part.whole for part in parts])
-    )
-    backward = [max(0.0, both - one) for one, both in zip(forward, whole, strict=True)]
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
-    clock = timed(made, Costs(forward, backward, 0, send_s))
+    clock = timed(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
     pids = range(1, made.stages + 1)
     for pid in pids:
         yield from _names(pid, f"stage {pid - 1}", pid)
