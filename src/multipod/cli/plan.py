@@ -28,12 +28,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @failure_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
 @click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")
-@click.option("--explain", metavar="N", type=click.IntRange(1), help="Take the N-th layout of the table apart.")
+@click.option("--explain", metavar="LAYOUT", help="Take one apart: its number in the table, or model=4,sum=torus-2d.")
 @click.option("--scale", metavar="FROM..TO", help="A scaling table over machine sizes, doubling: 16..4096.")
 @click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the scaling.")
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--precision", type=click.Choice(["float32", "bfloat16", "any"]), help="Of products.  [default: its own]")
 @click.option("--evaluate-every", type=float, help="Updates between evaluations.  [default: the recipe's]")
+@click.option("--mirror-every", type=click.IntRange(0), default=0, help="As `launch --survive` has it; 0: no copies.")
 @click.option("--host-rate", type=click.FloatRange(0), default=0.0, help="Examples a second that a host prepares.")
 @click.option(
     "--host-spread", type=click.FloatRange(0), default=0.0, help="Deviation of a host's batches over their mean."
@@ -96,7 +97,8 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     from multipod.cli import plan_text
-    from multipod.plan.search import search
+    from multipod.plan.asked import asked_for, spelled
+    from multipod.plan.search import Every, search
 
     _remember(asked["cache"])
     workload, batch, updates, every = _workload(name, asked)
@@ -107,24 +109,24 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         _scale(console, workload, asked, batch)
         return
     with _bar() as told:
-        found = search(workload, machine, batch, every, told, dtypes)
-    if asked["explain"] and asked["explain"] > len(found.predictions):
-        raise click.UsageError(f"--explain {asked['explain']}: there are {len(found.predictions)} layouts.")
+        found = search(workload, machine, batch, every, told, dtypes, asked["mirror_every"])
+    often = Every(every, asked["mirror_every"])
+    number, chosen = asked_for(asked["explain"] or "1", found, workload, machine, batch, often)
     asked["updates"] = updates = asked["updates"] or updates
     plan_text.table(console, found, machine, asked["top"], _run_of(machine, asked))
     if asked["fail"] or asked["fail_link"]:
         _hole(console, workload, found, asked, batch)
     if asked["compiled"]:
         _compile(console, name, batch, machine, found, asked["cache"])
-    chosen = found.predictions[(asked["explain"] or 1) - 1]
     if asked["explain"]:
-        plan_text.explain(console, chosen, asked["explain"])
+        plan_text.explain(console, chosen, number, spelled(chosen.choice, machine))
         plan_text.survival(console, chosen, machine)
     if asked["trace"] is not None:
         from multipod.plan.trace import write_step_trace
 
         write_step_trace(chosen, workload, machine, asked["trace"])
-        click.echo(f"a step of layout {asked['explain'] or 1} in {asked['trace']}: open it in ui.perfetto.dev")
+        which = f"layout {number}" if number else "that layout"
+        click.echo(f"a step of {which} in {asked['trace']}: open it in ui.perfetto.dev")
     if asked["save"] is not None:
         _save(name, asked, machine, chosen)
 

@@ -28,7 +28,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
     console.print(f"[dim]constants: {machine.calibration.source}[/]", highlight=False)
     shown = _shown(found, top)
-    waits = [name for name in ("input", "evaluation", "idle") if any(step.split()[name] for _, step in shown)]
+    waits = [name for name in ("input", "evaluation", "copies", "idle") if any(step.split()[name] for _, step in shown)]
     columns = ["split", "sum by", "step ms", "compute", "sums", "update", *waits, "GiB"]
     columns += [*(["run"] if run else []), *(["price"] if run and machine.price else []), "slower by"]
     rows = []
@@ -122,14 +122,14 @@ WORDS = {"collectives": "sums"}
 """Parts whose column has another name."""
 
 
-def explain(console: "Console", step: "Prediction", number: int) -> None:
-    """The parts of a step, its memory, and its share of the peak."""
+def explain(console: "Console", step: "Prediction", number: int, spelled: str) -> None:
+    """The parts of a step, its memory, and its share of the peak. Number 0: it is none of the table's."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from multipod.train.observers.text import bytes_text
 
-    table = Table(box=SIMPLE_HEAD, title=f"layout {number}: {name_of(step)}")
+    table = Table(box=SIMPLE_HEAD, title=f"layout {number or 'asked for'}: {name_of(step)}")
     for column in ("part", "ms", "share"):
         table.add_column(column, justify="left" if column == "part" else "right")
     for name, seconds in step.parts:
@@ -140,6 +140,7 @@ def explain(console: "Console", step: "Prediction", number: int) -> None:
     kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
     told = [f"{name} {bytes_text(round(n))}" for name, n in kept.items() if n >= 1]
     console.print("memory: " + ", ".join(told), highlight=False)
+    console.print(f"--layout {spelled}", soft_wrap=True, highlight=False)
     console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
 
 

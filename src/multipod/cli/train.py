@@ -331,8 +331,9 @@ def planned(file: Path, recipe: str, where: Where) -> "Plan":
     if plan.name != recipe:
         raise PlanError(f"{file} is a plan of {plan.name}, not of {recipe or 'this'}. Plan {recipe} with --save first.")
     from multipod.plan.models import MODELS
+    from multipod.recipes.find import RECIPES
 
-    if recipe in MODELS:
+    if recipe in MODELS and recipe not in RECIPES:
         raise PlanError(f"{file} is a plan of a published table, which cannot be trained. Plan a recipe of `list`.")
     return plan if where.mesh is None else replace(plan, mesh=())
 

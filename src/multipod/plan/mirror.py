@@ -1,12 +1,13 @@
 """What it costs to survive a lost host in the process (`multipod launch --survive`): copies in memory, and for whom.
 
-Each host copies what its devices hold to its memory, each piece once, and sends what it alone holds to the next host
-(docs/design/availability.md). One process a host is assumed.
+Each host copies what its devices hold to its memory, each piece once, and sends what it alone holds to the next host,
+from its first device to that one's, all hosts at once (docs/design/availability.md). One process a host is assumed.
 """
 
 from dataclasses import dataclass
 
 from multipod.plan.machine import Machine
+from multipod.plan.network import to_next_host_s
 from multipod.plan.predict import Prediction, replicas_of
 
 HOST_BYTES_PER_S = 12e9
@@ -57,5 +58,12 @@ def mirroring(step: Prediction, machine: Machine) -> Mirroring:
     chip = machine.topology.chip
     assert chip is not None  # a Machine has one
     lane = chip.memory_bytes_per_s if shared else HOST_BYTES_PER_S
-    send_s = sent / chip.link_bytes_per_s + chip.link_latency_s if sent else 0.0
+    send_s = to_next_host_s(machine, sent) if sent else 0.0
     return Mirroring(weights + optimizer, sent, (weights + optimizer) / lane, send_s)
+
+
+def with_copies(step: Prediction, machine: Machine, every: int) -> Prediction:
+    """The step with its share of a copy, which is made each `every` updates; 0: never."""
+    if not every:
+        return step
+    return step.with_part("copies_s", "copies for a lost host", mirroring(step, machine).seconds / every)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import Collective, Schedule
+from multipod.collectives.schedule import COPY, Collective, Schedule, even, make_step
 from multipod.errors import MultipodError, ScheduleError
 from multipod.plan.machine import Machine, slowest
 from multipod.simulate.simulate import CELLS, Mode, simulate
@@ -109,6 +109,24 @@ def all_to_all_s(machine: Machine, on: Topology, nbytes: float) -> float:
         side = longest // 2
         leaving, hops = side * (longest - side) / longest * nbytes, sum(size - 1 for size in shape)
     return constants.message_s + hops * constants.hop_s + leaving / (constants.link * slowest(on))
+
+
+def to_next_host_s(machine: Machine, nbytes: float) -> float:
+    """The first chip of each host sends `nbytes` to the first chip of the next, all at once and around the last."""
+    if machine.hosts == 1:
+        return 0.0
+    return _around_hosts(_scaled(machine.topology), machine.chips_per_host).seconds(machine, nbytes)
+
+
+@lru_cache(maxsize=256)
+def _around_hosts(topology: Topology, chips_per_host: int) -> Cost:
+    """Chips are a host's in the order of their numbers. Messages that share a link share its time, as packets do."""
+    first = topology.chips[::chips_per_host]
+    step = make_step(first, (*first[1:], first[0]), 0, op=COPY)
+    shift = Schedule("broadcast", "to the next host", topology, 1, even(1), [step])
+    free = replace(topology, latency_s=(0.0,) * len(topology.shape))
+    hops, vectors = simulate(shift, topology, 0, "stepped"), simulate(shift, free, 1.0, "stepped")
+    return Cost(float(hops.seconds), float(vectors.seconds))
 
 
 def network_of(machine: Machine) -> set[str]:

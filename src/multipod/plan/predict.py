@@ -65,6 +65,7 @@ class Prediction:
       update_s: the optimizer.
       input_s: waiting for the host.
       evaluation_s: the share of evaluations that falls on a step.
+      copies_s: the share of copies in the hosts' memories that falls on a step (`mirror.with_copies`).
       idle_s: waiting for the device that has more examples, or for a late host.
       memory: of the device that needs most.
       parts: (name, seconds) of everything that adds up to the step, the longest first.
@@ -89,6 +90,7 @@ class Prediction:
     parts: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     messages: tuple[str, ...] = ()
     gradient_sum_s: float = 0.0
+    copies_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -117,8 +119,13 @@ class Prediction:
 
     def split(self) -> dict[str, float]:
         """The parts by name, in seconds."""
-        names = ("compute", "collectives", "update", "input", "evaluation", "idle")
+        names = ("compute", "collectives", "update", "input", "evaluation", "copies", "idle")
         return {name: getattr(self, f"{name}_s") for name in names}
+
+    def with_part(self, name: str, title: str, seconds: float) -> "Prediction":
+        """The step with `seconds` in its field `name`, and among its parts by its `title`."""
+        parts = (*self.parts, *([(title, seconds)] if seconds else []))
+        return replace(self, parts=tuple(sorted(parts, key=lambda part: -part[1])), **{name: seconds})  # type: ignore[arg-type]
 
     def data(self) -> dict[str, Any]:
         """What JSON can hold of it."""
@@ -227,9 +234,11 @@ def replicas_of(choice: Choice, machine: Machine) -> int:
     """
     replicas, rest = divmod(machine.devices, choice.split.devices)
     if rest or not replicas:
+        whole = [n for n in range(1, machine.devices + 1) if machine.devices % n == 0]
+        near = sorted(sorted(whole, key=lambda n: abs(n - choice.split.devices))[:2])
         raise PlanError(
             f"{machine}: a replica of {choice.split} needs {choice.split.devices} devices, and the machine's "
-            f"{machine.devices} do not divide into such. Take a split that divides them."
+            f"{machine.devices} do not divide into such. Take a split over {' or '.join(map(str, near))}."
         )
     if choice.batch < replicas:
         raise PlanError(
@@ -350,7 +359,8 @@ def with_evaluations(
 ) -> tuple[Prediction, float]:
     """The prediction with its share of evaluations (one each `every` updates), and the seconds of one evaluation."""
     seconds = evaluation_s(prediction, workload, machine)
-    return replace(prediction, evaluation_s=seconds / every if every else 0.0), seconds
+    share_s = seconds / every if every else 0.0
+    return prediction.with_part("evaluation_s", "share of evaluations", share_s), seconds
 
 
 def evaluation_s(prediction: Prediction, workload: Workload, machine: Machine) -> float:

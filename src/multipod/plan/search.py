@@ -13,6 +13,7 @@ from multipod.errors import MultipodError, PlanError, TopologyError
 from multipod.plan import network
 from multipod.plan.files import read_object
 from multipod.plan.machine import Machine, find
+from multipod.plan.mirror import with_copies
 from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
 from multipod.plan.predict import tile_of as tile_of_chips
 from multipod.plan.workload import Dtype, Split, Workload
@@ -33,8 +34,11 @@ CHUNKS = 2
 QUICK_ENOUGH = 1024
 """Chips up to which every algorithm is simulated; beyond, those that are known to be slow there are left out."""
 
-LARGE = ("torus-2d", "row-column", "multi-ring", "halving-doubling", "detour-ring")
+LARGE = ("torus-2d", "row-column", "multi-ring", "halving-doubling")
 """What is tried beyond: packings of trees take minutes to build there, and plain rings take thousands of hops."""
+
+LARGE_BROKEN = ("multi-ring", "halving-doubling", "detour-ring")
+"""The same where chips or links failed: of what goes around a hole, one ring through all chips is tried there too."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,10 @@ class Found:
 
 def schedules(topology: Topology) -> tuple[str, ...]:
     """The algorithms that are tried on a machine."""
-    names = LARGE if topology.size > QUICK_ENOUGH else tuple(ALGORITHMS)
+    broken = bool(topology.failed_chips | topology.failed_links)
+    names = tuple(ALGORITHMS) if topology.size <= QUICK_ENOUGH else LARGE_BROKEN if broken else LARGE
     able = [name for name in names if "all-reduce" in ALGORITHMS[name].collectives]
-    return tuple(name for name in able if ALGORITHMS[name].broken or not topology.failed_chips | topology.failed_links)
+    return tuple(name for name in able if ALGORITHMS[name].broken or not broken)
 
 
 def candidates(
@@ -93,10 +98,17 @@ def candidates(
                 if split.stage * (CHUNKS if pipeline == "interleaved" else 1) <= workload.layers:
                     yield Choice(batch, split, name, False, pipeline=pipeline, chunks=CHUNKS, dtype=dtype)
             continue
-        examples = max(1, batch * split.devices // machine.devices)
-        group = split.devices * max(1, norm_examples // examples) if workload.norm_group_messages else 1
+        group = norm_group(workload, machine, batch, split, norm_examples)
         for name, shared in itertools.product(able, (True, False)):
-            yield Choice(batch, split, name, shared, min(group, machine.devices), dtype=dtype)
+            yield Choice(batch, split, name, shared, group, dtype=dtype)
+
+
+def norm_group(workload: Workload, machine: Machine, batch: int, split: Split, norm_examples: int = 64) -> int:
+    """Devices that batch norm spans so that it sees `norm_examples` examples; 1 for a model without it."""
+    if not workload.norm_group_messages:
+        return 1
+    examples = max(1, batch * split.devices // machine.devices)
+    return min(split.devices * max(1, norm_examples // examples), machine.devices)
 
 
 def _in_tiles(name: str) -> bool:
@@ -124,21 +136,24 @@ def search(
     evaluate_every: float = 0.0,
     told: Callable[[int, int], None] | None = None,
     dtypes: Sequence[Dtype | Literal[""]] = ("",),
+    mirror_every: int = 0,
 ) -> Found:
     """Prices every candidate. `told` hears (done, all) as it goes.
 
     dtypes: of products, those that are tried; "" is the model's own. Another one changes what a run learns.
+    mirror_every: updates between copies of the state in the hosts' memories (`launch --survive`); 0: none are made.
 
     Raises:
       PlanError: none can be, with the reasons; or none fits in memory, with the largest batch that would.
     """
     choices = list(candidates(workload, machine, batch, dtypes=dtypes))
-    found, refused = _priced(workload, machine, choices, evaluate_every, told)
+    every = Every(evaluate_every, mirror_every)
+    found, refused = _priced(workload, machine, choices, every, told)
     most = LARGEST
     if found and not any(step.fits for step in found):
         known, most = set(choices), machine.devices
         more = [one for one in candidates(workload, machine, batch, dtypes=dtypes, most=most) if one not in known]
-        steps, others = _priced(workload, machine, more, evaluate_every, told)
+        steps, others = _priced(workload, machine, more, every, told)
         choices, found, refused = [*choices, *more], [*found, *steps], [*refused, *others]
     if not found:
         reasons = "".join(f"\n  {choice}: {reason}" for choice, reason in refused[:5])
@@ -154,7 +169,7 @@ def _priced(
     workload: Workload,
     machine: Machine,
     choices: Sequence[Choice],
-    evaluate_every: float,
+    every: "Every",
     told: Callable[[int, int], None] | None,
 ) -> tuple[list[Prediction], list[tuple[str, str]]]:
     """The steps that can be, and the others with their reasons."""
@@ -164,12 +179,35 @@ def _priced(
         if told is not None:
             told(done, len(choices))
         try:
-            step = predict_step(workload, choice, machine)
+            found.append(priced(workload, choice, machine, every))
         except MultipodError as error:
             refused.append((str(choice), str(error)))
-            continue
-        found.append(with_evaluations(step, workload, machine, evaluate_every)[0] if evaluate_every else step)
     return found, refused
+
+
+@dataclass(frozen=True)
+class Every:
+    """Updates between what a run does now and then; 0: never.
+
+    Attributes:
+      evaluation: of the model.
+      mirror: copy of the state in the hosts' memories.
+    """
+
+    evaluation: float = 0.0
+    mirror: int = 0
+
+
+def priced(workload: Workload, choice: Choice, machine: Machine, every: Every) -> Prediction:
+    """A step with its share of what is done now and then.
+
+    Raises:
+      MultipodError: as `predict_step`.
+    """
+    step = predict_step(workload, choice, machine)
+    if every.evaluation:
+        step = with_evaluations(step, workload, machine, every.evaluation)[0]
+    return with_copies(step, machine, every.mirror)
 
 
 def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterator[str]:
@@ -195,8 +233,9 @@ def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterato
 def _left_out(topology: Topology) -> tuple[str, ...]:
     """The algorithms that were not tried, by their reasons."""
     able = [name for name, builder in ALGORITHMS.items() if "all-reduce" in builder.collectives]
-    broken = [name for name in able if not ALGORITHMS[name].broken] if topology.failed_chips else []
-    slow = [name for name in able if name not in (*LARGE, *broken)] if topology.size > QUICK_ENOUGH else []
+    whole = not topology.failed_chips | topology.failed_links
+    broken = [] if whole else [name for name in able if not ALGORITHMS[name].broken]
+    slow = [name for name in able if name not in (*schedules(topology), *broken)]
     reasons = ((broken, "need every chip"), (slow, f"take too long to build or to run beyond {QUICK_ENOUGH:,} chips"))
     return tuple(f"{', '.join(names)}, which {reason}" for names, reason in reasons if names)
 

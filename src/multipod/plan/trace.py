@@ -123,9 +123,13 @@ def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Ite
 def _ends(prediction: Prediction, pids: list[int], now: float) -> Iterator[Event]:
     for pid in pids:
         at = now
-        for name, seconds in (("update", prediction.update_s), ("share of evaluations", prediction.evaluation_s)):
+        for name, kind, seconds in (
+            ("update", "update", prediction.update_s),
+            ("share of evaluations", "evaluation", prediction.evaluation_s),
+            ("share of copies for a lost host", "copies", prediction.copies_s),
+        ):
             if seconds:
-                yield _event(name, name.split()[-1], pid, PASSES, at, seconds)
+                yield _event(name, kind, pid, PASSES, at, seconds)
                 at += seconds
 
 

@@ -151,6 +151,8 @@ def _planned(facts: Facts, ended: Ended) -> list[tuple[str, list[tuple[str, str]
     rows.append(("input", _both(plan.get("input_s", 0.0), wait_s)))
     if plan.get("evaluation_s") and "evaluation" in ended.lost_s and ended.update:
         rows.append(("evaluation", _both(plan["evaluation_s"], ended.lost_s["evaluation"] / ended.update)))
+    if plan.get("copies_s") and "copies" in ended.lost_s and ended.update:
+        rows.append(("copies for a lost host", _both(plan["copies_s"], ended.lost_s["copies"] / ended.update)))
     kept = sum(facts.bytes_per_device.get(name, 0) for name in ("parameters", "optimizer", "statistics"))
     if plan.get("state_bytes") and kept:
         held = f"predicted {text.bytes_text(round(plan['state_bytes']))}, laid out {text.bytes_text(kept)}"
