@@ -5,8 +5,9 @@
     python benchmarks/tensor_train.py --page docs/results/tensor_train.md FILE ...      # of such JSON files
 
 A case is rows:features:rank:ids a bag; 2,048 bags, ids Zipf(1.2) scattered over the table, sum pooling, plain SGD. All
-ways take turns; CPU milliseconds (of all threads) are medians, and ratios are medians of those within a round. Forward
-is a lookup; training is lookup, gradient and update, with the bags handed out. `unique + bmm` looks every distinct id
+ways take turns of some ten milliseconds; CPU milliseconds of a call (of all threads) are medians over rounds, and
+ratios are medians of those within a round. Forward is a lookup; training is lookup, gradient and update, with the bags
+handed out. `unique + bmm` looks every distinct id
 up once by batched products of PyTorch, the best way that we know there; `einsum` and `bmm` do it for every id,
 `tltorch` is TensorLy's FactorizedEmbedding. Outputs and updated cores are compared before anything is timed.
 """
@@ -14,9 +15,11 @@ up once by batched products of PyTorch, the best way that we know there; `einsum
 import argparse
 import functools
 import json
+import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,6 +186,25 @@ def check(case: Case) -> None:
             np.testing.assert_allclose(core, other, rtol=1e-3, atol=1e-3 * np.abs(other).max())
 
 
+def per_call_ms(run: Callable, calls: int) -> float:
+    """CPU milliseconds of one of so many calls.
+
+    A thread's time is counted when it goes to sleep, or at a tick of the clock: hence several calls, and the pauses.
+    """
+    time.sleep(0.005)
+    start = cpu_ms()
+    for _ in range(calls):
+        run()
+    time.sleep(0.005)
+    return (cpu_ms() - start) / calls
+
+
+def calls_of(run: Callable) -> int:
+    """How many calls take some ten milliseconds; the first one, which warms up, does not count."""
+    run()
+    return max(1, min(32, round(10 / per_call_ms(run, 2))))
+
+
 def measure(name: str, ways: list[str], rounds: int) -> dict:
     case = made(name)
     case.programs = {way: program(case, way) for way in ways}
@@ -195,12 +217,10 @@ def measure(name: str, ways: list[str], rounds: int) -> dict:
     }
     for part, what in enumerate(("forward", "train")):
         taken: dict[str, list[float]] = {way: [] for way in ways}
-        for turn in range(rounds + 1):
+        calls = {way: calls_of(programs[part]) for way, programs in case.programs.items()}
+        for _ in range(rounds):
             for way, programs in case.programs.items():
-                start = cpu_ms()
-                programs[part]()
-                if turn:  # the first is to warm up
-                    taken[way].append(cpu_ms() - start)
+                taken[way].append(per_call_ms(programs[part], calls[way]))
         found[what] = {way: float(np.median(times)) for way, times in taken.items()}
         found[f"{what}_ratio"] = {
             way: float(np.median(np.array(times) / np.array(taken["ours"]))) for way, times in taken.items()
@@ -229,36 +249,37 @@ def report(results: list[dict]) -> str:
 
 
 MEMORY_CASES = ("1M:64:16:10", "10M:64:16:10", "10M:64:32:32")
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""glibc gives freed blocks of this size back to the system, in place of keeping them for each thread."""
 
 
 def memory_of(name: str, way: str) -> dict:
-    """MiB that two updates and a lookup take above what is there before, in a process of its own."""
+    """MiB that two updates and a lookup take above what is there before, in a process of its own.
+
+    The most of five times. They are done once before, when libraries' code and threads' stacks come into memory.
+    """
     case = made(name)
-    warm = made(f"{name.rpartition(':')[0]}:1")  # so that code is loaded and every thread has begun
-    warm.ids[:] = 0
-    for given in (warm, case):
-        forward, train = program(given, way)
-        if given is warm:
-            train(), forward()
-    memory.forget_peak()
-    before = memory.resident_mb()
-    train(), train(), forward()
-    step_mib = memory.peak_mb() - before
+    forward, train = program(case, way)
+
+    def step():
+        for call in (train, train, forward):
+            call()
+            time.sleep(0.1)  # XLA frees what a call held a little after it has ended
+
+    step_mib = max(memory.step_peak_mb(step) for _ in range(5))
     held = case.tt.rows * case.tt.features if way == "dense" else case.tt.parameters
     facts = {"case": name, "way": way, "held_mib": 4 * held / 2**20, "step_mib": step_mib}
     return facts | ({"workspace_mib": workspace_mib(case)} if way == "ours" else {})
 
 
 def workspace_mib(case: Case) -> float:
-    """What an update needs beside the cores: their gradient, the bags, and, one after the other in the same memory, the
-    rows of distinct ids (forward) and turned copies of the cores (backward). Ids are counted three times (ordered, in
-    the second array of the radix sort, their bag or row), the distinct ones three times.
+    """What an update needs beside the cores.
+
+    Their gradient, the bags, the ids in order (8 bytes each), and the last core turned, with its gradient. The second
+    array of the sort is given back before there are gradients.
     """
-    tt, ids = case.tt, len(case.ids)
-    distinct = len(np.unique(case.ids))
-    first, *_, last = map(np.prod, tt.shapes)
-    shared = max(distinct * tt.features, tt.parameters - first + last)
-    numbers = tt.parameters + shared + BATCH * tt.features + 3 * ids + 3 * distinct
+    tt = case.tt
+    numbers = tt.parameters + BATCH * tt.features + 2 * len(case.ids) + 2 * np.prod(tt.shapes[-1])
     return 4 * float(numbers) / 2**20
 
 
@@ -268,7 +289,7 @@ def memories() -> list[dict]:
     for name in MEMORY_CASES:
         for way in ("ours", "unique_bmm", "dense"):
             command = [sys.executable, __file__, "--memory-of", name, way]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | GIVEN_BACK)
             found.append(json.loads(done.stdout.splitlines()[-1]))
             print(found[-1], flush=True)
     return found
@@ -347,9 +368,11 @@ longer. Training is lookup, gradient and update, with the bags handed out.
 
 ## Memory
 
-Resident memory at its highest over two updates and a lookup, above what the process held before, MiB. Needed are,
-beside the cores: their gradient, the bags, the ids with their order, and, in the same memory, the rows of the distinct
-ids and a turned copy of all cores but the first for the backward pass.
+Resident memory at its highest over two updates and a lookup, above what the process held before, MiB: the most of five
+times, once after they had been done, so that libraries' code and threads' stacks are not counted, with 0.1 s between
+calls, and with glibc giving back blocks of 64 KiB that are freed. Needed are, beside the cores: their gradient, the
+bags, the ids in the kernel's order (8 bytes each), and the last core turned, with its gradient. Back to back, XLA has
+not yet freed what a call held when the next begins, and there is up to one update's memory more.
 
 {memory_table(found)}
 

@@ -5,13 +5,12 @@
 // product in memory for each level, whatever the batch. Backward walks the same way, makes the products again, and
 // hands the gradient of P_k to node k - 1 when it leaves node k. The order is that of the second digit, then the first,
 // then the rest: P_1 costs nothing, and the slices of the second core are the large ones, so each comes into the
-// processor's cache once.
+// processor's cache once, and is turned, and its gradient begun, when it does.
 //
-// All arithmetic is one routine, `multiply`: C[m][n] += sum_k X(k, m) Z[k][n], with Z and C contiguous in n (vectors) and
-// X read with any strides (broadcast). Bags are added in the order of the ids: results do not vary from run to run.
+// A row is added to its bags as soon as it is made. The rows of a bag are so added in the order of the walk, which
+// depends on its own ids alone: results do not vary from run to run, nor with the other bags.
 //
-// Shapes of a core: [m_k][R_{k-1}][n_k][R_k], float32. A row is kept as [n_d][n_1 .. n_{d-1}] (columns of the last
-// core outermost) until it is in its bag, so that the last product has long vectors.
+// Shapes of a core: [m_k][R_{k-1}][n_k][R_k], float32.
 
 #include <algorithm>
 #include <cmath>
@@ -19,9 +18,10 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <mutex>
+#include <utility>
 #include <vector>
 
+#include "tensor_train_math.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -30,217 +30,129 @@ namespace {
 
 constexpr int kMostCores = 8;
 
-typedef float V16 __attribute__((vector_size(64)));
-typedef float V8 __attribute__((vector_size(32)));
-typedef float V4 __attribute__((vector_size(16)));
+// Division of numbers below 2^31 by one that is not known when compiling, as a multiplication: exact, since the factor is
+// above 2^shift / by by less than 2^-31 of itself (Granlund and Montgomery, 1994, doi:10.1145/178243.178249).
+struct Divisor {
+  int64_t by = 1;
+  uint64_t factor = 0;
+  int shift = 31;
 
-// Addresses are aligned to 4 bytes only; compilers make one unaligned vector instruction of this.
-template <class V>
-inline V load(const float* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <class V>
-inline void store(float* to, V value) {
-  __builtin_memcpy(to, &value, sizeof(V));
-}
-
-struct Left {  // X(k, m) = data[k * along_k + m * along_m]
-  const float* data;
-  int along_k, along_m;
+  Divisor() = default;
+  explicit Divisor(int64_t divisor) : by(divisor) {
+    while ((int64_t{1} << (shift - 31)) < by) ++shift;
+    factor = (uint64_t{1} << shift) / by + 1;
+  }
+  // The quotient; `n` becomes the remainder.
+  uint32_t operator()(uint32_t& n) const {
+    uint32_t quotient = static_cast<uint32_t>((n * factor) >> shift);
+    n -= quotient * static_cast<uint32_t>(by);
+    return quotient;
+  }
 };
-
-// A block of C, M rows by N vectors, held in registers over the whole sum.
-template <class V, int M, int N>
-inline void block(int k, Left x, const float* z, int z_row, float* c, int c_row, bool add) {
-  constexpr int W = sizeof(V) / sizeof(float);
-  V sum[M][N];
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j) sum[i][j] = add ? load<V>(c + i * c_row + j * W) : V{};
-  for (int p = 0; p < k; ++p) {
-    V right[N];
-    for (int j = 0; j < N; ++j) right[j] = load<V>(z + p * z_row + j * W);
-    const float* left = x.data + p * x.along_k;
-    for (int i = 0; i < M; ++i)
-      for (int j = 0; j < N; ++j) sum[i][j] += left[i * x.along_m] * right[j];
-  }
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j) store<V>(c + i * c_row + j * W, sum[i][j]);
-}
-
-// All rows of C, as many at a time as M, then half as many, and so on.
-template <class V, int M, int N>
-inline void rows(int m, int k, Left x, const float* z, int z_row, float* c, int c_row, bool add) {
-  int i = 0;
-  for (; i + M <= m; i += M) block<V, M, N>(k, {x.data + i * x.along_m, x.along_k, x.along_m}, z, z_row, c + i * c_row, c_row, add);
-  if constexpr (M > 1)
-    if (i < m) rows<V, M / 2, N>(m - i, k, {x.data + i * x.along_m, x.along_k, x.along_m}, z, z_row, c + i * c_row, c_row, add);
-}
-
-// C[m][n] (+)= sum over k of X(k, m) Z[k][n].
-void multiply(int m, int n, int k, Left x, const float* z, int z_row, float* c, int c_row, bool add) {
-  int j = 0;
-#ifdef __AVX512F__
-  for (; j + 64 <= n; j += 64) rows<V16, 4, 4>(m, k, x, z + j, z_row, c + j, c_row, add);
-  for (; j + 32 <= n; j += 32) rows<V16, 8, 2>(m, k, x, z + j, z_row, c + j, c_row, add);
-  for (; j + 16 <= n; j += 16) rows<V16, 8, 1>(m, k, x, z + j, z_row, c + j, c_row, add);
-#else
-  for (; j + 16 <= n; j += 16) rows<V8, 4, 2>(m, k, x, z + j, z_row, c + j, c_row, add);
-#endif
-  for (; j + 8 <= n; j += 8) rows<V8, 8, 1>(m, k, x, z + j, z_row, c + j, c_row, add);
-  for (; j + 4 <= n; j += 4) rows<V4, 8, 1>(m, k, x, z + j, z_row, c + j, c_row, add);
-  for (; j < n; ++j)
-    for (int i = 0; i < m; ++i) {
-      float sum = add ? c[i * c_row + j] : 0.0f;
-      for (int p = 0; p < k; ++p) sum += x.data[p * x.along_k + i * x.along_m] * z[p * z_row + j];
-      c[i * c_row + j] = sum;
-    }
-}
-
-template <int A, int B, int C, int D>
-inline V4 mix(V4 x, V4 y) {  // four of the eight numbers of x and y
-#ifdef __clang__
-  return __builtin_shufflevector(x, y, A, B, C, D);
-#else
-  typedef int I4 __attribute__((vector_size(16)));
-  return __builtin_shuffle(x, y, (I4){A, B, C, D});
-#endif
-}
-
-void transpose(int rows, int columns, const float* from, float* to) {  // from [rows][columns] to [columns][rows]
-  int i = 0;
-  for (; i + 4 <= rows; i += 4) {
-    int j = 0;
-    for (; j + 4 <= columns; j += 4) {
-      V4 a = load<V4>(from + i * columns + j), b = load<V4>(from + (i + 1) * columns + j);
-      V4 c = load<V4>(from + (i + 2) * columns + j), d = load<V4>(from + (i + 3) * columns + j);
-      V4 e = mix<0, 4, 1, 5>(a, b), f = mix<0, 4, 1, 5>(c, d), g = mix<2, 6, 3, 7>(a, b), h = mix<2, 6, 3, 7>(c, d);
-      store<V4>(to + j * rows + i, mix<0, 1, 4, 5>(e, f));
-      store<V4>(to + (j + 1) * rows + i, mix<2, 3, 6, 7>(e, f));
-      store<V4>(to + (j + 2) * rows + i, mix<0, 1, 4, 5>(g, h));
-      store<V4>(to + (j + 3) * rows + i, mix<2, 3, 6, 7>(g, h));
-    }
-    for (; j < columns; ++j)
-      for (int p = i; p < i + 4; ++p) to[j * rows + p] = from[p * columns + j];
-  }
-  for (; i < rows; ++i)
-    for (int j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
-}
 
 struct Train {  // the shape, and where the cores are
   int d;
-  int64_t table_rows;
+  int64_t table_rows, below;  // below = m_3 .. m_d
   int m[kMostCores], n[kMostCores], rank[kMostCores + 1], columns[kMostCores + 1];  // columns[k] = n_1 .. n_k
+  Divisor by_m[kMostCores], by_below;
   const float* core[kMostCores];
 
   int slice(int k) const { return rank[k] * n[k] * rank[k + 1]; }
+  int64_t size(int k) const { return static_cast<int64_t>(m[k]) * slice(k); }
   int features() const { return columns[d]; }
-  int last() const { return columns[d - 1]; }
-  void digits(int32_t id, int* out) const {
-    for (int k = d - 1; k > 0; --k) out[k] = id % m[k], id /= m[k];
-    out[0] = id;
+  // The place of an id in the order of the walk.
+  uint32_t key(uint32_t id) const {
+    uint32_t first = by_below(id), second = first;  // `id` is now what the digits from the third on say
+    first = by_m[1](second);
+    return (second * m[0] + first) * static_cast<uint32_t>(below) + id;
   }
-};
-
-// The positions of ids inside the table and before the padding, ordered by id and within an id by position.
-struct Ordered {
-  std::vector<int32_t> position, scratch;
-  std::vector<int32_t> first;     // first[u]: where in `position` the u-th distinct id begins; one more at the end
-  std::vector<int32_t> distinct;  // the distinct ids, increasing
-  std::vector<int32_t> visit;     // the order in which to visit them: places in `distinct`, by second digit
-
-  void make(const Train& t, const int32_t* ids, int64_t count) {
-    int64_t table_rows = t.table_rows;
-    position.clear();
-    for (auto* held : {&position, &first, &distinct, &visit}) held->reserve(count + 1);  // pages not written cost nothing
-    for (int64_t p = 0; p < count; ++p)
-      if (ids[p] >= 0 && ids[p] < table_rows) position.push_back(static_cast<int32_t>(p));
-    scratch.resize(position.size());
-    constexpr int kBits = 11, kBuckets = 1 << kBits;
-    for (int shift = 0; shift < 31 && ((table_rows - 1) >> shift) > 0; shift += kBits) {
-      int32_t start[kBuckets + 1] = {0};
-      for (int32_t p : position) ++start[((ids[p] >> shift) & (kBuckets - 1)) + 1];
-      for (int b = 0; b < kBuckets; ++b) start[b + 1] += start[b];
-      for (int32_t p : position) scratch[start[(ids[p] >> shift) & (kBuckets - 1)]++] = p;
-      position.swap(scratch);
+  void digits(uint32_t key, int* out) const {
+    uint32_t two = by_below(key);
+    for (int k = d - 1; k > 1; --k) {
+      uint32_t left = key;
+      uint32_t above = by_m[k](left);
+      out[k] = static_cast<int>(left), key = above;
     }
-    first.clear();
-    distinct.clear();
-    for (size_t i = 0; i < position.size(); ++i) {
-      int32_t id = ids[position[i]];
-      if (distinct.empty() || distinct.back() != id) {
-        distinct.push_back(id);
-        first.push_back(static_cast<int32_t>(i));
-      }
-    }
-    first.push_back(static_cast<int32_t>(position.size()));
-    by_second_digit(t);
-  }
-
-  // They are in order of the first digit already, and a counting sort keeps that among those of one second digit.
-  void by_second_digit(const Train& t) {
-    int32_t below = 1, m = t.m[1];
-    for (int k = 2; k < t.d; ++k) below *= t.m[k];
-    std::vector<int32_t> start(m + 1, 0);
-    for (int32_t id : distinct) ++start[id / below % m + 1];
-    for (int i = 0; i < m; ++i) start[i + 1] += start[i];
-    visit.resize(distinct.size());
-    for (size_t u = 0; u < distinct.size(); ++u) visit[start[distinct[u] / below % m]++] = static_cast<int32_t>(u);
+    out[1] = static_cast<int>(by_m[0](two));
+    out[0] = static_cast<int>(two);
   }
 };
 
-// What a call works in. Kept for the next, and not by a thread: XLA runs a call on any of its threads.
-struct Work {
-  Ordered order;
-  std::vector<int32_t> place;  // of each id: forward its row, backward its bag
-  std::vector<float> large;    // forward the rows of the distinct ids, backward the turned cores
-};
+// The ids of a call, and the bags that they are in.
+struct Bags {
+  const int32_t *id, *offset;
+  const float* weight;  // none: all are one
+  int64_t bags, count;  // count: ids before the padding
 
-class Borrowed {
- public:
-  Borrowed() {
-    std::lock_guard<std::mutex> hold(lock());
-    if (idle().empty()) {
-      work_ = std::make_unique<Work>();
-    } else {
-      work_ = std::move(idle().back());
-      idle().pop_back();
+  Bags(const int32_t* ids, const int32_t* offsets, const float* weights, int64_t all, int64_t bags)
+      : id(ids), offset(offsets), weight(weights), bags(bags), count(std::clamp<int64_t>(offsets[bags], 0, all)) {}
+  // Calls use(bag, place) for each id; in offsets that go back, which only a caller's mistake makes, for none twice.
+  template <class Use>
+  void each(Use use) const {
+    int64_t place = 0;
+    for (int64_t b = 0; b < bags; ++b) {
+      place = std::max<int64_t>(place, offset[b]);
+      for (int64_t end = std::min<int64_t>(offset[b + 1], count); place < end; ++place) use(b, place);
     }
   }
-  ~Borrowed() {
-    std::lock_guard<std::mutex> hold(lock());
-    idle().push_back(std::move(work_));
-  }
-  Work* operator->() { return work_.get(); }
-
- private:
-  static std::mutex& lock() {
-    static std::mutex one;
-    return one;
-  }
-  static std::vector<std::unique_ptr<Work>>& idle() {
-    static std::vector<std::unique_ptr<Work>> several;
-    return several;
-  }
-  std::unique_ptr<Work> work_;
 };
+
+// Memory for a call, not set to anything: pages that are not written cost nothing.
+template <class T>
+std::unique_ptr<T[]> room(int64_t size) {
+  return std::unique_ptr<T[]>(new T[size]);
+}
+
+// An id as it is sorted: its key, and below it its bag, or if there are weights its place. Ids outside the table are not
+// among them.
+using Entry = uint64_t;
+constexpr Entry kNone = ~Entry{0};
+inline uint32_t key_of(Entry entry) { return static_cast<uint32_t>(entry >> 32); }
+
+inline int bits_of(uint64_t number) {
+  int bits = 0;
+  for (; number; number >>= 1) ++bits;
+  return bits;
+}
+
+// Writes the entries in the order of the walk, and returns how many; `unknown(bag)` is called for ids outside the table.
+// A radix sort, stable: equal ids stay in the order of their places.
+template <class Unknown>
+int64_t sorted(const Train& t, const Bags& in, Entry* to, Unknown unknown) {
+  auto second = room<Entry>(in.count);
+  Entry* other = second.get();
+  int bits = std::max(1, bits_of(t.below * t.m[0] * t.m[1] - 1));
+  int most = std::clamp(bits_of(in.count), 6, 11);
+  int passes = (bits + most - 1) / most, width = (bits + passes - 1) / passes, buckets = 1 << width;
+  std::vector<int32_t> starts(passes * buckets, 0);
+  if (passes % 2) std::swap(to, other);
+  int64_t found = 0;
+  in.each([&](int64_t bag, int64_t place) {
+    if (in.id[place] < 0 || in.id[place] >= t.table_rows) return unknown(bag);
+    uint32_t key = t.key(static_cast<uint32_t>(in.id[place]));
+    to[found++] = Entry{key} << 32 | static_cast<uint32_t>(in.weight ? place : bag);
+    for (int pass = 0; pass < passes; ++pass) ++starts[pass * buckets + ((key >> (pass * width)) & (buckets - 1))];
+  });
+  for (int pass = 0; pass < passes; ++pass, std::swap(to, other)) {
+    int32_t *start = starts.data() + pass * buckets, next = 0, shift = 32 + pass * width;
+    for (int b = 0; b < buckets; ++b) next += std::exchange(start[b], next);
+    for (int64_t i = 0; i < found; ++i) other[start[(to[i] >> shift) & (buckets - 1)]++] = to[i];
+  }
+  return found;
+}
 
 // The products along the path to the current id.
 struct Path {
   const Train& t;
-  std::vector<float> product[kMostCores];  // [k]: P_k, [columns[k]][rank[k]], for k = 1 .. d - 1
-  std::vector<float> turned;               // P_{d-1} as [rank][columns]
+  std::vector<float> product[kMostCores];  // [k]: P_k, [columns[k]][rank[k]], for k = 2 .. d - 1
   int digit[kMostCores];
   int valid = 0;  // products 1 .. valid belong to `digit`
 
   explicit Path(const Train& train) : t(train) {
     for (int k = 2; k < t.d; ++k) product[k].resize(t.columns[k] * t.rank[k]);
-    turned.resize(t.columns[t.d - 1] * t.rank[t.d - 1]);
   }
-  const float* at(int k) const {  // P_1 is the slice of the first core itself
-    return k == 1 ? t.core[0] + static_cast<int64_t>(digit[0]) * t.slice(0) : product[k].data();
-  }
+  const float* slice(int k) const { return t.core[k] + static_cast<int64_t>(digit[k]) * t.slice(k); }
+  const float* at(int k) const { return k == 1 ? slice(0) : product[k].data(); }  // P_1 is in the first core itself
   // How many leading digits of `next`, of the first d - 1, are those of the path.
   int shared(const int* next) const {
     int k = 0;
@@ -250,20 +162,15 @@ struct Path {
   void move(const int* next) {
     int same = shared(next);
     std::copy(next, next + t.d, digit);
-    if (same == t.d - 1) return;
-    for (int k = std::max(same + 1, 2); k < t.d; ++k) {
-      const float* core = t.core[k - 1] + static_cast<int64_t>(digit[k - 1]) * t.slice(k - 1);
-      int width = t.n[k - 1] * t.rank[k], before = t.rank[k - 1];
-      multiply(t.columns[k - 1], width, before, {at(k - 1), 1, before}, core, width, product[k].data(), width, false);
-    }
+    for (int k = std::max(same + 1, 2); k < t.d; ++k) times(k - 1, at(k - 1), product[k].data());
     valid = t.d - 1;
-    transpose(t.columns[t.d - 1], t.rank[t.d - 1], at(t.d - 1), turned.data());
   }
-  // The row of the current id, [n_d][columns].
-  void row(float* out) const {
-    int k = t.d - 1, n = t.n[k], r = t.rank[k];
-    const float* core = t.core[k] + static_cast<int64_t>(digit[k]) * t.slice(k);
-    multiply(n, t.columns[k], r, {core, n, 1}, turned.data(), t.columns[k], out, t.columns[k], false);
+  void row(float* out) const { times(t.d - 1, at(t.d - 1), out); }  // of the current id, [columns][n_d]
+
+ private:
+  void times(int k, const float* before, float* out) const {
+    int width = t.n[k] * t.rank[k + 1], inner = t.rank[k];
+    multiply(t.columns[k], width, inner, {before, 1, inner}, slice(k), width, out, width, false);
   }
 };
 
@@ -271,7 +178,7 @@ ffi::Error read(ffi::RemainingArgs& arguments, int64_t table_rows, Train& t) {
   t.d = static_cast<int>(arguments.size());
   t.table_rows = table_rows;
   if (t.d < 2 || t.d > kMostCores) return ffi::Error::InvalidArgument("tensor train: 2 to 8 cores");
-  t.columns[0] = 1;
+  t.columns[0] = t.below = 1;
   for (int k = 0; k < t.d; ++k) {
     auto core = arguments.get<ffi::Buffer<ffi::F32>>(k);
     if (!core.has_value()) return core.error();
@@ -281,64 +188,60 @@ ffi::Error read(ffi::RemainingArgs& arguments, int64_t table_rows, Train& t) {
     t.n[k] = static_cast<int>(dims[2]);
     t.rank[k + 1] = static_cast<int>(dims[3]);
     t.columns[k + 1] = t.columns[k] * t.n[k];
+    t.by_m[k] = Divisor(t.m[k]);
+    if (k > 1) t.below *= t.m[k];
     t.core[k] = core->typed_data();
   }
+  t.by_below = Divisor(t.below);
   return ffi::Error::Success();
 }
 
-using Ids = ffi::Buffer<ffi::S32>;
-using Floats = ffi::Buffer<ffi::F32>;
+// Calls visit(digits, first, last) for each distinct id, whose entries those from `first` to before `last` are.
+template <class Visit>
+inline void walk(const Train& t, const Entry* entries, int64_t count, Visit visit) {
+  int digit[kMostCores];
+  for (int64_t first = 0, last; first < count; first = last) {
+    uint32_t key = key_of(entries[first]);
+    for (last = first + 1; last < count && key_of(entries[last]) == key;) ++last;
+    t.digits(key, digit);
+    visit(digit, first, last);
+  }
+}
 
-ffi::Error forward(Ids ids, Ids offsets, Floats weights, ffi::RemainingArgs cores, ffi::Result<Floats> out, int64_t table_rows) {
-  Train t;
-  if (ffi::Error error = read(cores, table_rows, t); error.failure()) return error;
-  const int32_t* id = ids.typed_data();
-  const int32_t* offset = offsets.typed_data();
-  const float* weight = weights.element_count() ? weights.typed_data() : nullptr;
-  int64_t bags = static_cast<int64_t>(offsets.element_count()) - 1;
-  int64_t count = std::clamp<int64_t>(offset[bags], 0, static_cast<int64_t>(ids.element_count()));
-  int features = t.features(), last = t.last(), n = t.n[t.d - 1];
+// Calls use(f) with the bag and the weight of entries i, as functions of i: one way for ids with weights, one without.
+template <class Use>
+inline void entries_as(const Bags& in, const Entry* entries, Use use) {
+  if (in.weight) {
+    auto bags = room<int32_t>(in.count);
+    int32_t* bag = bags.get();
+    in.each([&](int64_t b, int64_t place) { bag[place] = static_cast<int32_t>(b); });
+    use([=](int64_t i) { return static_cast<int64_t>(bag[static_cast<uint32_t>(entries[i])]); },
+        [=](int64_t i) { return in.weight[static_cast<uint32_t>(entries[i])]; });
+  } else {
+    use([=](int64_t i) { return static_cast<int64_t>(static_cast<uint32_t>(entries[i])); }, [](int64_t) { return 1.0f; });
+  }
+}
 
-  Borrowed work;
-  Ordered& order = work->order;
-  std::vector<float>& row = work->large;
-  std::vector<int32_t>& place = work->place;
-  std::vector<float> sum(features);
-  order.make(t, id, count);
-  row.resize(std::max(row.size(), order.distinct.size() * features));
-  place.assign(count, -1);
-  // Rows are turned into their own order once each, or else the bags are: whichever are fewer.
-  bool straight = static_cast<int64_t>(order.distinct.size()) <= bags;
+// The sums of bags into out [bags][features]. The entries are left in `handed`, if there is room for `all` of them.
+void sums(const Train& t, const Bags& in, float* out, Entry* handed, int64_t all) {
+  int features = t.features();
+  auto own = room<Entry>(handed ? 0 : in.count);
+  Entry* entries = handed ? handed : own.get();
+  std::memset(out, 0, sizeof(float) * in.bags * features);
+  int64_t known = sorted(t, in, entries, [&](int64_t bag) {
+    std::fill_n(out + bag * features, features, std::numeric_limits<float>::quiet_NaN());
+  });
+  if (handed) std::fill(handed + known, handed + all, kNone);
   Path path(t);
-  for (int32_t u : order.visit) {
-    int digit[kMostCores];
-    t.digits(order.distinct[u], digit);
-    path.move(digit);
-    float* own = row.data() + static_cast<int64_t>(u) * features;
-    path.row(straight ? sum.data() : own);
-    if (straight) transpose(n, last, sum.data(), own);
-    for (int32_t i = order.first[u]; i < order.first[u + 1]; ++i) place[order.position[i]] = u;
-  }
-  for (int64_t b = 0; b < bags; ++b) {
-    float* result = out->typed_data() + b * features;
-    float* to = straight ? result : sum.data();
-    int64_t begin = std::max(offset[b], 0), end = std::min<int64_t>(offset[b + 1], count);
-    if (begin >= end) std::fill(to, to + features, 0.0f);
-    for (int64_t p = begin; p < end; ++p) {
-      float w = weight ? weight[p] : 1.0f;
-      if (place[p] < 0) {
-        std::fill(to, to + features, std::numeric_limits<float>::quiet_NaN());
-        continue;
-      }
-      const float* from = row.data() + static_cast<int64_t>(place[p]) * features;
-      if (p == begin)
-        for (int j = 0; j < features; ++j) to[j] = w * from[j];
-      else
-        for (int j = 0; j < features; ++j) to[j] += w * from[j];
-    }
-    if (!straight) transpose(n, last, to, result);
-  }
-  return ffi::Error::Success();
+  std::vector<float> row(features);
+  entries_as(in, entries, [&](auto bag, auto weight) {
+    walk(t, entries, known, [&](const int* digit, int64_t first, int64_t last) {
+      path.move(digit);
+      path.row(row.data());
+      scatter(row.data(), features, last - first, [&](int64_t i) { return out + bag(first + i) * features; },
+              [&](int64_t i) { return weight(first + i); });
+    });
+  });
 }
 
 // What backward adds to, beside the walk.
@@ -346,27 +249,50 @@ struct Gradients {
   const Train& t;
   Path path;
   std::vector<float> from_above[kMostCores];  // [k]: of P_k, [columns[k]][rank[k]], for k = 2 .. d - 1
-  float* turned_core[kMostCores];  // [k]: core k with each slice as [n_k R_k][R_{k-1}], for k = 1 .. d - 1
-  float* turned_last;              // gradient of the last core, slices as [n_d][R_{d-1}]
+  std::vector<float> second;                  // the turned slice of the second core, if it is not the last
+  std::unique_ptr<float[]> held;              // where the next two lie
+  float* turned[kMostCores];                  // [k]: core k with each slice as [n_k R_k][R_{k-1}], for k = 2 .. d - 1
+  float* of_last;                             // gradient of the last core, slices as [n_d][R_{d-1}]
   float* out[kMostCores];
+  int begun = 0;  // slices of the second core whose gradients have been begun: those before are zero or done
 
-  Gradients(const Train& train, std::vector<float>& large) : t(train), path(train) {
+  Gradients(const Train& train, float* const* outs) : t(train), path(train), second(t.d > 2 ? t.slice(1) : 0) {
+    std::copy(outs, outs + t.d, out);
     for (int k = 2; k < t.d; ++k) from_above[k].assign(t.columns[k] * t.rank[k], 0.0f);
-    int64_t last = core(t.d - 1), all = last;
-    for (int k = 1; k < t.d; ++k) all += core(k);
-    large.resize(std::max<size_t>(large.size(), all));
-    turned_last = large.data();
-    std::memset(turned_last, 0, sizeof(float) * last);
-    float* next = turned_last + last;
-    for (int k = 1; k < t.d; ++k) {
-      int64_t slice = t.slice(k);
-      turned_core[k] = next;
-      next += core(k);
-      for (int i = 0; i < t.m[k]; ++i)
-        transpose(t.rank[k], t.n[k] * t.rank[k + 1], t.core[k] + i * slice, turned_core[k] + i * slice);
+    int turned_from = std::min(2, t.d - 1);
+    int64_t all = t.size(t.d - 1);
+    for (int k = turned_from; k < t.d; ++k) all += t.size(k);
+    held = room<float>(all);
+    float* next = held.get();
+    of_last = std::exchange(next, next + t.size(t.d - 1));
+    std::memset(of_last, 0, sizeof(float) * t.size(t.d - 1));
+    for (int k = turned_from; k < t.d; ++k) {
+      turned[k] = std::exchange(next, next + t.size(k));
+      for (int i = 0; i < t.m[k]; ++i) turn(k, i, turned[k] + static_cast<int64_t>(i) * t.slice(k));
     }
+    for (int k = 0; k < t.d - 1; ++k)
+      if (k != 1) std::memset(out[k], 0, sizeof(float) * t.size(k));
   }
-  int64_t core(int k) const { return static_cast<int64_t>(t.m[k]) * t.slice(k); }
+  void turn(int k, int digit, float* to) const {
+    transpose(t.rank[k], t.n[k] * t.rank[k + 1], t.core[k] + static_cast<int64_t>(digit) * t.slice(k), to);
+  }
+  // Begins the gradients of the second core's slices up to this one: all others would come into the cache twice.
+  void begin(int before) {
+    if (t.d == 2 || before <= begun) return;
+    std::memset(out[1] + static_cast<int64_t>(begun) * t.slice(1), 0, sizeof(float) * (before - begun) * t.slice(1));
+    begun = before;
+  }
+  void move(const int* digit) {
+    leave(path.shared(digit));
+    if (t.d > 2 && digit[1] >= begun) {
+      begin(digit[1] + 1);
+      turn(1, digit[1], second.data());
+    }
+    path.move(digit);
+  }
+  const float* turned_slice(int k) const {
+    return k == 1 && t.d > 2 ? second.data() : turned[k] + static_cast<int64_t>(path.digit[k]) * t.slice(k);
+  }
   float* of_product(int k) {  // P_1 is a slice of the first core: its gradient goes straight there
     return k == 1 ? out[0] + static_cast<int64_t>(path.digit[0]) * t.slice(0) : from_above[k].data();
   }
@@ -377,76 +303,80 @@ struct Gradients {
       int64_t at = static_cast<int64_t>(path.digit[k - 1]) * t.slice(k - 1);
       float* own = from_above[k].data();  // [columns][width]
       multiply(before, width, columns, {path.at(k - 1), before, 1}, own, width, out[k - 1] + at, width, true);
-      multiply(columns, before, width, {own, 1, width}, turned_core[k - 1] + at, before, of_product(k - 1), before, true);
+      multiply(columns, before, width, {own, 1, width}, turned_slice(k - 1), before, of_product(k - 1), before, true);
       std::memset(own, 0, sizeof(float) * columns * width);
     }
   }
   void row(const float* gradient) {  // of the current id's row, [columns][n_d]
     int k = t.d - 1, n = t.n[k], r = t.rank[k], columns = t.columns[k];
-    int64_t at = static_cast<int64_t>(path.digit[k]) * t.slice(k);
-    multiply(columns, r, n, {gradient, 1, n}, turned_core[k] + at, r, of_product(k), r, true);
-    multiply(n, r, columns, {gradient, n, 1}, path.at(k), r, turned_last + at, r, true);
+    multiply(columns, r, n, {gradient, 1, n}, turned_slice(k), r, of_product(k), r, true);
+    multiply(n, r, columns, {gradient, n, 1}, path.at(k), r, of_last + static_cast<int64_t>(path.digit[k]) * t.slice(k), r, true);
   }
   void finish() {
     leave(0);
+    begin(t.m[1]);
     int k = t.d - 1;
-    int64_t slice = t.slice(k);
-    for (int i = 0; i < t.m[k]; ++i) transpose(t.n[k], t.rank[k], turned_last + i * slice, out[k] + i * slice);
+    for (int64_t i = 0; i < t.m[k]; ++i) transpose(t.n[k], t.rank[k], of_last + i * t.slice(k), out[k] + i * t.slice(k));
   }
 };
 
-ffi::Error backward(Ids ids, Ids offsets, Floats weights, Floats above, ffi::RemainingArgs cores, ffi::Result<Floats> weights_out,
-                    ffi::RemainingRets cores_out, int64_t table_rows) {
+// The gradients of the cores, and of the weights if there are any, from `above` [bags][features].
+void gradients(const Train& t, const Bags& in, const Entry* entries, int64_t known, const float* above,
+               float* of_weights, float* const* outs) {
+  int features = t.features();
+  std::vector<float> sum(features), row(features);
+  Gradients g(t, outs);
+  entries_as(in, entries, [&](auto bag, auto weight) {
+    walk(t, entries, known, [&](const int* digit, int64_t first, int64_t last) {
+      g.move(digit);
+      gather(sum.data(), features, last - first, [&](int64_t i) { return above + bag(first + i) * features; },
+             [&](int64_t i) { return weight(first + i); });
+      g.row(sum.data());
+      if (!in.weight) return;
+      g.path.row(row.data());
+      for (int64_t i = first; i < last; ++i) {
+        float dot = 0.0f;
+        for (int j = 0; j < features; ++j) dot += row[j] * above[bag(i) * features + j];
+        of_weights[static_cast<uint32_t>(entries[i])] = dot;
+      }
+    });
+  });
+  g.finish();
+}
+
+using Ids = ffi::Buffer<ffi::S32>;
+using Floats = ffi::Buffer<ffi::F32>;
+using Entries = ffi::Buffer<ffi::U32>;  // [ids][2], or empty
+
+Bags bags_of(const Ids& ids, const Ids& offsets, const Floats& weights) {
+  return Bags(ids.typed_data(), offsets.typed_data(), weights.element_count() ? weights.typed_data() : nullptr,
+              static_cast<int64_t>(ids.element_count()), static_cast<int64_t>(offsets.element_count()) - 1);
+}
+
+ffi::Error forward(Ids ids, Ids offsets, Floats weights, ffi::RemainingArgs cores, ffi::Result<Floats> out,
+                   ffi::Result<Entries> entries, int64_t table_rows) {
   Train t;
   if (ffi::Error error = read(cores, table_rows, t); error.failure()) return error;
-  const int32_t* id = ids.typed_data();
-  const int32_t* offset = offsets.typed_data();
-  bool weighted = weights.element_count() > 0;
-  int64_t bags = static_cast<int64_t>(offsets.element_count()) - 1, all = static_cast<int64_t>(ids.element_count());
-  int64_t count = std::clamp<int64_t>(offset[bags], 0, all);
-  int features = t.features(), last = t.last(), n = t.n[t.d - 1];
+  int64_t room = static_cast<int64_t>(entries->element_count()) / 2;
+  Entry* handed = room ? static_cast<Entry*>(entries->untyped_data()) : nullptr;
+  sums(t, bags_of(ids, offsets, weights), out->typed_data(), handed, room);
+  return ffi::Error::Success();
+}
 
-  Borrowed work;
-  Ordered& order = work->order;
-  std::vector<int32_t>& bag = work->place;
-  std::vector<float> sum(features), row(features), straight(features);
-  order.make(t, id, count);
-  bag.resize(count);
-  for (int64_t b = 0; b < bags; ++b)
-    for (int64_t p = std::max(offset[b], 0); p < std::min<int64_t>(offset[b + 1], count); ++p) bag[p] = static_cast<int32_t>(b);
-  if (weighted) std::memset(weights_out->typed_data(), 0, sizeof(float) * all);
-  Gradients g(t, work->large);
+ffi::Error backward(Ids ids, Ids offsets, Floats weights, Entries entries, Floats above, ffi::RemainingArgs cores,
+                    ffi::Result<Floats> weights_out, ffi::RemainingRets cores_out, int64_t table_rows) {
+  Train t;
+  if (ffi::Error error = read(cores, table_rows, t); error.failure()) return error;
+  float* outs[kMostCores];
   for (int k = 0; k < t.d; ++k) {
     auto core = cores_out.get<Floats>(k);
     if (!core.has_value()) return core.error();
-    g.out[k] = (*core)->typed_data();
-    std::memset(g.out[k], 0, sizeof(float) * (*core)->element_count());
+    outs[k] = (*core)->typed_data();
   }
-  for (int32_t u : order.visit) {
-    int digit[kMostCores];
-    t.digits(order.distinct[u], digit);
-    g.leave(g.path.shared(digit));
-    g.path.move(digit);
-    if (weighted) {
-      g.path.row(row.data());
-      transpose(n, last, row.data(), straight.data());
-    }
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (int32_t i = order.first[u]; i < order.first[u + 1]; ++i) {
-      int32_t p = order.position[i];
-      const float* from = above.typed_data() + static_cast<int64_t>(bag[p]) * features;
-      float w = weighted ? weights.typed_data()[p] : 1.0f;
-      float* to = sum.data();
-      for (int j = 0; j < features; ++j) to[j] += w * from[j];
-      if (weighted) {
-        float dot = 0.0f;
-        for (int j = 0; j < features; ++j) dot += straight[j] * from[j];
-        weights_out->typed_data()[p] = dot;
-      }
-    }
-    g.row(sum.data());
-  }
-  g.finish();
+  if (weights.element_count()) std::memset(weights_out->typed_data(), 0, sizeof(float) * weights.element_count());
+  const Entry* given = static_cast<const Entry*>(entries.untyped_data());
+  int64_t known = std::lower_bound(given, given + entries.element_count() / 2, kNone) - given;
+  gradients(t, bags_of(ids, offsets, weights), given, known, above.typed_data(), weights_out->typed_data(), outs);
   return ffi::Error::Success();
 }
 
@@ -459,12 +389,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(multipod_tt_forward, forward,
                                   .Arg<Floats>()
                                   .RemainingArgs()
                                   .Ret<Floats>()
+                                  .Ret<Entries>()
                                   .Attr<int64_t>("table_rows"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(multipod_tt_backward, backward,
                               ffi::Ffi::Bind()
                                   .Arg<Ids>()
                                   .Arg<Ids>()
                                   .Arg<Floats>()
+                                  .Arg<Entries>()
                                   .Arg<Floats>()
                                   .RemainingArgs()
                                   .Ret<Floats>()

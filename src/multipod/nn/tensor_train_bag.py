@@ -137,34 +137,42 @@ def _native(way: Way) -> bool:
 def _kernel_or_jax(
     tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
 ) -> jax.Array:
-    return lax.platform_dependent(
-        cores,
-        ids,
-        offsets,
-        weights,
-        cpu=functools.partial(native.forward, tt),
-        default=functools.partial(jax_bag, tt, distinct=distinct),
-    )
+    return _sums(tt, distinct, False, cores, ids, offsets, weights)[0]
+
+
+def _sums(
+    tt: TensorTrain, distinct: int | None, keep: bool, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of bags, and the kernel's order of the ids, which the JAX form has no use for."""
+
+    def by_jax(cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any) -> tuple[jax.Array, jax.Array]:
+        sums = jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
+        return sums, jnp.zeros(native.order_shape(ids, keep), jnp.uint32)
+
+    kernel = functools.partial(native.forward, tt, keep)
+    return lax.platform_dependent(cores, ids, offsets, weights, cpu=kernel, default=by_jax)
 
 
 def _forward(
     tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
 ) -> tuple[jax.Array, Any]:
-    return _kernel_or_jax(tt, distinct, cores, ids, offsets, weights), (cores, ids, offsets, weights)
+    sums, order = _sums(tt, distinct, True, cores, ids, offsets, weights)
+    return sums, (cores, ids, offsets, weights, order)
 
 
 def _backward(tt: TensorTrain, distinct: int | None, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    """Nothing of the forward pass is kept but its arguments: the products are made again (arXiv:2101.11714, 5)."""
+    """Of the forward pass only the order of the ids is kept: products are made again (arXiv:2101.11714, 5)."""
 
-    def by_jax(cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any, gradient: jax.Array) -> Any:
+    def by_jax(
+        cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any, order: jax.Array, gradient: jax.Array
+    ) -> Any:
         def sums(cores: Cores, weights: Any) -> jax.Array:
             return jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
 
         return jax.vjp(sums, cores, weights)[1](gradient)
 
-    cores, weights = lax.platform_dependent(
-        *saved, gradient, cpu=functools.partial(native.backward, tt), default=by_jax
-    )
+    kernel = functools.partial(native.backward, tt)
+    cores, weights = lax.platform_dependent(*saved, gradient, cpu=kernel, default=by_jax)
     return cores, None, None, weights
 
 
