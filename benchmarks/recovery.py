@@ -21,7 +21,7 @@ from pathlib import Path
 import machine
 
 STILL_S = 3.0  # between two deaths, in which the next programs are compiled ahead
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 STANDBY = b"MULTIPOD_STANDBY=1"
 SETTINGS = ["--set", "updates=1000000", "--set", "evaluate_every=0", "--mesh", "2x4"]
 

@@ -1,19 +1,28 @@
 """Processes that wait for the place of one that ended: they hear what to run and run it, or are ended."""
 
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import clean_environment
+from tiny_recipe import tiny
 
 import multipod
-from multipod.cli.launch import check_standby, workers
+from multipod.cli import standby
+from multipod.cli.cluster import find
+from multipod.cli.launch import check_standby, warmed, workers
 from multipod.errors import ClusterError
+from multipod.layout.mesh import make_mesh
 from multipod.runtime import Timeouts
+from multipod.step.program import Program
 from multipod.train.standby import WAITS, Reserve, Warm, spawned
 from multipod.train.supervise import Worker, supervise
 
+HERE = Path(__file__).parent
 SOURCE = Path(multipod.__file__).parents[1]
 LIMITS = Timeouts(20)
 # Waits if it is to, then says what it was told and by whom, and does two updates.
@@ -55,10 +64,12 @@ def test_a_process_that_waited_takes_the_place_and_what_is_not_needed_is_ended(t
         assert supervise([first], LIMITS, settled=fill).exit_code == 1
         assert len(filled) == 1
         second = worker(notes, "go", "on", place="two")
-        warm = reserve.take(0)
-        assert warm is not None
-        assert supervise([Worker(second.command, second.environment, warm)], LIMITS).exit_code == 0
-        assert reserve.take(0) is None
+        waiting = reserve.take()
+        assert waiting is not None
+        assert reserve.take() is None
+        assert supervise([Worker(second.command, second.environment, waiting[0])], LIMITS).exit_code == 0
+        waiting[1].end()
+        fill()
     assert psutil.Process().children(recursive=True) == before  # the other one, too
     pids, waited, *words = zip(*(line.split()[:2] for line in notes.read_text().splitlines()), strict=True)
     assert (len(set(pids)), waited, words) == (2, ("False", "True"), [])
@@ -83,13 +94,42 @@ def test_standby_without_use_is_refused():
     check_standby(["eval"], False, 0, True)
 
 
-@pytest.mark.processes
-def test_train_waits_with_all_imported_and_then_runs_what_it_is_told(tmp_path):
-    (waits,) = workers(["train", "digits", "--cpu-devices", "1"], 2, {**os.environ, WAITS: "1"}, count=1)
+def test_processes_that_wait_are_of_no_use_without_each_other():
     with Reserve() as reserve:
-        reserve.fill([(waits.command, waits.environment)])
-        warm = reserve.take(0)
-        assert warm is not None
-        assert warm.begins([*waits.command[:3], "report", str(tmp_path / "none")], {**waits.environment, "X": "1"})
-        assert warm.process.wait(timeout=120) == 2  # there is no such run: told by the command that it was told to run
-        warm.end()
+        reserve.fill([([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)] * 2)
+        one, two = reserve._waiting
+        one.process.kill()
+        one.process.wait()
+        assert reserve.take() is None
+        assert two.process.poll() is not None  # it was ended, too
+
+
+@pytest.mark.processes
+def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
+    train = ["train", f"{HERE / 'tiny_recipe.py'}:tiny", "--set", "updates=3", "--cpu-devices", "1"]
+    made = workers(train, 2, {**clean_environment(), "PYTHONPATH": str(SOURCE)})
+    with Reserve() as reserve:
+        reserve.fill([(one.command, one.environment) for one in made])
+        told = [Worker([*one.command, "--quiet", "--out", str(tmp_path / "run")], one.environment) for one in made]
+        run = warmed(told, reserve)
+        assert all(
+            one.warm is not None and one.environment == two.environment for one, two in zip(run, made, strict=True)
+        )
+        assert supervise(run, Timeouts(60)).exit_code == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["processes"] == 2
+
+
+def test_what_was_compiled_while_waiting_is_taken_if_it_is_the_same(monkeypatch):
+    recipe = tiny()
+    program = Program(recipe, make_mesh(recipe.layout))
+    monkeypatch.setattr(standby, "_prepared", [program])
+    named = replace(recipe.layout, mesh=recipe.layout.mesh_shape(8))  # as a resumed run says what the first chose
+    assert standby.ready(Program(replace(tiny(), layout=named), make_mesh(named))) is program
+    for other in (Program(replace(recipe, batch=80), program.mesh), Program(recipe, program.mesh, faulty=True)):
+        assert standby.ready(other) is other
+
+
+def test_one_process_alone_waits_as_well():
+    (one,) = workers(["train", "digits"], 1, {WAITS: "1"})
+    assert find(one.environment).waits
+    assert find({name: value for name, value in one.environment.items() if name != WAITS}).name == "none"

@@ -95,7 +95,7 @@ def find(environment: Mapping[str, str]) -> Cluster:
             raise ClusterError(
                 f"the cluster's environment variables cannot be read: {error}. Unset them to run alone."
             ) from error
-        if found is not None and found.processes > 1:
+        if found is not None and (found.processes > 1 or found.waits):
             return found
     return Cluster("none", 1, 0)
 

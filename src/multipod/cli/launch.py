@@ -71,7 +71,7 @@ from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to
 @click.option(
     "--standby",
     is_flag=True,
-    help="With --restarts: keep processes ready that have imported all; they start in a third of the time.",
+    help="With --restarts: keep processes ready that have compiled all, and go on when they have read the checkpoint.",
 )
 @click.option(
     "--ray",
@@ -177,14 +177,13 @@ def attempts(
             arguments = worker_arguments(now, processes, timeouts)
             count = processes + (0 if rules is None else rules.spares)
             made = workers(arguments, processes, os.environ, count, rules is not None)
-            fill = partial(reserve.fill, [(one.command, one.environment) for one in made])
+            fill = partial(fill_reserve, reserve, arguments, processes)
             if started is not None:
                 outcome = started(arguments)
             elif rules is not None:
                 outcome = survive_run(made, rules, timeouts)
             elif standby:
-                warm = [replace(one, warm=reserve.take(number)) for number, one in enumerate(made)]
-                outcome = supervise(warm, timeouts, settled=fill if restarts else lambda: None)
+                outcome = supervise(warmed(made, reserve), timeouts, settled=fill if restarts else lambda: None)
             else:
                 outcome = supervise(made, timeouts)
             if outcome.exit_code != 1 or not restarts:
@@ -197,6 +196,19 @@ def attempts(
             elif outcome.folder and option(command, "--out") is not None and option(command, "--resume") is None:
                 return outcome  # its folder is there and holds no checkpoint
             to_stderr(f"multipod: launch: {outcome.reason}. All start again {again}; restarts left: {restarts}.")
+
+
+def fill_reserve(reserve: Reserve, arguments: Sequence[str], processes: int) -> None:
+    """Starts a process that waits for each rank; they meet at an address of their own."""
+    reserve.fill([(one.command, one.environment) for one in workers(arguments, processes, os.environ)])
+
+
+def warmed(made: Sequence[Worker], reserve: Reserve) -> list[Worker]:
+    """The workers, in the processes that wait and where these have met; as they are if there are none."""
+    waiting = reserve.take()
+    if waiting is None:
+        return list(made)
+    return [replace(one, warm=warm, environment=warm.environment_told) for one, warm in zip(made, waiting, strict=True)]
 
 
 def on_ray(address: str, each: str, processes: int) -> Callable[[Sequence[str]], Outcome]:

@@ -197,6 +197,7 @@ def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgr
     Raises:
       MultipodError: it cannot be, or a process is missing or has another version, recipe or data.
     """
+    from multipod.cli import standby
     from multipod.layout.mesh import make_mesh
     from multipod.recipe.text import to_text
     from multipod.step.programs import program_of
@@ -205,7 +206,7 @@ def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgr
     from multipod.train.member import identity
 
     recipe = chosen_recipe(request.recipe, request.changes, where)
-    program = program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips)
+    program = standby.ready(program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips))
     _ = program.lowered  # what does not fit the mesh is refused here
     meet("ready", where.timeouts.collective_s)
     if where.cluster.processes > 1:

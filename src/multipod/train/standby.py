@@ -1,8 +1,9 @@
 """How the launcher starts a process, and processes that wait, with all imported, for the place of one that ended.
 
-Most of a restart is the start of Python: `import jax`, Orbax, the recipe's own packages, seconds on a busy machine. A
-`Warm` process has that behind it. It has made no devices, so it may join any world; what it is to run it hears as one
-JSON line on the socket that later carries its beats. It costs the memory of a process that computes nothing.
+Most of a restart is the start of Python, `import jax`, Orbax, the recipe's own packages, and then compiling: many
+seconds on a busy machine. A `Warm` process has that behind it, and has met the others that wait. What it is to run it
+hears as one JSON line on the socket that later carries its beats. It costs the memory of a process that computes
+nothing, and once the work of compiling.
 """
 
 import json
@@ -67,6 +68,11 @@ class Warm:
             return False
         return self.process.poll() is None
 
+    @property
+    def environment_told(self) -> dict[str, str]:
+        """What it has in its environment once it waits no more."""
+        return {name: value for name, value in self.environment.items() if name != WAITS}
+
     def end(self) -> None:
         """Ends it, and what it started."""
         if self.process.poll() is None:  # else its number may be another's by now
@@ -82,24 +88,24 @@ class Reserve:
     """Warm processes, one for each rank. Leaving its context ends those that were not needed."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Warm] = {}
+        self._waiting: list[Warm] = []
 
     def __enter__(self) -> "Reserve":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for warm in self._waiting.values():
+        for warm in self._waiting:
             warm.end()
 
     def fill(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
-        """Starts a process for every rank that has none, with the command and the environment that it has now.
+        """Starts a process for every rank, with the command and the environment that it has now; once, until `take`.
 
         Raises:
           ClusterError: one could not be started.
         """
+        if self._waiting:
+            return
         for number, (command, environment) in enumerate(commands):
-            if number in self._waiting:
-                continue
             waits = {**environment, WAITS: "1"}
             try:
                 process, ours = spawned(number, command, waits)
@@ -107,11 +113,19 @@ class Reserve:
                 raise ClusterError(
                     f"a standby for rank {number} could not be started: {error}. See ulimit -a."
                 ) from error
-            self._waiting[number] = Warm(process, ours, waits)
+            self._waiting.append(Warm(process, ours, waits))
 
-    def take(self, number: int) -> Warm | None:
-        """The process that waits for this rank's place, if there is one; it is the caller's now."""
-        return self._waiting.pop(number, None)
+    def take(self) -> list[Warm] | None:
+        """The processes that wait, in the order of their ranks; they are the caller's now.
+
+        None if there are none, or if one of them has ended: they are joined, and the others are of no use without it.
+        """
+        waiting, self._waiting = self._waiting, []
+        if waiting and all(warm.process.poll() is None for warm in waiting):
+            return waiting
+        for warm in waiting:
+            warm.end()
+        return None
 
 
 def told(descriptor: int) -> tuple[list[str], dict[str, str]] | None:

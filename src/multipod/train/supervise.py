@@ -32,6 +32,7 @@ from multipod.train.stop import NOTICES
 POLL_S = 0.05
 SETTLE_S = 0.5  # the ranks that lost a peer end within this of it: wait for all before naming one
 START_S = 30.0  # starting Python on a loaded machine: no wait for a peer, so not below this for short time-outs
+BEREFT_S = 0.5  # to end in, once a peer has died: nothing can be agreed on without it, so nothing saved
 KILL_S = 5.0  # after SIGKILL; longer only while the kernel itself holds a process
 SAME_PRESS_S = 0.3  # timeout(1) and others pass one signal on twice, to the process and to its group
 KEPT_LINES = 20
@@ -139,7 +140,9 @@ def supervise(
         outcome = _watch(crew, timeouts, presses, settled)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
-        crew.ask_to_end(timeouts.grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
+        bereft = outcome.exit_code == 1 and not outcome.stuck
+        grace_s = min(BEREFT_S, timeouts.grace_s) if bereft else timeouts.grace_s
+        crew.ask_to_end(grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
     folder, saved = crew.checkpoint()
     return replace(outcome, lines=lines, folder=folder, saved=saved)
 
