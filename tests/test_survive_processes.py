@@ -13,7 +13,9 @@ import pytest
 from processes import clean_environment
 from test_cli import TINY, losses
 
+from multipod.errors import ClusterError
 from multipod.train.example_log import used
+from multipod.train.hosts import LINK, hosts
 
 pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
 CHANGES = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=100"]
@@ -122,3 +124,37 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
     third = events(run, "regrouped")[2]
     assert (third["processes"], third["source"], third["planned"]) == (1, "checkpoint", False)
     assert third["update"] % 100 == 0
+
+
+def test_hosts_go_on_without_one_whose_link_is_down(tmp_path):
+    run = tmp_path / "two"
+    with contextlib.ExitStack() as stack:
+        try:
+            three = stack.enter_context(hosts(3))
+        except ClusterError as error:
+            pytest.skip(str(error))  # making them needs root
+        agents = stack.enter_context(three.agents(36, clean_environment()))
+        words = [*agents.within, sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive"]
+        where = ["--hosts", ",".join(agents.addresses), "--secret", str(agents.secret), "--timeout", "36"]
+        launcher = subprocess.Popen(
+            [*words, *where, "--", "train", TINY, *CHANGES, "--mesh", "2x1", "--out", "two"], cwd=tmp_path,
+            env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            wait_for(lambda: len(events(run, "updated")) > 20, launcher)
+            subprocess.run(["ip", "-n", three.names[1], "link", "set", LINK, "down"], check=True)
+            wait_for(lambda: events(run, "regrouped"), launcher)
+            more = len(events(run, "updated")) + 20
+            wait_for(lambda: len(events(run, "updated")) > more, launcher)
+            launcher.send_signal(signal.SIGINT)
+            _, said = launcher.communicate(timeout=PATIENCE_S)
+        finally:
+            launcher.kill()
+            launcher.communicate()
+    assert launcher.returncode == 130, said
+    (without,) = events(run, "regrouped")
+    assert (without["processes"], list(without["lost"]), without["source"]) == (1, ["1"], "memory")
+    done = sorted(losses(run))
+    assert done == list(range(1, len(done) + 1))
+    trained = [p for p in psutil.process_iter(["cmdline"]) if TINY in (p.info["cmdline"] or [])]
+    assert not [p for p in trained if p.cwd() == str(tmp_path)]

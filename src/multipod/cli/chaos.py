@@ -100,9 +100,7 @@ def chaos(
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multipod-chaos-")))
         if out is not None and out.exists():
             raise ChaosError(f"{out} is there already. Choose another --out, or leave it out.")
-        if hosts and survive:
-            raise ChaosError("--survive is for processes of one host. Leave out --hosts, or --survive.")
-        apart = stack.enter_context(make_hosts(wanted.processes)) if hosts else None
+        apart = stack.enter_context(make_hosts(wanted.processes + survive)) if hosts else None  # one to launch from
         calm = (undisturbed or folder / "undisturbed").absolute()
         found = campaign(wanted, folder.absolute(), calm, ["train", recipe, *options], timeout, survive, apart)
     show(found)
@@ -151,10 +149,13 @@ def campaign(
     def launch(command: Sequence[str], relay: Relay, survives: bool = survives) -> Outcome:
         kept = [*command, *(added if command[1] == "--resume" else [])]
         made = workers(kept, plan.processes, os.environ, survives=survives)
-        made = made if hosts is None else hosts.place(made)
-        return (
-            survive_run(made, Rules(plan.processes), timeouts, relay) if survives else supervise(made, timeouts, relay)
-        )
+        if not survives:
+            return supervise(made if hosts is None else hosts.place(made), timeouts, relay)
+        if hosts is None:
+            return survive_run(made, Rules(plan.processes), timeouts, relay)
+        with hosts.agents(timeouts.limit_s) as apart:
+            placed = apart.place(made, plan.processes)
+            return survive_run(placed, Rules(plan.processes), timeouts, relay, meeting=apart.meeting)
 
     link = "" if hosts is None else LINK
     memory = shared_memory()

@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 
 from multipod.errors import ClusterError
 from multipod.layout.layout import parse_shape
 from multipod.runtime import CPU_DEVICES, Timeouts
+from multipod.train.distant import Agents, own_address, read_secret, split_address
 from multipod.train.roster import Rules
 from multipod.train.roster import survive as survive_run
+from multipod.train.services import Meeting
 from multipod.train.standby import Reserve
 from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to_stderr
 
@@ -74,6 +77,17 @@ from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to
     help="With --restarts: keep processes ready that have compiled all, and go on when they have read the checkpoint.",
 )
 @click.option(
+    "--hosts",
+    metavar="HOST:PORT,...",
+    help="With --survive: where the agents are (`multipod agent`) that start the processes, neighbours on one host.",
+)
+@click.option(
+    "--secret",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --hosts: the agents' secret.",
+)
+@click.option(
     "--ray",
     metavar="ADDRESS",
     help="Start the processes on a Ray cluster: its address, `auto`, or `local` for one on this machine.",
@@ -97,11 +111,13 @@ def launch(
     evict: float | None,
     restarts: int,
     standby: bool,
+    hosts: str | None,
+    secret: Path | None,
     ray: str | None,
     ray_each: str,
     command: tuple[str, ...],
 ) -> None:
-    """Run a multipod COMMAND as several processes on this machine.
+    """Run a multipod COMMAND as several processes, on this machine or by agents on others.
 
     multipod launch --processes 4 -- train digits --mesh 2x4
 
@@ -113,10 +129,11 @@ def launch(
     rules = Rules(processes, least, spares, not no_replace, mirror_every, evict or 0.0) if survive else None
     check_rules(command, processes, least, spares, rules)
     check_standby(command, standby, restarts, survive)
+    apart = None if hosts is None and secret is None else agents_of(hosts, secret, processes, survive, timeouts)
     if ray is not None and (survive or standby):
         raise ClusterError("launch: --ray starts processes on other hosts. Leave out --survive and --standby.")
     started = None if ray is None else on_ray(ray, ray_each, processes)
-    outcome = attempts(list(command), processes, timeouts, rules, restarts, standby, started)
+    outcome = attempts(list(command), processes, timeouts, rules, restarts, standby, started, apart)
     if outcome.exit_code:
         to_stderr(f"multipod: {report(outcome, processes, command, timeout, survive)}")
         sys.exit(outcome.exit_code)
@@ -166,10 +183,12 @@ def attempts(
     restarts: int,
     standby: bool = False,
     started: Callable[[Sequence[str]], Outcome] | None = None,
+    apart: Agents | None = None,
 ) -> Outcome:
     """Runs the command, and again from its last checkpoint while it fails and may; how it ended at last.
 
-    `started` runs its processes, where that is not done here.
+    `started` runs its processes, where that is not done here; `apart` are the agents that run those of a run that
+    survives, where there are any.
     """
     now = list(command)
     with Reserve() as reserve:
@@ -180,6 +199,8 @@ def attempts(
             fill = partial(fill_reserve, reserve, arguments, processes)
             if started is not None:
                 outcome = started(arguments)
+            elif apart is not None and rules is not None:
+                outcome = survive_run(apart.place(made, processes), rules, timeouts, meeting=apart.meeting)
             elif rules is not None:
                 outcome = survive_run(made, rules, timeouts)
             elif standby:
@@ -209,6 +230,28 @@ def warmed(made: Sequence[Worker], reserve: Reserve) -> list[Worker]:
     if waiting is None:
         return list(made)
     return [replace(one, warm=warm, environment=warm.environment_told) for one, warm in zip(made, waiting, strict=True)]
+
+
+def agents_of(hosts: str | None, secret: Path | None, processes: int, survive: bool, timeouts: Timeouts) -> Agents:
+    """The agents that --hosts names.
+
+    Raises:
+      ClusterError: all that is wrong with the options, an address or the secret.
+    """
+    named = [one for one in (hosts or "").split(",") if one]
+    wrong = []
+    if not named or secret is None:
+        wrong.append("--hosts and --secret go together: where the agents are, and what they and this launcher know.")
+    if not survive:
+        wrong.append("--hosts is for runs that survive. Add --survive; without it, start processes by a scheduler.")
+    if len(named) > processes:
+        wrong.append(f"--hosts names {len(named)} hosts for {processes} processes. Leave some out.")
+    if wrong or secret is None:
+        raise ClusterError("launch: " + "\n".join(wrong))
+    for one in named:
+        split_address(one)
+    read_secret(secret)
+    return Agents(tuple(named), secret, timeouts.limit_s, Meeting(own_address(*split_address(named[0]))))
 
 
 def on_ray(address: str, each: str, processes: int) -> Callable[[Sequence[str]], Outcome]:

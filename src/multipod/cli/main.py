@@ -26,6 +26,8 @@ COMMANDS = {
     "export": "multipod.cli.export:export",
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
+    "agent": "multipod.cli.agent:agent",
+    "stand-in": "multipod.cli.agent:stand_in",
     "chaos": "multipod.cli.chaos:chaos",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "clicks": "multipod.cli.clicks:clicks",

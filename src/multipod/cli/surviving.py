@@ -222,10 +222,12 @@ class Here:
             "folder": self.folder or world.folder,
             "idle_s": idle_s,
             "made": self.made,
+            "ports": sorted(connection.ports),
         }
         connection.post("met", msgspec.json.encode({**said, "recent": recent}).decode())
-        heard = connection.posted("met", partial(self.member.look, world))
-        return Met([msgspec.json.decode(text) for text in heard])
+        heard = [msgspec.json.decode(text) for text in connection.posted("met", partial(self.member.look, world))]
+        connection.peers = {port for one in heard for port in one["ports"]}
+        return Met(heard)
 
     def found_folder(self, program: "Program", met: "Met") -> "RunFolder":
         """The run's folder: known to a peer, or made now."""

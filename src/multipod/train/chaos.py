@@ -360,7 +360,7 @@ def left_behind(folder: Path, before: set[str]) -> list[str]:
         theirs = "--inject" in words and any(word.startswith(str(folder)) for word in words)
         if int(process.name) != me and (theirs or parent == me):
             found.append(f"process {process.name}: {' '.join(words)[:80]}")
-    found += [f"port {port}" for _, port in sockets(LISTENING)]
+    found += [f"port {one.local}" for one in sockets(LISTENING)]
     return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - before)]
 
 

@@ -1,11 +1,12 @@
 """The launcher's helper: holds the coordination services of a run's worlds, one after the other.
 
-Run as a program. Each line of its standard input is `open ADDRESS PROCESSES SILENT_S` or `close ADDRESS`; it answers
-`ok ADDRESS` or `failed ADDRESS WHY`, and ends with its input. It holds no arrays and imports the C++ part of JAX alone,
+Run as a program. Each line of its standard input is `open HOST PROCESSES SILENT_S` or `close ADDRESS`; it answers
+`ok ADDRESS` or `failed WHY`, and ends with its input. It holds no arrays and imports the C++ part of JAX alone,
 a third of a second. A process of its own because no rank's death may take the services away: JAX aborts every client
 whose service is gone.
 """
 
+import socket
 import sys
 from typing import Any
 
@@ -19,6 +20,8 @@ def serve() -> None:
         what, address, *numbers = line.split()
         try:
             if what == "open":
+                with socket.create_server((address, 0)) as probe:
+                    address = f"{address}:{probe.getsockname()[1]}"
                 services[address] = _jax.get_distributed_runtime_service(
                     address,
                     int(numbers[0]),
@@ -30,7 +33,7 @@ def serve() -> None:
                 services.pop(address).shutdown()
             answer = f"ok {address}"
         except Exception as error:
-            answer = f"failed {address} {' '.join(str(error).split())[:200]}"
+            answer = f"failed {' '.join(str(error).split())[:200]}"
         print(answer, flush=True)
 
 

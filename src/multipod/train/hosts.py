@@ -5,15 +5,19 @@ is removed at the end; the network of the machine itself is not touched: the swi
 """
 
 import os
+import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from multipod.errors import ClusterError
+from multipod.train.distant import Agents
+from multipod.train.services import Meeting
 from multipod.train.supervise import Worker
 
 LINK = "eth0"
@@ -29,17 +33,44 @@ class Hosts:
     addresses: tuple[str, ...]
     file: Path
 
+    def inside(self, number: int) -> list[str]:
+        """What goes before a command that is to run on a host."""
+        name = self.names[number]
+        # A host name of its own, which its own hosts file knows: gloo listens where the name leads.
+        inner = f'mount --bind {self.file} /etc/hosts && hostname {name} && exec "$@"'
+        return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", inner, "sh"]
+
     def place(self, workers: Sequence[Worker]) -> list[Worker]:
         """The same processes, rank k on host k; rank 0 listens where the others can reach it."""
         coordinator = f"{self.addresses[0]}:{PORT}"
         addresses = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": coordinator}
-        placed = []
-        for name, worker in zip(self.names, workers, strict=True):
-            # A host name of its own, which its own hosts file knows: gloo listens where the name leads.
-            inner = f'mount --bind {self.file} /etc/hosts && hostname {name} && exec "$@"'
-            words = ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", inner, "sh"]
-            placed.append(Worker([*words, *worker.command], {**worker.environment, **addresses}))
-        return placed
+        return [
+            Worker([*self.inside(number), *worker.command], {**worker.environment, **addresses})
+            for number, worker in enumerate(workers)
+        ]
+
+    @contextmanager
+    def agents(self, limit_s: float, environment: Mapping[str, str] | None = None) -> Iterator[Agents]:
+        """An agent on each host but the last, from which their run is launched; ours is its environment, else."""
+        head, secret = len(self.names) - 1, self.file.with_name("secret")
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex())
+        listen = tuple(f"{address}:{PORT}" for address in self.addresses[:head])
+        command = [sys.executable, "-m", "multipod", "agent", "--secret", str(secret), "--listen"]
+        started = []
+        try:
+            for number, address in enumerate(listen):
+                words = [*self.inside(number), *command, address]
+                started.append(
+                    subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+                )
+            within = ("ip", "netns", "exec", self.names[head])
+            yield Agents(listen, secret, limit_s, Meeting(self.addresses[head], within), within)
+        finally:
+            for one in started:
+                one.kill()
+            for one in started:
+                one.wait()
 
 
 @contextmanager

@@ -221,7 +221,8 @@ def cut(link: str, seconds: float) -> None:
     """Takes the link down for so long; without a link of its own, shuts all of this process's network connections."""
     if link and shutil.which("ip"):
         subprocess.run(["ip", "link", "set", "dev", link, "down"], check=True)
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; ip link set dev {link} up"])
+        up = ["sh", "-c", f"sleep {seconds}; ip link set dev {link} up"]
+        subprocess.Popen(up, stdout=subprocess.DEVNULL, start_new_session=True)  # also when this process is ended
         return
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -33,6 +33,7 @@ class Connection:
     def __init__(self, world: World, rank: int, client: Any) -> None:
         self.world, self.rank, self.client = world, rank, client
         self.ports: set[int] = set()
+        self.peers: set[int] = set()
 
     def post(self, name: str, text: str) -> None:
         """Puts `text` where all processes of this world can read it, as what this one says of `name`."""
@@ -51,12 +52,12 @@ class Connection:
     def cut(self) -> int:
         """Closes the connections over which CPU collectives go: what waits in one fails at once.
 
-        Each is taken by one of its two processes, on the port that gloo listens on; that one shuts it down, and the
-        other sees it closed. Returns how many were.
+        Each leads to a port that gloo listens on, here (`ports`) or at a peer (`peers`, once that is told). One of its
+        ends would do, but from a host that is cut off nothing is heard. Returns how many were.
         """
         found = 0
-        for descriptor, local in sockets(ESTABLISHED):
-            if local in self.ports:
+        for descriptor, local, remote in sockets(ESTABLISHED):
+            if local in self.ports or remote in self.peers:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
                     found += 1
@@ -96,9 +97,9 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _count_anew()
     connection = Connection(world, rank, client)
-    before = {port for _, port in sockets(LISTENING)}
+    before = {one.local for one in sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
-    connection.ports = {port for _, port in sockets(LISTENING)} - before
+    connection.ports = {one.local for one in sockets(LISTENING)} - before
     # JAX keeps compiled programs from process 0 alone, under a key that on CPU differs between processes: the others
     # would compile anew in each world. The devices are made, and know their process; nothing else here asks this.
     state.process_id = 0

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from multipod.runtime import Timeouts
-from multipod.train.services import Services
+from multipod.train.services import Meeting, Services
 from multipod.train.straggling import Speeds
 from multipod.train.supervise import (
     BEFORE_FIRST,
@@ -35,6 +35,7 @@ from multipod.train.supervise import (
 )
 from multipod.train.world import World, go_line
 
+LOOPBACK = Meeting()
 BROKEN_S = 0.3  # a rank that lost its peers says so, and the death that caused it is seen about as soon
 FRUITLESS = 4  # worlds in a row in which not one update was done
 CHANGE_S = 10.0  # the silence that is granted to one between two worlds
@@ -195,15 +196,16 @@ def _too_few(now: Now, rules: Rules) -> Outcome:
 
 
 def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: Relay = to_stderr,
-            told: Callable[["Told"], None] = lambda news: None) -> Outcome:  # fmt: skip
+            told: Callable[["Told"], None] = lambda news: None, meeting: Meeting = LOOPBACK) -> Outcome:  # fmt: skip
     """Runs all workers to their end; the first `rules.seats` as the run, the others as its spares.
 
-    As `supervise`; but a rank that is lost does not end the run. `told` hears of each change.
+    As `supervise`; but a rank that is lost does not end the run. `told` hears of each change. Ranks on other hosts
+    (`multipod.train.distant`) need a `meeting` that they can reach.
 
     Raises:
       ClusterError: a worker, or the launcher's helper, could not be started.
     """
-    with signals() as presses, _Crew(relay) as crew, Services(workers[0].environment) as services:
+    with signals() as presses, _Crew(relay) as crew, Services(workers[0].environment, meeting) as services:
         roster = _Roster(crew, list(workers), rules, timeouts, services, relay, told)
         outcome = roster.watch(presses)
         roster.dismiss()

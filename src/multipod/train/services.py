@@ -1,23 +1,37 @@
 """The coordination services of a run that survives, as its launcher has them: in a helper process."""
 
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from multipod.errors import ClusterError
 
 
-class Services:
-    """The launcher's helper (`multipod.train.coordinator`): a coordination service for each world, on loopback."""
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes of a world find its coordination service.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    Attributes:
+      host: the address that it listens on; all must reach it. By default nobody else does.
+      within: what goes before the helper's command, to run it elsewhere: `ip netns exec NAME`.
+    """
+
+    host: str = "127.0.0.1"
+    within: Sequence[str] = ()
+
+
+class Services:
+    """The launcher's helper (`multipod.train.coordinator`): a coordination service for each world."""
+
+    def __init__(self, environment: Mapping[str, str], meeting: Meeting) -> None:
+        self._host = meeting.host
         self.addresses: list[str | None] = []
         quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             self._helper = subprocess.Popen(
-                [sys.executable, "-m", "multipod.train.coordinator"],
+                [*meeting.within, sys.executable, "-m", "multipod.train.coordinator"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet,
                 start_new_session=True,
             )  # fmt: skip
@@ -42,11 +56,9 @@ class Services:
         Raises:
           ClusterError: there is none, with what JAX said.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        answer = self._ask(f"open {address} {processes} {round(silent_s)}")
-        if answer != f"ok {address}":
+        answer = self._ask(f"open {self._host} {processes} {round(silent_s)}")
+        good, _, address = answer.partition(" ")
+        if good != "ok":
             raise ClusterError(f"the coordination service of the next world did not start: {answer or 'no answer'}.")
         self.addresses.append(address)
         return address

@@ -23,11 +23,11 @@ WAITS = "MULTIPOD_STANDBY"
 
 
 def spawned(
-    number: int, command: Sequence[str], environment: Mapping[str, str]
+    number: int, command: Sequence[str], environment: Mapping[str, str], folder: str | None = None
 ) -> tuple[subprocess.Popen, socket.socket]:
     """Starts the process of a rank in a session of its own; returns it, and our end of the socket that it inherits.
 
-    Rank 0 inherits stdout and stderr; those of the others are one pipe.
+    Rank 0 inherits stdout and stderr; those of the others are one pipe. It runs in `folder`, or where we are.
 
     Raises:
       OSError: it could not be started.
@@ -43,6 +43,7 @@ def spawned(
                 stderr=subprocess.STDOUT if number else None,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                cwd=folder,
             )
         except OSError:
             ours.close()
