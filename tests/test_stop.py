@@ -7,6 +7,7 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as Ray's workers hand it on
 from multipod.train.stop import stop_on_signals
 
 before = signal.getsignal(signal.SIGINT)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from multipod.errors import ClusterError, PeerLostError
 from multipod.train.standby import spawned
-from multipod.train.supervise import INTERRUPTED, Outcome, Presses, signals
+from multipod.train.supervise import BEFORE_FIRST, INTERRUPTED, Outcome, Presses, signals
 
 POLL_S = 0.5
 START_S = 120.0
@@ -96,7 +97,8 @@ def run_on_ray(command: Command, processes: int, address: str, each: Each | None
     each = each or Each()
     here: dict[str, Any] = {"num_cpus": max(1, round(processes * each.cpus))} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=True, include_dashboard=False if here else None, **here)
+        with signals() as early:  # of its own: Ray sets a handler for SIGTERM
+            ray.init(address=address, log_to_driver=True, include_dashboard=False if here else None, **here)
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ClusterError(
@@ -105,19 +107,34 @@ def run_on_ray(command: Command, processes: int, address: str, each: Each | None
     try:
         made = ray.remote(num_cpus=each.cpus, num_gpus=each.gpus, max_concurrency=4)(Host)
         hosts = [made.remote() for _ in range(processes)]
-        try:
-            meeting = ray.get([host.address.remote() for host in hosts], timeout=START_S)[0]
-        except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(
-                f"--ray {address}: no room for {processes} processes of {each.cpus:g} CPUs and {each.gpus:g} GPUs in "
-                f"{START_S:.0f} s; the cluster has {ray.cluster_resources()}. Ask for fewer."
-            ) from error
-        cwd = os.getcwd()
-        refs = [host.run.remote(rank, *command(rank, meeting), cwd) for rank, host in enumerate(hosts)]
         with signals() as presses:
+            presses.count = early.count
+            meeting = _met(ray, hosts, presses)
+            if meeting is None:
+                return Outcome(INTERRUPTED, reason=BEFORE_FIRST)
+            if not meeting:
+                raise ClusterError(
+                    f"--ray {address}: no room for {processes} processes of {each.cpus:g} CPUs and {each.gpus:g} GPUs "
+                    f"in {START_S:.0f} s; the cluster has {ray.cluster_resources()}. Ask for fewer."
+                )
+            cwd = os.getcwd()
+            refs = [host.run.remote(rank, *command(rank, meeting), cwd) for rank, host in enumerate(hosts)]
             return _watched(ray, hosts, refs, presses)
     finally:
         ray.shutdown()
+
+
+def _met(ray: Any, hosts: Sequence[Any], presses: Presses) -> str | None:
+    """Where the processes meet, once Ray has placed all actors; empty if it does not in time, None if interrupted."""
+    refs, until_s = [host.address.remote() for host in hosts], time.monotonic() + START_S
+    while not presses.count:
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=POLL_S)
+        if len(ready) == len(refs):
+            address: str = ray.get(refs[0])
+            return address
+        if time.monotonic() > until_s:
+            return ""
+    return None
 
 
 def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: Presses) -> Outcome:

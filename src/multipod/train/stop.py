@@ -29,7 +29,8 @@ class StopRequest:
 def stop_on_signals(notice: str) -> Iterator[StopRequest]:
     """A `StopRequest` that SIGINT and the `NOTICES` set; the old handlers come back at the end.
 
-    SIGINT prints `notice` on standard error.
+    SIGINT prints `notice` on standard error. They are unblocked, too: whoever starts a process may have blocked them,
+    and Ray's workers do.
 
     A second SIGINT exits at once with 130. Use it in the main thread.
     """
@@ -43,8 +44,10 @@ def stop_on_signals(notice: str) -> Iterator[StopRequest]:
             os.write(2, f"\n{notice}\n".encode())  # print could be interrupted in the middle of itself
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, *NOTICES)}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, old)
     try:
         yield request
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in old.items():
             signal.signal(number, handler)
