@@ -135,7 +135,10 @@ def launch(
     started = None if ray is None else on_ray(ray, ray_each, processes)
     outcome = attempts(list(command), processes, timeouts, rules, restarts, standby, started, apart)
     if outcome.exit_code:
-        to_stderr(f"multipod: {report(outcome, processes, command, timeout, survive)}")
+        how = ["--survive"] if survive else []
+        how += [] if hosts is None else ["--hosts", hosts, "--secret", str(secret)]
+        how += [] if ray is None else ["--ray", ray, "--ray-each", ray_each]
+        to_stderr(f"multipod: {report(outcome, processes, command, timeout, how)}")
         sys.exit(outcome.exit_code)
 
 
@@ -399,7 +402,7 @@ def free_port() -> int:
 
 
 def report(
-    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, survive: bool = False
+    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str] = ()
 ) -> str:
     """What a user is told of a run that did not end well: who, why, the last lines, the next move."""
     ended = {1: "", 2: " The other process was ended."}.get(processes, " All other processes were ended.")
@@ -412,14 +415,14 @@ def report(
         parts += ["Its last lines:", *(f"  {line}" for line in outcome.lines)]
     if outcome.stuck:
         parts.append("If it was slow and not stuck, give a longer --timeout.")
-    return "\n".join([*parts, next_move(outcome, processes, command, timeout, survive)])
+    return "\n".join([*parts, next_move(outcome, processes, command, timeout, how)])
 
 
 def next_move(
-    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, survive: bool = False
+    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str]
 ) -> str:
-    """How to go on: from the last checkpoint, or from the start."""
-    launcher = ["multipod", "launch", "--processes", str(processes), *(["--survive"] if survive else [])]
+    """How to go on, launched as it was: from the last checkpoint, or from the start."""
+    launcher = ["multipod", "launch", "--processes", str(processes), *how]
     if timeout is not None:
         launcher += ["--timeout", f"{timeout:g}"]
     if outcome.saved is None or not outcome.folder:

@@ -37,7 +37,7 @@ class Each:
     gpus: float = 0.0
 
 
-@dataclass
+@dataclass(repr=False)  # Ray puts the name of an actor before each of its lines
 class Host:
     """What runs in an actor: one process, and what it said last."""
 
