@@ -61,6 +61,10 @@ def test_the_page_says_what_does_not_hold():
         ("stop, restart", "1", "1.0"),
     ]
     assert figure(good) is not None
+    curved = claims({0: piece(True, ("kill", 4.0), losses=3e-4), 1: good[1]}, 20)
+    assert [(claim.claim[-14:], claim.holds) for claim in curved if "losses" in claim.claim] == [
+        ("in 1 of 2 runs", False)
+    ]
     bad = {**good, 4: piece(True, ("cut", None), difference=1e-3, left_behind=["port 4"])}
     bad[4]["examples"]["uneven"] = 3
     assert [claim.holds for claim in claims(bad, 50)] == [True, False, False, False, False, False]

@@ -18,7 +18,16 @@ from multipod.cli.chaos import settled
 from multipod.errors import ChaosError, ClusterError, PlanError
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.runtime import Timeouts
-from multipod.train.chaos import Plan, Random, blows, carry_out, examples, largest_difference, read_plan
+from multipod.train.chaos import (
+    Plan,
+    Random,
+    blows,
+    carry_out,
+    examples,
+    largest_difference,
+    loss_difference,
+    read_plan,
+)
 from multipod.train.hosts import LINK, hosts
 from multipod.train.injecting import Fault, Injector, flip_newest, note, records
 from multipod.train.supervise import Worker, supervise
@@ -185,6 +194,21 @@ def test_how_far_results_are_apart():
     assert largest_difference({**one, "n": np.array([4])}, one) == math.inf
     assert largest_difference({"w": one["w"]}, one) == math.inf
     assert largest_difference({**one, "w": np.array([1.0, np.nan])}, one) == math.inf
+
+
+def test_losses_of_the_same_updates_are_compared(tmp_path):
+    for name, losses in (("one", [2.0, 9.0, 1.0]), ("two", [2.0, 1.0])):
+        (tmp_path / name).mkdir()
+        lines = [{"event": "updated", "update": 1 + k, "values": {"loss": loss}} for k, loss in enumerate(losses)]
+        if name == "one":
+            lines[2]["update"] = 2  # done again
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert loss_difference(tmp_path / "one", tmp_path / "two") == 0
+    with open(tmp_path / "two" / "metrics.jsonl", "a") as file:
+        file.write('{"event": "updated", "update": 2, "values": {"loss": 1.5}}\n')
+    assert loss_difference(tmp_path / "one", tmp_path / "two") == 0.25
+    (tmp_path / "two" / "metrics.jsonl").write_text("")
+    assert loss_difference(tmp_path / "one", tmp_path / "two") == math.inf
 
 
 def test_a_run_that_comes_no_further_is_given_up(tmp_path):

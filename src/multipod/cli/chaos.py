@@ -35,6 +35,7 @@ from multipod.train.chaos import (
     examples,
     largest_difference,
     left_behind,
+    loss_difference,
     parameters,
     read_plan,
     shared_memory,
@@ -45,6 +46,9 @@ from multipod.train.injecting import KINDS, Fault, records
 from multipod.train.roster import Rules
 from multipod.train.roster import survive as survive_run
 from multipod.train.supervise import Outcome, Relay, supervise
+
+CLOSE = 1e-4
+"""What sums that are rounded otherwise may make of losses, over the largest."""
 
 NEVER = 1 << 30
 """An update that no run reaches."""
@@ -178,7 +182,7 @@ def campaign(
     left = left_behind(folder, memory)
     for run in (calm.run, wild.run):
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
-    return summed_up(calm, wild, blows(wild.folder, plan.processes), used, apart, left) | {
+    return summed_up(calm, wild, blows(wild.folder, plan.processes), used, apart, survives, left) | {
         "plan": asdict(plan),
         "survives": survives,
         "undisturbed_s": json.loads((calm.folder / CALM).read_text())["seconds"],
@@ -211,10 +215,20 @@ def calm_run(folder: Path, faults: Sequence[Fault], train: Sequence[str], launch
 
 
 def summed_up(
-    calm: Campaign, wild: Campaign, found: Sequence[Blow], used: Examples, apart: float, left: Sequence[str]
+    calm: Campaign,
+    wild: Campaign,
+    found: Sequence[Blow],
+    used: Examples,
+    apart: float,
+    survives: bool,
+    left: Sequence[str],
 ) -> dict[str, Any]:
-    """The figures of both runs."""
-    ended = ended_of(wild.run)
+    """The figures of both runs.
+
+    The result is whole if losses are the same, and parameters, where the same processes did all of both.
+    """
+    ended, losses = ended_of(wild.run), loss_difference(wild.run, calm.run)
+    same = losses <= CLOSE and (apart <= CLOSE or survives)
     events = records(wild.run / "metrics.jsonl")
     return {
         "faults": [
@@ -230,11 +244,12 @@ def summed_up(
         "run_s": ended["run_s"],
         "goodput_undisturbed": ended_of(calm.run)["goodput"],
         "difference": apart,
+        "losses": losses,
         "examples": asdict(used),
         "troubled": [record for record in events if record["event"] == "troubled"],
         "not_saved": sum(record["event"] == "savefailed" for record in events),
         "left_behind": list(left),
-        "whole": apart <= 1e-4 and used.same and used.uneven == 0 and not left,
+        "whole": same and used.same and used.uneven == 0 and not left,
     }
 
 
@@ -257,7 +272,8 @@ def show(found: dict[str, Any]) -> None:
         "lost to": ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in lost if seconds >= 0.05),
         "updates done again": str(found["repeated"]),
         "saves that failed": str(found["not_saved"]),
-        "result": "the undisturbed run's, bit for bit" if apart == 0 else f"differs by {apart:.2g} of the largest",
+        "losses": f"differ by {found['losses']:.2g} of the largest, at most",
+        "parameters": "the undisturbed run's, bit for bit" if apart == 0 else f"differ by {apart:.2g} of the largest",
         "examples": f"{examples['used']:,}, the undisturbed run's: {'yes' if examples['same'] else 'NO'}; "
         + ("each once an epoch" if not examples["uneven"] else f"{examples['uneven']} used too often"),
         "left behind": ", ".join(found["left_behind"]) or "nothing",

@@ -322,7 +322,7 @@ def ended_of(run: Path) -> dict[str, Any]:
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a run's newest checkpoint by its path, on this host whatever it was on. Needs JAX."""
+    """The parameters of a run's newest checkpoint by their path, on this host whatever they were on. Needs JAX."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -332,7 +332,8 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     tree = reader.metadata(folder).item_metadata.tree
     whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
     found = jax.tree_util.tree_flatten_with_path(reader.restore(folder, restore_args=whole))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in found}
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in found}
+    return {name: leaf for name, leaf in named.items() if name.startswith("params/")}
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
@@ -345,6 +346,27 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     apart = [np.abs(one[name] - other[name]).max() / max(np.abs(other[name]).max(), 1e-30) for name in floats]
     exact = all((one[name] == other[name]).all() for name in one if name not in floats)
     return float(max(apart, default=0.0)) if exact else float("inf")
+
+
+def loss_difference(run: Path, other: Path) -> float:
+    """Between the losses of the same updates of two runs, over the largest; infinite if the updates differ.
+
+    Updates done again count as they were done last. Two runs whose sums are rounded otherwise, on more or fewer
+    processes, agree in this longer than in their parameters: Adam divides by what small gradients are like, which is
+    rounding where nothing depends on a parameter.
+    """
+    mine, theirs = (
+        {
+            one["update"]: one["values"]["loss"]
+            for one in records(folder / "metrics.jsonl")
+            if one["event"] == "updated" and one["values"].get("loss") is not None
+        }
+        for folder in (run, other)
+    )
+    if mine.keys() != theirs.keys():
+        return float("inf")
+    apart = max((abs(loss - theirs[update]) for update, loss in mine.items()), default=0.0)
+    return apart / max((abs(loss) for loss in theirs.values()), default=1.0)
 
 
 def left_behind(folder: Path, before: set[str]) -> list[str]:
