@@ -17,7 +17,7 @@ from multipod.pipelines.build import pipemare
 from multipod.pipelines.check import check
 from multipod.pipelines.model import tau
 
-WIDTH, HEADS, LENGTH, BATCH, MICRO_BATCHES = 32, 2, 32, 16, 2
+WIDTH, HEADS, LENGTH, BATCH = 32, 2, 32, 16
 STAGES, UPDATES, WARMUP = 8, 200, 20
 """An embedding, six blocks and a head; Adam's rate rises over WARMUP updates and falls linearly to 0."""
 SYNCHRONOUS = 40
@@ -26,15 +26,14 @@ HELD_OUT = 256
 METHODS = ("sync", "async", "T1+T2", "T1+T2+T3")
 
 
-def losses(arms: Sequence[Arm], seeds: Sequence[int], report: Callable[[str], None]) -> np.ndarray:
+def losses(micro_batches: int, arms: Sequence[Arm], seeds: Sequence[int], report: Callable[[str], None]) -> np.ndarray:
     """Held-out nats a byte after training, [arms, seeds]; infinite where weights are no longer finite."""
-    run, found = _program(), []
+    run, found = _program(micro_batches), []
     for arm in arms:
         knobs = {name: jnp.asarray(value) for name, value in _knobs(arm).items()}
-        row = [float(run(seed, knobs)) for seed in seeds]
-        report(f"text, {arm.method} at rate {arm.rate:g}: {np.mean(row):.3f} nats a byte")
-        found.append(row)
-    return np.asarray(found)
+        found.append(np.asarray(run(jnp.asarray(seeds), knobs)))
+        report(f"text, {micro_batches} micro-batches, {arm.method} at rate {arm.rate:g}: {found[-1].mean():.3f}")
+    return np.stack(found)
 
 
 def _knobs(arm: Arm) -> dict[str, float]:
@@ -50,19 +49,20 @@ def _knobs(arm: Arm) -> dict[str, float]:
 
 
 @functools.cache
-def _program() -> Callable[[int, Any], jax.Array]:
-    proof = check(pipemare(STAGES, MICRO_BATCHES, 3 + 2 * -(-2 * STAGES // MICRO_BATCHES)))
+def _program(micro_batches: int) -> Callable[[jax.Array, Any], jax.Array]:
+    """From seeds and an arm's knobs to the loss of each seed."""
+    proof = check(pipemare(STAGES, micro_batches, 3 + 2 * -(-2 * STAGES // micro_batches)))
     delays = np.array([proof.forward_delays(p) for p in range(STAGES)], np.int32)
     train, test = _text()
 
     def run(seed: jax.Array, knobs: Any) -> jax.Array:
         key = jax.random.key(seed)
-        parts = [_part(f, float(tau(STAGES, MICRO_BATCHES, i)), knobs) for i, f in enumerate(_functions(), 1)]
+        parts = [_part(f, float(tau(STAGES, micro_batches, i)), knobs) for i, f in enumerate(_functions(), 1)]
 
         def step(history: Any, key: jax.Array) -> tuple[Any, None]:
             starts = jax.random.randint(key, (BATCH,), 0, len(train) - LENGTH - 1)
             batch = _rows(train, starts)
-            batch = jax.tree.map(lambda a: a.reshape(MICRO_BATCHES, -1, LENGTH), batch)
+            batch = jax.tree.map(lambda a: a.reshape(micro_batches, -1, LENGTH), batch)
             return advance(parts, history, batch, delays, delayed=history.update >= knobs["warmup"])[0], None
 
         start = begin(parts, _weights(key), int(delays.max()))
@@ -71,7 +71,7 @@ def _program() -> Callable[[int, Any], jax.Array]:
         total = _whole(current(history), _rows(test, places)) / HELD_OUT * BATCH
         return jnp.where(jnp.isfinite(total), total, jnp.inf)
 
-    return jax.jit(run)
+    return jax.jit(jax.vmap(run, (0, None)))
 
 
 def _part(function: Any, delay: float, knobs: Any) -> Part:
