@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_a_pass_that_is_not_due_is_not_computed(name):
     assert len(ticks) == 1
     assert "dot" not in all_of(ticks[0], nested=False)
     assert "dot" in all_of(ticks[0], nested=True)
+
+
+def test_parts_that_update_alike_share_a_branch():
+    """Two parts of four have equal trees: one branch for both with one optimizer, whatever their functions."""
+
+    def roots(optimizers):
+        base = pipe_of("gpipe", 4, 1)
+        parts = [replace(part, kind=None, optimizer=own) for part, own in zip(base.parts, optimizers, strict=True)]
+        pipe = Pipe(base.proof, parts, base.weights, base.aux, base.mesh)
+        batch = jax.tree.map(lambda b: b[0], batches(1))
+        return str(jax.make_jaxpr(pipe.update)(jax.eval_shape(pipe.fresh, pipe.weights), batch)).count("= sqrt ")
+
+    assert roots([ADAMW] * 4) == 1 + 2 + 2
+    assert roots([optax.adamw(1e-2) for _ in range(4)]) == 1 + 2 + 2 + 2
 
 
 @pytest.mark.processes

@@ -211,7 +211,14 @@ class Places:
         return n if self.parts[n].kind is None else ("kind", self.parts[n].kind, n == 0, n == len(self.parts) - 1)
 
     def _optimizer_kinds(self, n: int) -> Hashable:
-        return self._kinds(n), id(self.parts[n].optimizer), id(self.parts[n].backward_weights)
+        """Parts of one such kind update alike, whatever their functions: one branch for all is no conditional.
+
+        A conditional's results are new arrays, as large as the weights and the optimizer's state (JAX 0.10.2).
+        """
+        (c, p), part = divmod(n, self.proof.schedule.stages), self.parts[n]
+        packings = self.packed[c], self.packed_states[c]
+        trees = tuple((packing.places[p], packing.structures[p]) for packing in packings)
+        return trees, id(part.optimizer), id(part.backward_weights)
 
     def switch(
         self,
