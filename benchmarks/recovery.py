@@ -1,6 +1,6 @@
 """How long a run stands still when a process dies, hangs or comes back: `python benchmarks/recovery.py > recovery.md`.
 
-Four processes train digits under `multipod launch --survive`; one is killed or stopped, again and again. The seconds
+Processes train digits under `multipod launch --survive`; one is killed or stopped, again and again. The seconds
 are those of `Regrouped`: from the end of the last good update to the end of the next. The restart, for comparison, is
 timed from the kill until the first update after it is on disk, where it is within a second. Needs /proc; takes about
 six minutes on two cores.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import machine
@@ -27,11 +28,11 @@ SETTINGS = ["--set", "updates=1000000", "--set", "evaluate_every=0", "--mesh", "
 
 
 class Run:
-    """A run of four processes, launched; ended when the context is left."""
+    """A run of several processes, launched; ended when the context is left."""
 
-    def __init__(self, folder: Path, options: list[str], changes: list[str]) -> None:
-        self.metrics = folder / "run" / "metrics.jsonl"
-        command = [sys.executable, "-m", "multipod", "launch", "--processes", "4", *options]
+    def __init__(self, folder: Path, processes: int, options: list[str], changes: list[str]) -> None:
+        self.metrics, self.processes = folder / "run" / "metrics.jsonl", processes
+        command = [sys.executable, "-m", "multipod", "launch", "--processes", str(processes), *options]
         self.launcher = subprocess.Popen(
             [*command, "--", "train", "digits", *SETTINGS, *changes, "--quiet", "--out", "run"],
             cwd=folder, stdout=subprocess.DEVNULL,
@@ -80,17 +81,17 @@ class Run:
         return [(pid, said.split(b"\0")) for pid, said in words if said]
 
     def stands_by(self) -> bool:
-        """Whether there are four processes beside the ranks that have made all ready and do nothing more."""
+        """Whether there are as many processes beside the ranks that have made all ready and do nothing more."""
 
         def ticks() -> list[str]:
-            waiting = [pid for pid, _ in self.children()[4:]]
+            waiting = [pid for pid, _ in self.children()[self.processes :]]
             return [
                 " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]) for pid in waiting
             ]
 
         before = ticks()
         time.sleep(1.0)
-        return len(before) == 4 and ticks() == before
+        return len(before) == self.processes and ticks() == before
 
     def trained(self, updates: int = 3) -> None:
         """Until so many updates more are on disk, and a little longer."""
@@ -99,32 +100,60 @@ class Run:
         time.sleep(STILL_S)
 
 
-def survived(folder: Path, number: signal.Signals, times: int, changes: list[str]) -> tuple[list[float], list[float]]:
+@dataclass(frozen=True)
+class Case:
+    """What happens, how often, to a run of so many processes."""
+
+    name: str
+    processes: int
+    times: int
+
+    def measured(self, folder: Path) -> dict[str, list[float]]:
+        """Seconds without an update, by what happened."""
+        if self.name in RESTARTS:
+            options = RESTARTS[self.name]
+            said = " ".join(["--restarts", *options])
+            return {f"all start again from a checkpoint ({said})": restarted(folder, self, options)}
+        what, number, changes = LOSSES[self.name]
+        without, whole = survived(folder, self, number, changes)
+        return {f"a process is {what}": without, f"its replacement is taken in ({self.name})": whole}
+
+
+LOSSES: dict[str, tuple[str, signal.Signals, list[str]]] = {
+    "killed": ("killed", signal.SIGKILL, []),
+    "shares": ("killed, with shares that die with it", signal.SIGKILL, ["--set", "layout.shard_update=true"]),
+    "stopped": ("stopped (silent for 2 s)", signal.SIGSTOP, []),
+}
+RESTARTS: dict[str, list[str]] = {"restarts": [], "standby": ["--standby"]}
+
+
+def survived(folder: Path, case: Case, number: signal.Signals, changes: list[str]) -> tuple[list[float], list[float]]:
     """Seconds without a rank that was sent the signal, and seconds to take its replacement in."""
     rng = random.Random(0)
     limit = "6" if number == signal.SIGSTOP else "60"
-    with Run(folder, ["--survive", "--timeout", limit], changes) as run:
+    with Run(folder, case.processes, ["--survive", "--timeout", limit], changes) as run:
         run.trained()
-        for count in range(times):
-            os.kill(run.rank(rng.randrange(4)), number)
+        for count in range(case.times):
+            os.kill(run.rank(rng.randrange(case.processes)), number)
             run.wait(lambda seen=2 * count + 2: len(run.events("regrouped")) >= seen)
             run.trained()
         told = run.events("regrouped")
     return [one["seconds"] for one in told if not one["planned"]], [one["seconds"] for one in told if one["planned"]]
 
 
-def restarted(folder: Path, options: list[str], times: int) -> list[float]:
+def restarted(folder: Path, case: Case, options: list[str]) -> list[float]:
     """Seconds from a kill to the first update of a run that starts again from its checkpoint."""
     found = []
-    with Run(folder, ["--restarts", str(times + 1), *options], ["--set", "checkpoint_every=20"]) as run:
-        for count in range(times):
+    again = ["--restarts", str(case.times + 1), *options]
+    with Run(folder, case.processes, again, ["--set", "checkpoint_every=20"]) as run:
+        for count in range(case.times):
             saved = len(run.events("saved"))
             run.wait(lambda before=saved: len(run.events("saved")) >= before + 2)
             run.trained()
             if options:
                 run.wait(run.stands_by)
             begun = len(run.events("started"))
-            os.kill(run.rank(count % 4), signal.SIGKILL)
+            os.kill(run.rank((count + 1) % case.processes), signal.SIGKILL)
             start = time.monotonic()
             run.wait(lambda before=begun: len(run.events("started")) > before)
             run.wait(run.goes_on)
@@ -135,26 +164,20 @@ def restarted(folder: Path, options: list[str], times: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="deaths of each kind")
-    times = parser.parse_args().times
+    parser.add_argument("--processes", type=int, default=4, choices=(2, 4, 8))
+    parser.add_argument("--cases", nargs="+", default=[*LOSSES, *RESTARTS], choices=[*LOSSES, *RESTARTS])
+    asked = parser.parse_args()
     found: dict[str, list[float]] = {}
-    split = ["--set", "layout.shard_update=true"]
-    for name, number, changes in (
-        ("killed", signal.SIGKILL, []),
-        ("killed, with shares that die with it", signal.SIGKILL, split),
-        ("stopped (silent for 2 s)", signal.SIGSTOP, []),
-    ):
+    for name in asked.cases:
         with tempfile.TemporaryDirectory() as folder:
-            without, whole = survived(Path(folder), number, times, changes)
-            found[f"a process is {name}"] = without
-            found[f"its replacement is taken in ({name.split(',')[0].split(' ')[0]})"] = whole
-    for name, options in (("", []), (" --standby", ["--standby"])):
-        with tempfile.TemporaryDirectory() as folder:
-            found[f"all start again from a checkpoint (--restarts{name})"] = restarted(Path(folder), options, times)
-    print(f"# Recovery\n\n`python benchmarks/recovery.py --times {times}`\n\n{machine.headline(machine.facts())}\n")
+            found |= Case(name, asked.processes, asked.times).measured(Path(folder))
+            print(f"{name} is done, at a load of {os.getloadavg()[0]:.0f}", file=sys.stderr, flush=True)
+    command = " ".join(["python benchmarks/recovery.py", *sys.argv[1:]])
+    print(f"# Recovery\n\n`{command}`\n\n{machine.headline(machine.facts())}\n")
     print("| what happens | times | least | median | most seconds without an update |\n|---|---|---|---|---|")
-    for name, seconds in found.items():
+    for what, seconds in found.items():
         middle = statistics.median(seconds)
-        print(f"| {name} | {len(seconds)} | {min(seconds):.1f} | {middle:.1f} | {max(seconds):.1f} |")
+        print(f"| {what} | {len(seconds)} | {min(seconds):.1f} | {middle:.1f} | {max(seconds):.1f} |")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,9 @@ def test_a_run_ends_when_nobody_trains_any_more():
     assert verdict([*done, replace(leaving, code=0)], 10.5, LIMITS) == (True, Outcome(0))
     assert verdict([*done, replace(leaving, code=-9)], 10.5, LIMITS) == (True, Outcome(0))
     assert verdict([*done, replace(leaving, beat=beat())], 10.5, LIMITS) == (False, None)
+    late = replace(leaving, beat=beat(generation=1, joined=False))  # told of a world that the others ended before
+    assert verdict([*done, late], 10.5, LIMITS) == (True, Outcome(0))
+    assert verdict([*done[:2], replace(done[2], code=None), late], 10.5, LIMITS) == (True, None)
     stopped = [replace(rank, code=130) for rank in done]
     assert verdict(stopped, 10.5, LIMITS)[1] == Outcome(130, reason="the run was interrupted")
     assert verdict([Rank(0, 1, code=2), Rank(1, 2, code=2)], 10.5, LIMITS) == (False, None)

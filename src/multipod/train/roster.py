@@ -146,13 +146,15 @@ def _is_in(rank: Rank, generation: int) -> bool:
 def verdict(members: Sequence[Rank], now_s: float, timeouts: Timeouts) -> tuple[bool, Outcome | None]:
     """Whether the run is ending, and how it ended. It is ending once a rank is done and none trains any more.
 
-    `members` are all of the last world, the dead too.
+    `members` are all of the last world, the dead too. One who waits to join it has come too late where another is done,
+    in the world before: it would wait for ever.
     """
     well = [rank for rank in members if rank.code in (None, 0, INTERRUPTED)]
     done = [rank for rank in well if rank.code is not None or (rank.beat is not None and rank.beat.done)]
-    if not done or len(done) < len(well):
+    training = [rank for rank in well if rank not in done and rank.beat is not None and rank.beat.joined]
+    if not done or training:
         return False, None
-    if any(rank.code is None for rank in members) and now_s - max(r.heard_s for r in done) < timeouts.collective_s:
+    if any(rank.code is None for rank in done) and now_s - max(r.heard_s for r in done) < timeouts.collective_s:
         return True, None
     if any(rank.code == INTERRUPTED for rank in members):
         return True, Outcome(INTERRUPTED, reason="the run was interrupted")
