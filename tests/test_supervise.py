@@ -505,6 +505,14 @@ def test_what_cannot_be_launched_is_refused(
         launched(Outcome(0), "--processes", "3", "--", *words)
 
 
+@pytest.mark.parametrize("limit_s", [3, 30, 60, 3600])
+def test_who_names_the_culprit_comes_before_what_ends_all(limit_s: float) -> None:
+    limits = Timeouts(limit_s)
+    assert 3 * limits.beat_s < limits.silence_s < limits.no_progress_s < limits.collective_s + 1
+    assert limits.grace_s < limits.silence_s
+    assert limits.compile_s > 5 * limits.collective_s  # a rank that compiles is not lost
+
+
 def test_two_different_time_outs_are_refused(launched: Launched) -> None:
     with pytest.raises(ClusterError, match=r"--timeout is 9 before the `--` and 5 after it\. Give it once"):
         launched(Outcome(0), "--processes", "2", "--timeout", "9", "--", "train", "digits", "--timeout", "5")

@@ -56,6 +56,14 @@ class Timeouts:
         return max(2, round(1.5 * self.limit_s))
 
     @property
+    def compile_s(self) -> float:
+        """How long those that have compiled wait for the others, which may have found nothing in the cache.
+
+        Long, because the dead are noticed otherwise: by the launcher, or by JAX's heartbeat after `collective_s`.
+        """
+        return 10.0 * self.collective_s
+
+    @property
     def service_s(self) -> float:
         """In a run that survives: JAX's coordination service takes a process for lost, which ends waits for it.
 

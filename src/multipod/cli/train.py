@@ -154,7 +154,7 @@ def run(request: Request, where: Where) -> int:
     request, where = remembered(request, where)
     faults = Injector(request.inject, where.cluster.process) if request.inject else none
     program = ready_program(request, where, faults)
-    recipe, patience_s = program.recipe, where.timeouts.collective_s
+    recipe = program.recipe
     folder = run_folder(request, where, program)
     with ExitStack() as stack:
         stack.callback(held(folder))
@@ -173,7 +173,7 @@ def run(request: Request, where: Where) -> int:
             observers=observers,
             pulse=log.pulse(where.heartbeat or silent),
             keep=log.keep,
-            meet=lambda name: meet(name, patience_s),
+            meet=lambda name: meet(name, where.timeouts.compile_s),
             stop=stop,
             stop_after=request.stop_after,
             evaluate_beside=request.evaluate_beside,
