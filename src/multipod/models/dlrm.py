@@ -26,8 +26,9 @@ from multipod.errors import DataError, RecipeError
 from multipod.models import dlrm_hot, dlrm_tables
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Packed, Tables
+from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
-from multipod.nn.model import Batch, Moved, Params, Statistics
+from multipod.nn.model import Batch, Moved, Params, Statistics, rows_name
 from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
 from multipod.nn.tensor_train_bag import Way, bag
 from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
@@ -239,9 +240,21 @@ class Dlrm:
         found: dict[int, jax.Array] = {}
         for name, array in self.arrays.items():
             fields, whole = array.fields(self._hots), (array.rows, self.features)
-            vectors = dlrm_tables.looked_up(name, params[name], self.places(name, ids), fields, whole)
+            read, places = params.get(rows_name(name)), self.places(name, ids)
+            if read is None:
+                vectors = dlrm_tables.looked_up(name, params[name], places, fields, whole)
+            else:
+                vectors = sharded_tables.pooled(read, places, fields)
             found |= {number: vectors[:, k] for k, number in enumerate(array.numbers)}
         return self._all_vectors(params, found, ids, lookup)
+
+    def row_tables(self) -> tuple[str, ...]:
+        """The array of replicated tables; what a layout may split has gradients of its size (`ReadsRows`)."""
+        return tuple(name for name in self.arrays if name not in dlrm_tables.DIMS)
+
+    def rows_read(self, table: str, batch: Batch) -> jax.Array:
+        """Which rows of it a batch reads; see `multipod.nn.model.ReadsRows`."""
+        return self.places(table, batch["ids"])
 
     def places(self, name: str, ids: jax.Array) -> jax.Array:
         """Where the ids of the fields of an array of tables lie in it, [examples, number]; -1: nowhere."""

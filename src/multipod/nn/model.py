@@ -69,6 +69,27 @@ class Rearranging(Protocol):
         ...
 
 
+class ReadsRows(Protocol):
+    """What a model has beside `Model` if a batch reads few rows of some parameters, which are tables of vectors.
+
+    Its parameters are a flat dictionary. An update of touched rows gives `apply` the rows that it reads, as the
+    parameter `rows_name(table)` of shape [examples, places, ...], in the place of the table.
+    """
+
+    def row_tables(self) -> tuple[str, ...]:
+        """The names of these parameters."""
+        ...
+
+    def rows_read(self, table: str, batch: Batch) -> jax.Array:
+        """Which rows of a table `batch` reads, int32 [examples, places]; -1 is none."""
+        ...
+
+
+def rows_name(table: str) -> str:
+    """The name under which a model finds the rows of a table, if it is not given the table."""
+    return f"{table}/rows"
+
+
 class FlaxModel(abc.ABC):
     """A model written as a Flax NNX module, used functionally: split once, merged inside `jax.jit`.
 

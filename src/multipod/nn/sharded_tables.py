@@ -48,8 +48,12 @@ class Fields:
 
 def whole(array: jax.Array, places: jax.Array, fields: Fields) -> jax.Array:
     """Vectors from an array that is not split."""
-    rows = jnp.where((places >= 0)[..., None], array[jnp.maximum(places, 0)], jnp.nan)
-    return _pooled(rows, fields.hots)
+    return pooled(array[jnp.maximum(places, 0)], places, fields)
+
+
+def pooled(rows: jax.Array, places: jax.Array, fields: Fields) -> jax.Array:
+    """Vectors from the rows [examples, ids of all fields, features] that were read at `places`."""
+    return _pooled(jnp.where((places >= 0)[..., None], rows, jnp.nan), fields.hots)
 
 
 def by_rows(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:

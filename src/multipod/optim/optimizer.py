@@ -49,6 +49,8 @@ class Optimizer:
       decay_rate: the factor of `exponential` and of `drops`.
       decay_every: the share between two stairs of `exponential`, counted from where the decay begins.
       drops: shares at which `drops` multiplies the rate by `decay_rate`, counted from update 0.
+      sparse: of tables of vectors (`multipod.nn.model.ReadsRows`) only the rows that a batch reads have gradients and
+        are updated: the same values, at no cost for the others. Of those in `SPARSE`, without momentum, decay and clip.
     """
 
     name: Literal[
@@ -76,6 +78,7 @@ class Optimizer:
     decay_rate: float = 0.1
     decay_every: float = 0.25
     drops: tuple[float, ...] = ()
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         wrong = _wrong_numbers(self)
@@ -141,7 +144,20 @@ def _wrong_numbers(o: Optimizer) -> list[str]:
         *([] if 0 <= o.warmup <= 1 else [f"optimizer.warmup={o.warmup} is a share of all updates: give 0 to 1"]),
         *([] if 0 <= o.warmup_start <= 1 else [f"optimizer.warmup_start={o.warmup_start} is a part of rate: 0 to 1"]),
         *(f"optimizer.drops has {n}, which is no share of all updates, 0 to 1" for n in o.drops if not 0 <= n <= 1),
+        *(_not_sparse(o) if o.sparse else ()),
     ]
+
+
+SPARSE = ("sgd", "adagrad", "rowwise_adagrad")
+"""Under these a row without gradient stays as it is, and so does its state."""
+
+
+def _not_sparse(o: Optimizer) -> list[str]:
+    """What keeps an optimizer from updating touched rows alone."""
+    others = {"weight_decay": o.weight_decay, "clip": o.clip} | ({"momentum": o.momentum} if o.name == "sgd" else {})
+    known = [] if o.name in SPARSE else [f"optimizer.name={o.name} (one of {', '.join(SPARSE)})"]
+    wrong = known + [f"optimizer.{name}={n} (0)" for name, n in others.items() if n]
+    return [f"optimizer.sparse=true leaves rows without gradient as they are, with {', '.join(wrong)}"] if wrong else []
 
 
 BETA2 = {"adamw": 0.999, "lamb": 0.999, "lion": 0.99, "rmsprop": 0.9}

@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.data.feed import to_mesh
 from multipod.data.source import HostBatch, example_of, examples_of
-from multipod.errors import LayoutError
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
@@ -36,9 +35,11 @@ from multipod.metrics.objective import masked_sums
 from multipod.nn.dims import dims_of, input_dims
 from multipod.nn.laid import laying
 from multipod.nn.padding import masked
+from multipod.optim.sparse import RowGradient
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import accumulated
 from multipod.step.between import rearranged
+from multipod.step.checks import check_step
 from multipod.step.gradients import (
     GATHERED,
     GradientPath,
@@ -54,6 +55,7 @@ from multipod.step.guard import Asked, chosen, flipped, judged, parts_of
 from multipod.step.images import SplitImages
 from multipod.step.orders import Order, Wishes, lowered
 from multipod.step.sizes import BySize
+from multipod.step.sparse import by_table, exchanged, row_tables, stepped, values, with_rows
 from multipod.step.state import State, fresh_state
 
 Batch = dict[str, jax.Array]
@@ -141,40 +143,19 @@ class Program:
         return self.rows > self.recipe.batch
 
     @cached_property
+    def row_tables(self) -> tuple[str, ...]:
+        """The tables of which touched rows alone have gradients (`step.sparse`)."""
+        return row_tables(self.recipe)
+
+    @cached_property
     def path(self) -> GradientPath:
         """How gradients travel."""
-        self._check_step()
+        check_step(self.recipe, lambda: self.rows // data_devices(self.mesh))
         params = self._bare_shapes.params
         structure: Any = jax.tree.structure(params)
         base = structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
-        order = self._order() if self.recipe.layout.bucket_bytes else ()
+        order = self._order() if self.recipe.layout.bucket_bytes and not self.row_tables else ()
         return gradient_path(self.recipe.layout, self.mesh, params, base, order)
-
-    def _check_step(self) -> None:
-        """Refuses what a layout may say and this step has no way for.
-
-        Raises:
-          LayoutError: names the fields.
-        """
-        layout = self.recipe.layout
-        if layout.stage > 1:
-            raise LayoutError(
-                f"layout.stage={layout.stage}: what was asked for works on whole models, which have no stages. Set it "
-                "to 1."
-            )
-        if layout.shard_weights and getattr(self.recipe.optimizer, "clip_before_sum", False):
-            raise LayoutError(
-                "layout.shard_weights sums gradients where they are made, so clip_before_sum has none to clip. "
-                "Set one of them to false."
-            )
-        if self.recipe.accumulate == 1:
-            return
-        rows = self.rows // data_devices(self.mesh)
-        if rows % self.recipe.accumulate:
-            raise LayoutError(
-                f"accumulate={self.recipe.accumulate} does not divide the {rows} rows of a device. Take "
-                f"{math.gcd(rows, self.recipe.accumulate)}, or another batch."
-            )
 
     def _order(self) -> tuple[int, ...]:
         """The parameters' places in the order in which the backward pass makes their gradients."""
@@ -310,13 +291,13 @@ class Program:
         params = constrain(state.params, self.mesh, self.path.specs)
         if self.recipe.layout.local_state:
             updates, optimizer, statistics, sums = self._local_changes(state, batch, asked)
-            travelled = updates
+            travelled, params = updates, optax.apply_updates(params, updates)
         else:
             gradients, statistics, sums = self._gradients(state, batch, asked)
-            travelled = gradients
-            updates, optimizer = self.optimizer.update(gradients, state.optimizer, params)
+            travelled = values(gradients)
+            params, optimizer = stepped(self.optimizer, gradients, state.optimizer, params)
         optimizer = constrain(optimizer, self.mesh, self._optimizer_specs(optimizer))
-        params = constrain(optax.apply_updates(params, updates), self.mesh, self.path.specs)
+        params = constrain(params, self.mesh, self.path.specs)
         if not self.recipe.layout.keeps_shares:
             params = self.path.gather(params)
         whole = rearranged(self.recipe, self.optimizer, (params, statistics, optimizer), state.update + 1)
@@ -387,16 +368,27 @@ class Program:
             gradients = flipped(gradients, flip)
             report: Sums = {}
             if not self.recipe.layout.shard_weights:  # else their derivative has summed them
-                gradients, report = self.path.combine_and_report(self._before_sum(gradients))
+                gradients, report = self._combined(self._before_sum(gradients))
             statistics, sums = self._agree(statistics, sums | {"stop": stop.sum()})
             return gradients, statistics, sums | _counted(report, sums)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
         whole, rows = PartitionSpec(), batch_spec(self.mesh)
         in_specs = data_specs(self.mesh, self.stored_specs), whole, whole, rows, rows, rows
-        out_specs = data_specs(self.mesh, self.path.specs), whole, whole
-        function = over_data(local, self.mesh, in_specs, out_specs)
+        specs = data_specs(self.mesh, self.path.specs)
+        if self.row_tables:
+            specs |= dict.fromkeys(self.row_tables, whole)
+        function = over_data(local, self.mesh, in_specs, (specs, whole, whole))
         return function(state.params, state.statistics, key, batch, asked.stop, asked.flip)
+
+    def _combined(self, gradients: Any) -> tuple[Any, Sums]:
+        if not self.row_tables:
+            return self.path.combine_and_report(gradients)
+        rows = {name: self._bare_shapes.params[name].shape[0] for name in self.row_tables}
+        sums = {name: exchanged(gradients[name], n, data_axes(self.mesh)) for name, n in rows.items()}
+        trees = self._bare_shapes.params, self.path.base, gradients
+        shapes, base, others = ({name: tree[name] for name in gradients if name not in rows} for tree in trees)
+        return gradient_path(self.recipe.layout, self.mesh, shapes, base).combine(others) | sums, {}
 
     def _local_changes(self, state: State, batch: Batch, asked: Asked) -> tuple[Any, Any, Any, Sums]:
         """Combined changes of the parameters, the optimizers' states, statistics, sums.
@@ -450,7 +442,7 @@ class Program:
             gradients, aside = step(params, statistics, key, batch)
         else:
             gradients, aside = accumulated(step, params, statistics, key, batch, self.recipe.accumulate)
-        return jax.tree.map(lambda leaf, kind: leaf.astype(kind), gradients, kinds), aside
+        return jax.tree.map(_as_kind, kinds, gradients), aside
 
     def _micro_gradients(
         self, use: Callable[[Any], Any], params: Any, statistics: Any, key: jax.Array, batch: Batch
@@ -468,7 +460,9 @@ class Program:
 
         if self.recipe.layout.shard_weights:
             loss = jax.checkpoint(loss, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
-        return jax.grad(loss, has_aux=True)(params)
+        params, places = with_rows(self.recipe.model, self.row_tables, params, batch)
+        gradients, aside = jax.grad(loss, has_aux=True)(params)
+        return by_table(gradients, places), aside
 
     def _before_sum(self, gradients: Any) -> Any:
         """What the optimizer does to each device's gradients before they are summed, if it has such a method."""
@@ -488,6 +482,11 @@ class Program:
         averaged = iter(means)
         agreed = [next(averaged) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf for leaf in leaves]
         return structure.unflatten(agreed), sums
+
+
+def _as_kind(kind: Any, gradient: Any) -> Any:
+    """A gradient in the type of its parameter; of rows that are exchanged it is that already."""
+    return gradient if isinstance(gradient, RowGradient) else gradient.astype(kind)
 
 
 def _as_they_are(params: Any) -> Any:
