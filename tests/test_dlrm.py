@@ -151,7 +151,7 @@ def test_hashed_tables_share_rows():
     np.testing.assert_array_equal(logits(model, params, batch), logits(model, params, other))
 
 
-@pytest.mark.parametrize("model", [SMALL, Dlrm(**{**SMALL.__dict__, "tt_rows": 300})])
+@pytest.mark.parametrize("model", [SMALL, Dlrm(**{**SMALL.__dict__, "tt_rows": 300, "tt_rank": 9})])
 def test_an_id_outside_its_table_spoils_its_example_alone(model):
     batch = examples(model)
     bad = batch | {"ids": batch["ids"].at[3, 2].set(400).at[5, 1].set(-1)}
@@ -187,6 +187,10 @@ def test_masked_first_layer_begins_with_the_fan_in_of_the_pairs():
         ({"features": 0, "tt_cores": 1}, r"features=0 \(at least 1\), tt_cores=1 \(at least 2\)"),
         ({"hots": (1, 2)}, r"2 hots for 4 tables"),
         ({"hash_rows": 9, "tt_rows": 9}, r"hash_rows=9 with tt_rows=9 \(one of them\)"),
+        (
+            {"tt_rows": 50, "tt_rank": 15},
+            r"tt_rank=15 \(larger than table 0 of 50 rows 8, table 2 of 400 rows 14 can have; at most 8, or tt_rows",
+        ),
     ],
 )
 def test_models_that_cannot_be(fields, said):

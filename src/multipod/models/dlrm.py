@@ -73,7 +73,7 @@ class Dlrm:
       interaction: "gather" takes the pairs below the diagonal; "masked" zeroes the others and gives all products to
         a first top layer with rows for them, which suits chips with matrix units. Their values are equal.
       tt_rows: tables with at least so many rows are tensor trains; 0 leaves all dense.
-      tt_rank: of every bond.
+      tt_rank: of every bond; no larger than any bond of these tables can have.
       tt_cores: cores of a tensor train.
       tt_init: distribution of the cores' entries.
       tt_scale: of the cores, see `multipod.nn.tensor_train_init`.
@@ -113,6 +113,7 @@ class Dlrm:
         wrong += [*self.hot.wrong(), *self.tables.wrong()]
         if self.hot.share and not self.tt_rows:
             wrong.append(f"hot.share={self.hot.share} with tt_rows=0 (rows are cached of tensor trains)")
+        wrong += [] if wrong else _ranks_that_cannot_be(self)
         if wrong:
             raise RecipeError(f"Dlrm: {', '.join(wrong)}. Change it in the recipe or with --set.")
 
@@ -368,6 +369,18 @@ def _trains(model: Dlrm) -> dict[int, TensorTrain]:
         return {}
     large = {number: n for number, n in enumerate(model.rows) if n >= model.tt_rows}
     return {number: tensor_train(n, model.features, model.tt_rank, cores=model.tt_cores) for number, n in large.items()}
+
+
+def _ranks_that_cannot_be(model: Dlrm) -> list[str]:
+    """The tables of which a bond cannot have `tt_rank`, and what all could have."""
+    most = {number: min(tt.ranks) for number, tt in _trains(model).items() if min(tt.ranks) < model.tt_rank}
+    if not most:
+        return []
+    named = [f"table {number} of {model.rows[number]:,} rows {rank}" for number, rank in most.items()]
+    return [
+        f"tt_rank={model.tt_rank} (larger than {', '.join(named)} can have; at most {min(most.values())}, or tt_rows="
+        f"{max(model.rows[number] for number in most) + 1} to leave them dense)"
+    ]
 
 
 @functools.lru_cache(maxsize=32)
