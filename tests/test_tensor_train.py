@@ -144,7 +144,7 @@ def test_svd_refuses_another_shape():
 @pytest.mark.parametrize("way", ["jax", "native"])
 @pytest.mark.parametrize(
     ("name", "weighted", "mode"),
-    [("three", True, "sum"), ("wide", False, "sum"), ("four", True, "mean")],
+    [("two", False, "sum"), ("three", True, "sum"), ("wide", False, "sum"), ("four", True, "mean")],
 )
 def test_bags_equal_those_of_the_table(name, weighted, mode, way):
     tt = SHAPES[name]
@@ -368,3 +368,32 @@ def test_the_kernel_equals_its_reference(data):
         rows = rows.reshape(len(ids), -1, rows.shape[-1])
     sums = np.array([w[a:b] @ rows[a:b, :, 0] for a, b in itertools.pairwise(offsets)])
     np.testing.assert_allclose(bag(tt, cores, ids, offsets, w), sums, rtol=1e-4, atol=1e-4 * np.abs(rows).max())
+
+
+def test_the_kernel_on_the_largest_table_that_int32_can_name():
+    tt = tensor_train(1290**3, 8, 3, row_factors=(1290, 1290, 1290))
+    cores = drawn(tt)
+    ids = np.random.default_rng(0).integers(0, tt.rows, 40).astype(np.int32)
+    ids[:3] = 0, tt.rows - 1, tt.rows - 1290
+    both = jit(lambda c: [bag(tt, c, ids, np.arange(41, dtype=np.int32), way=way) for way in ("native", "jax")])
+    ours, theirs = both(cores)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_bag_gives_does_not_depend_on_the_others():
+    tt = SHAPES["wide"]
+    cores = drawn(tt)
+    ids, offsets, w = ragged(tt)
+    together = np.asarray(bag(tt, cores, ids, offsets, w, way="native"))
+    for number in (0, 5, 11):
+        own = slice(offsets[number], offsets[number + 1])
+        ends = np.array([0, own.stop - own.start], np.int32)
+        alone = bag(tt, cores, ids[own], ends, w[own], way="native")
+        np.testing.assert_array_equal(alone[0], together[number])
+
+
+def test_offsets_that_go_back_in_a_compiled_program_stay_inside_its_arrays():
+    tt = SHAPES["two"]
+    ids, offsets = np.arange(6, dtype=np.int32), jnp.array([0, 5, 2, 99, -7, 6], jnp.int32)
+    found = jit(lambda c, o: jax.grad(lambda c: bag(tt, c, ids, o, way="native").sum())(c))(drawn(tt), offsets)
+    assert all(np.isfinite(core).all() for core in found)
