@@ -40,8 +40,9 @@ class Group:
             )
             for rank in range(ranks)
         ]  # fmt: skip
-        for rank in self.ranks:
-            assert self.line(rank) == "ready"
+        self.hear("made")
+        self.tell("begin")
+        self.hear("ready")
         print(f"{self.name} is ready after {time.monotonic() - began:.0f} s", file=sys.stderr)
 
     def line(self, rank: subprocess.Popen[str]) -> str:
@@ -55,12 +56,21 @@ class Group:
             raise RuntimeError(f"{self.name}: {'a process ended' if ready else 'silence'}: {self.said.read()[-2000:]}")
         return found
 
-    def steps(self, count: int) -> dict[str, Any]:
-        """Runs `count` steps: wall seconds of one, CPU seconds over all processes, peak memory, loss."""
+    def hear(self, words: str) -> None:
+        """Waits for this line of every process."""
+        for rank in self.ranks:
+            assert self.line(rank) == words
+
+    def tell(self, words: str) -> None:
+        """A line to every process."""
         for rank in self.ranks:
             assert rank.stdin is not None
-            rank.stdin.write(f"go {count}\n")
+            rank.stdin.write(f"{words}\n")
             rank.stdin.flush()
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Runs `count` steps: wall seconds of one, CPU seconds over all processes, peak memory, loss."""
+        self.tell(f"go {count}")
         found = [json.loads(self.line(rank)) for rank in self.ranks]
         wall = (max(f["end"] for f in found) - min(f["start"] for f in found)) / count
         losses = [f["loss"] for f in found if f["loss"] is not None]

@@ -25,17 +25,17 @@ import machine
 import memory
 
 KINDS = ("gpipe", "pipedream", "pipemare")
-LIMIT_S = 300
+LIMIT_S = 1800
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    arguments.add_argument("--forward-ms", type=float, default=60.0)
+    arguments.add_argument("--forward-ms", type=float, default=250.0)
     arguments.add_argument("--small", type=int, default=64, help="features of a stage's matrix while time is measured")
     arguments.add_argument("--features", type=int, default=2048, help="the same for memory: 16 MiB")
     arguments.add_argument("--rounds", type=int, default=2, help="of all methods, one after the other, for time")
-    arguments.add_argument("--steps", type=int, default=2, help="in each round")
+    arguments.add_argument("--steps", type=int, default=1, help="in each round")
     arguments.add_argument("--markdown", type=Path)
     arguments.add_argument("--rank", type=int, nargs=4, metavar=("RANK", "RANKS", "PORT", "MICRO"), help="a process")
     a = arguments.parse_args()

@@ -27,6 +27,8 @@ def main() -> None:
     os.dup2(2, 1)  # gloo greets on standard output
     make = {"ours": ours, "torch": torch_peer}[engine]
     step, barrier = make(kind, rank, ranks, port, layers, features, batch, length, micro)
+    answers.write("made\n")
+    sys.stdin.readline()  # all have compiled: gloo's processes wait for each other for 30 s and no longer
     step()
     process_mb = memory.peak_mb()
     memory.forget_peak()
