@@ -48,7 +48,7 @@ def run(report: Callable[[str], None]) -> Outcome:
         Claim("Six steps on this host: median error, %", source, median, 15, median < 15),
         Claim("Six steps on this host: largest error, %", source, worst, 30, worst < 30),
         Claim(
-            "Memory from programs for the next powers of two: largest error against XLA's own, %",
+            "Memory from the program of one device: largest error against XLA's own, %",
             source,
             100 * float(np.max(np.abs(memory))),
             5,
@@ -79,7 +79,6 @@ def _text(fit: Fit, measured: dict[str, float]) -> str:
         f"Constants fitted to {len(CALIBRATION)} other steps of {1e3 * min(measured.values()):.1f} to "
         f"{1e3 * max(measured.values()):.0f} ms (median error {fit.median_error:.0%}): {constants}. Load average "
         f"{load:.1f}. "
-        "Memory is the straight line between what XLA lays out for the powers of two on both sides of a device's "
-        "examples, with what the layout splits; a run asks XLA for its own program before the first update, and "
-        "refuses what does not fit."
+        "Memory is what XLA lays out for a device's examples alone, with what the layout splits; a run asks XLA for its "
+        "own program before the first update, and refuses what does not fit."
     )

@@ -10,7 +10,7 @@ from multipod.plan.machine import Machine
 from multipod.plan.network import all_reduce_s, quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
 from multipod.plan.work import Memory
-from multipod.plan.workload import SLOTS, UPDATE_BYTES, Dtype, Split, Workload
+from multipod.plan.workload import Dtype, Split, Workload
 
 WHOLE_MODEL = Split()
 WHOLE = 4
@@ -311,7 +311,7 @@ def update_s(workload: Workload, choice: Choice, machine: Machine, held: float |
 
     held: parameters on a device; None: as the split says.
     """
-    moved = UPDATE_BYTES.get(workload.optimizer, UPDATE_BYTES["adam"])
+    moved = workload.update_bytes
     held = workload.held(choice.split) if held is None else held
     mine = workload.parameters / machine.devices if choice.shard_update else held
     seconds = moved * mine / (machine.calibration.memory * machine.memory_bytes_per_s)
@@ -344,7 +344,7 @@ def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, st
 def memory_of(workload: Workload, passes: Passes, choice: Choice, examples: float, replicas: int) -> Memory:
     """Weights, slots, gradients, what the backward pass needs, and the batch, of one device."""
     held = passes.parameters
-    slots = held * WHOLE * SLOTS.get(workload.optimizer, 2)
+    slots = held * WHOLE * workload.optimizer_slots
     return Memory(
         parameters=held * WHOLE + workload.state_bytes,
         optimizer=slots / (replicas if choice.shard_update else 1),

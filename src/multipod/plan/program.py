@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from contextlib import suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from multipod.errors import LayoutError, PlanError, RecipeError
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
@@ -70,33 +70,66 @@ def dtype_fields(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
+    known = remembered(_Facts, recipe, ("facts",), partial(_facts, recipe))
+    splits = splits and replace(splits, recipe=recipe)
+    return Workload(
+        name=recipe.name,
+        parameters=known.parameters,
+        build=_build(recipe, splits),
+        splits=(*(splits.able if splits else ()), *(Split(expert=n) for n in known.experts)),
+        expert_parameters=known.expert_parameters,
+        cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
+        layers=known.layers,
+        optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
+        slots=known.slots,
+        wire_bytes=2 if recipe.layout.sum_dtype == "bfloat16" else known.wire_bytes,
+        norm_group_messages=known.norm_messages,
+        norm_bytes=known.norm_bytes,
+        state_bytes=known.state_bytes,
+        batch_bytes=known.batch_bytes,
+        evaluation=Evaluation(known.test_examples),
+        dtype=_dtype(recipe),
+        source=f"the step of the recipe {recipe.name}, traced",
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of a recipe before its step is traced at any size that somebody asks about; see `Workload`."""
+
+    parameters: float
+    slots: float
+    wire_bytes: int
+    norm_messages: float
+    norm_bytes: float
+    state_bytes: float
+    batch_bytes: float
+    test_examples: int
+    experts: tuple[int, ...]
+    expert_parameters: float
+    layers: int
+
+
+def _facts(recipe: Recipe) -> _Facts:
     program = _program(recipe, 1)
     params = jax.tree.leaves(program.shapes.params)
     parameters = sum(leaf.size for leaf in params)
-    traced = _smallest(recipe)
-    small = [s for s in traced.sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.optimizer))
+    small = [s for s in _smallest(recipe).sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
     example = recipe.data.train().read(np.arange(1))
     experts = expert_splits(recipe)
-    layers = _layers(recipe)
-    return Workload(
-        name=recipe.name,
+    return _Facts(
         parameters=parameters,
-        build=_build(recipe, splits and replace(splits, recipe=recipe)),
-        splits=(*(splits.able if splits else ()), *experts),
-        expert_parameters=_expert_parameters(recipe, experts[0]) if experts else 0,
-        cut=partial(_parts, recipe) if layers > 1 else None,
-        layers=layers,
-        optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
-        wire_bytes=2
-        if recipe.layout.sum_dtype == "bfloat16"
-        else max((one.dtype.itemsize for one in params), default=4),
-        norm_group_messages=sum(s.count for s in small),
+        slots=state / max(1, 4 * parameters),
+        wire_bytes=max((one.dtype.itemsize for one in params), default=4),
+        norm_messages=sum(s.count for s in small),
         norm_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
         state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.statistics)),
         batch_bytes=sum(array.nbytes for array in example.values()),
-        evaluation=Evaluation(len(recipe.data.test())),
-        dtype=_dtype(recipe),
-        source=f"the step of the recipe {recipe.name}, traced",
+        test_examples=len(recipe.data.test()),
+        experts=tuple(split.expert for split in experts),
+        expert_parameters=_expert_parameters(recipe, experts[0]) if experts else 0,
+        layers=_layers(recipe),
     )
 
 
@@ -213,16 +246,42 @@ def _layers(recipe: Recipe) -> int:
 
 
 @lru_cache(maxsize=64)
-def _parts(recipe: Recipe, examples: float, parts: int, lanes: int, model: int) -> tuple[Part, ...]:
+def _parts(
+    recipe: Recipe, splits: Splits | None, examples: float, parts: int, lanes: int, model: int
+) -> tuple[Part, ...]:
     """The parts of the recipe's pipeline, each traced as `multipod.step.staged` runs it.
 
     Raises:
-      PlanError: parts that are split themselves, of which only XLA could tell.
+      PlanError: parts that are split themselves, of which only XLA can tell, which was not asked.
     """
-    if model > 1:
-        raise PlanError(f"recipe {recipe.name}: stages that model splits are planned for published tables only.")
+    if model > 1 and splits is None:
+        raise PlanError(f"recipe {recipe.name}: stages that model splits have not been compiled. Plan with --splits.")
     asked = ("parts", round(examples), parts, lanes)
-    return remembered(tuple[Part, ...], recipe, asked, lambda: _traced_parts(recipe, round(examples), parts, lanes))
+    make = partial(_traced_parts, recipe, round(examples), parts, lanes)
+    whole = remembered(tuple[Part, ...], recipe, asked, make)
+    if model == 1 or splits is None:
+        return whole
+    return splits.parts(_held_by(recipe, whole, round(examples), model), examples, model, lanes)
+
+
+def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int) -> tuple[Part, ...]:
+    """The parts, with those of their weights that one of `model` devices holds.
+
+    Raises:
+      LayoutError: dims that do not divide.
+    """
+    layout = Layout((1, 1), stage=len(whole), model=model, micro_batches=1, rules=recipe.layout.rules)
+    mesh = abstract_mesh(layout)
+    program = StagedProgram(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
+    found = []
+    for part, weights in zip(whole, program.pipe.weights, strict=True):
+        held = {
+            name: jax.ShapeDtypeStruct(NamedSharding(mesh, program.specs[name]).shard_shape(leaf.shape), leaf.dtype)
+            for name, leaf in weights.items()
+        }
+        tied = tuple((name, float(held[name].size)) for name, _ in part.tied)
+        found.append(replace(part, weights=_slots(held), tied=tied))
+    return tuple(found)
 
 
 def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tuple[Part, ...]:

@@ -117,6 +117,8 @@ def _in_tiles(name: str) -> bool:
 
 
 def _splits(workload: Workload, most: int = LARGEST) -> Iterator[Split]:
+    alone = [split.model for split in workload.splits if split == Split(model=split.model)]
+    inside = SPLITS[1:4] if "model" in workload.axes else sorted(alone)  # of a stage
     yield Split()
     yield from workload.splits
     for n in SPLITS[1:]:
@@ -126,7 +128,7 @@ def _splits(workload: Workload, most: int = LARGEST) -> Iterator[Split]:
             yield Split(model=n)
         if workload.cut is not None and n <= workload.layers:
             yield Split(stage=n)
-            yield from (Split(model=m, stage=n) for m in SPLITS[1:4] if "model" in workload.axes and m * n <= most)
+            yield from (Split(model=m, stage=n) for m in inside if m * n <= most)
 
 
 def search(
@@ -213,14 +215,12 @@ def priced(workload: Workload, choice: Choice, machine: Machine, every: Every) -
 def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterator[str]:
     """What could be laid out and was not tried."""
     axes = {axis for split in _splits(workload) for axis in split.sizes}
-    if "model" in workload.axes and workload.cut is not None and most == LARGEST:
+    if "model" in axes and workload.cut is not None and most == LARGEST:
         yield f"replicas of more than {most} devices, which nothing here needs"
     if axes - {"spatial"}:
         yield "schedules that know no tiles, for weights that are split over chips"
     if len(axes - {"stage"}) > 1:
         yield f"splits over several of {', '.join(sorted(axes - {'stage'}))} at once"
-    if workload.cut is not None and "model" in axes and "model" not in workload.axes:
-        yield "stages that model splits"
     if workload.cut is not None:
         yield "pipelines that never drain (they learn something else)"
     rest = [

@@ -1,9 +1,9 @@
 """What a split of a recipe's model does to its step: read from XLA's programs of it, compiled for this host.
 
 The partitioner decides what a device of a replica computes and what the replica's devices tell each other, so it is
-asked: the real step is compiled, whole and split, for two powers of two with the replica's number of examples between
-them. What grows with the examples and what does not (the gradients of weights that are not split) follows from the
-two. Nothing is run, and a large program takes no longer to compile than a small one.
+asked: the real step is compiled, whole and split, for the replica's number of examples and for twice as many, which the
+next larger replica has. What grows with the examples and what does not (the gradients of weights that are not split)
+follows from the two. Nothing is run, and a large program takes no longer to compile than a small one.
 """
 
 import math
@@ -22,12 +22,12 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
-from multipod.plan.workload import Split
+from multipod.plan.workload import Part, Split
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 
 LEAST = 8
-"""Examples: programs of fewer are not compiled; so few that constants would rule."""
+"""Examples: with fewer, constants would rule, so only memory is taken from programs of fewer."""
 
 PATTERNS: dict[str, Pattern] = {
     "all-reduce": "all-reduce",
@@ -64,21 +64,43 @@ class Splits:
 
         Products that are split fill the matrix unit less: as much as those of XLA's program do, padded to whole tiles.
         """
+        kept = self._kept(split, examples)
+        if split.devices == 1:
+            return Work(whole, (), kept)
         counts = _around(examples)
         alone, parts = (self._facts(one, counts) for one in (Split(), split))
-        flops, nbytes = _share(alone, parts, "flops"), _share(alone, parts, "bytes")
-        fuller = filled(parts[-1].products, lanes) / filled(alone[-1].products, lanes)
-        ops = tuple(
+        return Work(_divided(whole, alone, parts, lanes), tuple(_messages(counts, parts, examples)), kept)
+
+    def parts(self, whole: tuple[Part, ...], examples: float, model: int, lanes: int = 1) -> tuple[Part, ...]:
+        """Parts of a pipeline, each split over `model` devices, of which, unsplit but for their weights, `whole` are.
+
+        The shares are those of the unstaged step: of operators, of what is kept, and, by a part's share of the FLOPs,
+        of the messages, half of them in the forward pass. `examples` are a micro-batch's.
+        """
+        split, counts = Split(model=model), _around(examples)
+        alone, parts = (self._facts(one, counts) for one in (Split(), split))
+        kept = min(1.0, self._kept(split, counts[-1]) / max(1.0, self._kept(Split(), counts[-1])))
+        messages = tuple(_messages(counts, parts, examples))
+        total = max(1.0, sum(part.whole.flops for part in whole))
+
+        def divided(work: Work, share: float) -> Work:
+            told = tuple(replace(one, count=one.count * share) for one in messages)
+            return Work(_divided(work.ops, alone, parts, lanes), told, work.activation_bytes * kept)
+
+        return tuple(
             replace(
-                op,
-                flops=op.flops * flops,
-                nbytes=op.nbytes * nbytes,
-                fill=min(1.0, op.fill * fuller) if op.kind in ("matmul", "convolution") else op.fill,
+                part,
+                forward=divided(part.forward, part.whole.flops / total / 2),
+                whole=divided(part.whole, part.whole.flops / total),
+                saved=tuple((shape, n, size * kept) for shape, n, size in part.saved),
             )
-            for op in whole
+            for part in whole
         )
-        kept = _between(counts, [facts.memory.temporaries - self._gradients(split) for facts in parts], examples)
-        return Work(ops, tuple(_messages(counts, parts, examples)) if split.devices > 1 else (), max(0.0, kept))
+
+    def _kept(self, split: Split, examples: float) -> float:
+        """Bytes that XLA's program for so many examples needs beside arguments, outputs and gradients."""
+        (facts,) = self._facts(split, (math.ceil(examples),))
+        return max(0.0, facts.memory.temporaries - self._gradients(split))
 
     def _gradients(self, split: Split) -> float:
         """Bytes of the gradients on a device, which are among XLA's temporaries."""
@@ -94,8 +116,25 @@ class Splits:
     def _program(self, split: Split, examples: int) -> Program:
         return _program(self.recipe, split, examples)
 
-    def _facts(self, split: Split, counts: tuple[int, int]) -> tuple[CompiledFacts, ...]:
+    def _facts(self, split: Split, counts: tuple[int, ...]) -> tuple[CompiledFacts, ...]:
         return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
+
+
+def _divided(
+    ops: tuple[Op, ...], alone: tuple[CompiledFacts, ...], parts: tuple[CompiledFacts, ...], lanes: int
+) -> tuple[Op, ...]:
+    """The operators of one of the devices, by what XLA's programs do alone and in parts."""
+    flops, nbytes = _share(alone, parts, "flops"), _share(alone, parts, "bytes")
+    fuller = filled(parts[-1].products, lanes) / filled(alone[-1].products, lanes)
+    return tuple(
+        replace(
+            op,
+            flops=op.flops * flops,
+            nbytes=op.nbytes * nbytes,
+            fill=min(1.0, op.fill * fuller) if op.kind in ("matmul", "convolution") else op.fill,
+        )
+        for op in ops
+    )
 
 
 def filled(products: tuple[Product, ...], lanes: int) -> float:
@@ -106,9 +145,11 @@ def filled(products: tuple[Product, ...], lanes: int) -> float:
 
 
 def _around(examples: float) -> tuple[int, int]:
-    """The powers of two on both sides; from `LEAST` on."""
-    many = max(2 * LEAST, 2 ** math.ceil(math.log2(max(1.0, examples))))
-    return many // 2, many
+    """So many examples, doubled until they are `LEAST`, and twice as many."""
+    few = math.ceil(examples)
+    while few < LEAST:
+        few *= 2
+    return few, 2 * few
 
 
 @lru_cache(maxsize=64)

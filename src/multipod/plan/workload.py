@@ -111,6 +111,7 @@ class Workload:
       parameters: trained.
       build: the work of a step.
       optimizer: a name of `UPDATE_BYTES`.
+      slots: arrays of the parameters' size in the optimizer's state, as its shapes have them; None: as `SLOTS` says.
       wire_bytes: of a parameter's gradient between devices.
       splits_weights: whether the model axis splits the weights (and so the gradients); a spatial split never does.
       norm_group_messages: sums of statistics in a step, forward and backward, where batch norm spans devices.
@@ -136,6 +137,7 @@ class Workload:
     parameters: float
     build: Build
     optimizer: str = "sgd"
+    slots: float | None = None
     wire_bytes: int = 4
     splits_weights: bool = True
     norm_group_messages: float = 0.0
@@ -169,6 +171,16 @@ class Workload:
                 f"--precision {dtype} out, or plan a recipe whose model has a field dtype."
             )
         return self.other(dtype)
+
+    @property
+    def optimizer_slots(self) -> float:
+        """Arrays of the parameters' size in the optimizer's state."""
+        return SLOTS.get(self.optimizer, 2) if self.slots is None else self.slots
+
+    @property
+    def update_bytes(self) -> float:
+        """That an update moves for each parameter: by its name, or gradient, weight and slots, read and written."""
+        return UPDATE_BYTES.get(self.optimizer, 3 * 4 + 2 * 4 * self.optimizer_slots)
 
     def held(self, split: Split) -> float:
         """Parameters on a device of a replica that is split so; of a pipeline its parts say."""
