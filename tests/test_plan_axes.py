@@ -268,10 +268,10 @@ def test_a_second_plan_traces_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(remembered, "_code", lambda: "as it was")
     remember_traces(tmp_path)
     try:
-        made = program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, 2, 2, 1, 1)
+        made = program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, None, 2, 2, 1, 1)
         assert len(list(tmp_path.glob("*.json"))) == 2
         monkeypatch.setattr(jaxpr, "trace", None)  # whoever traces fails
-        assert (program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, 2, 2, 1, 1)) == made
+        assert (program._traced.__wrapped__(recipe, 2, 1), program._parts.__wrapped__(recipe, None, 2, 2, 1, 1)) == made
         monkeypatch.setattr(remembered, "_code", lambda: "edited")
         with pytest.raises(PlanError, match="cannot be traced"):
             program._traced.__wrapped__(recipe, 2, 1)

@@ -79,6 +79,6 @@ def _text(fit: Fit, measured: dict[str, float]) -> str:
         f"Constants fitted to {len(CALIBRATION)} other steps of {1e3 * min(measured.values()):.1f} to "
         f"{1e3 * max(measured.values()):.0f} ms (median error {fit.median_error:.0%}): {constants}. Load average "
         f"{load:.1f}. "
-        "Memory is what XLA lays out for a device's examples alone, with what the layout splits; a run asks XLA for its "
-        "own program before the first update, and refuses what does not fit."
+        "Memory is what XLA lays out for a device's examples alone, with what the layout splits; a run asks XLA for "
+        "its own program before the first update, and refuses what does not fit."
     )
