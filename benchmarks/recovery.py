@@ -167,17 +167,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4, choices=(2, 4, 8))
     parser.add_argument("--cases", nargs="+", default=[*LOSSES, *RESTARTS], choices=[*LOSSES, *RESTARTS])
     asked = parser.parse_args()
-    found: dict[str, list[float]] = {}
-    for name in asked.cases:
-        with tempfile.TemporaryDirectory() as folder:
-            found |= Case(name, asked.processes, asked.times).measured(Path(folder))
-            print(f"{name} is done, at a load of {os.getloadavg()[0]:.0f}", file=sys.stderr, flush=True)
     command = " ".join(["python benchmarks/recovery.py", *sys.argv[1:]])
     print(f"# Recovery\n\n`{command}`\n\n{machine.headline(machine.facts())}\n")
-    print("| what happens | times | least | median | most seconds without an update |\n|---|---|---|---|---|")
-    for what, seconds in found.items():
-        middle = statistics.median(seconds)
-        print(f"| {what} | {len(seconds)} | {min(seconds):.1f} | {middle:.1f} | {max(seconds):.1f} |")
+    print(
+        "| what happens | times | least | median | most seconds without an update | load |\n|---|---|---|---|---|---|"
+    )
+    for name in asked.cases:  # each is printed as it is done: on a busy machine they take long
+        with tempfile.TemporaryDirectory() as folder:
+            measured = Case(name, asked.processes, asked.times).measured(Path(folder))
+        for what, seconds in measured.items():
+            cells = (what, len(seconds), *(f"{pick(seconds):.1f}" for pick in (min, statistics.median, max)))
+            print("| " + " | ".join(map(str, (*cells, f"{os.getloadavg()[0]:.0f}"))) + " |", flush=True)
 
 
 if __name__ == "__main__":
