@@ -1,6 +1,7 @@
 """Runs that go on without a process: what is decided, what is kept in memory, how a mesh closes; and a real one."""
 
 import json
+import socket
 from dataclasses import replace
 
 import jax
@@ -23,7 +24,7 @@ from multipod.runtime import Timeouts
 from multipod.train import agree
 from multipod.train.events import Regrouped
 from multipod.train.example_log import ExampleLog, used
-from multipod.train.heartbeat import Beat
+from multipod.train.heartbeat import Beat, Heartbeat
 from multipod.train.observers import jsonl
 from multipod.train.observers.text import regrouped_text
 from multipod.train.roster import Now, Rules, next_step, verdict
@@ -98,6 +99,22 @@ def test_silent_stuck_and_strange_ranks_are_named():
     other = Rank(1, 101, heard_s=10.0, beat=beat(identity="multipod 9"))
     why = next_step(now(ranks(r1=other)), RULES, LIMITS).kill[1]
     assert why == "rank 1 (pid 101) would train something else: it has multipod 9; rank 0 has same"
+
+
+def test_nobody_is_stuck_in_an_update_between_two_worlds():
+    ours, theirs = socket.socketpair()
+    with ours, ours.makefile() as lines:
+        heartbeat = Heartbeat(theirs.detach(), 60.0, lost=lambda: None)
+        heartbeat("updating", 7)
+        heartbeat.again()
+        heartbeat.note(generation=1, joined=False)
+        heartbeat.close()
+        last = next(said for line in lines if (said := Beat(**json.loads(line))).done)
+    assert (last.phase, last.update, last.generation) == ("starting", 7, 1)
+    waiting = replace(last, age_s=50.0, begun=9, identity="same", done=False)
+    for seen, stuck in ((waiting, False), (replace(waiting, phase="updating"), True)):
+        alone = [Rank(0, 100, heard_s=10.0, beat=seen)]
+        assert bool(next_step(now(alone, {0: 0}, generation=1), RULES, LIMITS).kill) is stuck
 
 
 def test_a_run_ends_when_nobody_trains_any_more():

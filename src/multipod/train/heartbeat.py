@@ -114,6 +114,10 @@ class Heartbeat:
         if phase != before:
             self._wake.set()
 
+    def again(self) -> None:
+        """Notes that the loop is about to start once more, in another world: it is in no update until it says so."""
+        self("starting", self._place[1])
+
     def note(self, **fields: Any) -> None:
         """Tells the launcher at once: fields of `Beat` as `folder`, where the run is written, or `saved`."""
         if "folder" in fields:

@@ -117,6 +117,7 @@ def live_through(member: Member, train_in: Callable[[Connection], T]) -> T:
     while True:
         world = member.next_world(generation)
         generation = world.generation
+        member.beat.again()  # else leaving the last world would count as an update without progress
         member.beat.note(generation=generation, joined=False, broken="")
         attempt = _Attempt(member, world, train_in)
         ended = attempt.run()
