@@ -77,7 +77,7 @@ def with_data(recipe: Recipe, folder: Path) -> Recipe:
             Image.new("RGB", (256, 256)).save(folder / name / "0.jpg")
         return override(recipe, [f"data.train_files={folder}", f"data.test_files={folder}"])
     if kind == "Clicks":
-        return replace(recipe, data=Shaped(len(recipe.model.tables)))  # type: ignore[attr-defined, arg-type]
+        return replace(recipe, data=Shaped(len(recipe.model.rows)))  # type: ignore[attr-defined, arg-type]
     return recipe
 
 
