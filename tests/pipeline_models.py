@@ -61,7 +61,7 @@ def parts_of(count: int, optimizer: optax.GradientTransformation, techniques: Pi
 
 
 def proven(name: str, stages: int) -> Proof:
-    return check(build(name, stages, N, 1 if name in ("gpipe", "1f1b", "interleaved") else 8))
+    return check(build(name, stages, N, 1 if name in ("gpipe", "1f1b", "eager-1f1b", "interleaved") else 8))
 
 
 def pipe_of(name: str, stages: int, data: int, optimizer: Any = ADAMW, techniques: PipeMare | None = None) -> Pipe:

@@ -42,7 +42,7 @@ def plain(count: int, updates: int, optimizer: optax.GradientTransformation) -> 
 
 @pytest.mark.parametrize(
     ("name", "stages", "data"),
-    [("gpipe", 3, 1), ("1f1b", 4, 2), ("interleaved", 2, 1)],
+    [("gpipe", 3, 1), ("1f1b", 4, 2), ("eager-1f1b", 3, 1), ("interleaved", 2, 1)],
 )
 def test_synchronous_pipelines_train_as_the_whole_model(name, stages, data):
     pipe = pipe_of(name, stages, data)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from multipod.errors import ScheduleError
 from multipod.pipelines import model, stability
-from multipod.pipelines.build import PIPELINES, build, gpipe, interleaved, one_f_one_b, pipedream, pipemare
+from multipod.pipelines.build import PIPELINES, build, eager_1f1b, gpipe, interleaved, one_f_one_b, pipedream, pipemare
 from multipod.pipelines.check import check, check_tied
 from multipod.pipelines.drawing import draw, picture
 from multipod.pipelines.schedule import Op, PipelineSchedule
@@ -55,6 +55,27 @@ def test_synchronous_pipelines_have_the_known_bubble(build_it, p, n):
     assert sum(proof.peak_live) == known.activations
     assert proof.schedule.span == proof.schedule.stride == 2 * (n + p - 1)
     assert set(proof.stashed) == {0}
+
+
+@pytest.mark.parametrize(("p", "n"), SIZES)
+def test_eager_1f1b_reaches_the_bound_in_lock_step_where_1f1b_does_not(p, n):
+    proof = check(made := eager_1f1b(p, n, 2))
+    known = model.cost("eager-1f1b", p, n)
+    assert sum(proof.peak_live) == known.activations
+    assert timed(eager_1f1b(p, n), Costs(1, 2)).utilisation == known.utilisation == Fraction(n, n + p - 1)
+    assert in_lock_step(eager_1f1b(p, n)) == 3 * (n + p - 1)
+    assert p == 1 or n < 3 or in_lock_step(one_f_one_b(p, n)) > 3 * (n + p - 1)
+    assert made.stride == n + 2 * p - 1
+    assert set(proof.stashed) == {0}
+
+
+def in_lock_step(made: PipelineSchedule) -> int:
+    """The time of all ticks, each as long as its busiest device, with passes of 1 and 2."""
+    took = {}
+    for device, ops in enumerate(made.ops):
+        for op in ops:
+            took[op.tick, device] = took.get((op.tick, device), 0) + {"forward": 1, "backward": 2, "update": 0}[op.kind]
+    return sum(max(time for (tick, _), time in took.items() if tick == now) for now in range(made.span))
 
 
 @settings(deadline=None, max_examples=30)

@@ -45,6 +45,21 @@ def one_f_one_b(stages: int, micro_batches: int, updates: int = 1) -> PipelineSc
     )
 
 
+def eager_1f1b(stages: int, micro_batches: int, updates: int = 1) -> PipelineSchedule:
+    """1F1B that goes forward twice as far ahead: in steady state each tick has a forward and a backward pass.
+
+    In lock-step all stages' ticks are so equally long, while those of `1f1b` wait for a backward pass next door where
+    they go forward themselves: with backward passes twice as long that is up to a quarter of the time. Paid with
+    activations: min(N, 2 (P - i) + 1) micro-batches at stage i.
+    Source: the eager 1F1B of Zhuang et al., 2022, arXiv:2211.05322, which goes ahead to hide messages. Here the ticks
+    are those of `pipemare`, with a flush at each update.
+    """
+    ticks = micro_batches + 2 * stages - 1
+    return _synchronous(
+        "eager-1f1b", stages, micro_batches, updates, ticks, lambda i, m: (m + i - 1, m + 2 * stages - i)
+    )
+
+
 def pipemare(stages: int, micro_batches: int, updates: int = 3) -> PipelineSchedule:
     """Never waits: forward of m at tick m + i - 1, backward at m + 2 P - i, with the weights that are there then.
 
@@ -103,6 +118,7 @@ class Pipeline:
 PIPELINES = {
     "gpipe": Pipeline(gpipe, "all forward, then all backward; keeps N micro-batches a stage"),
     "1f1b": Pipeline(one_f_one_b, "forward and backward in turn; keeps P - i + 1 micro-batches at stage i"),
+    "eager-1f1b": Pipeline(eager_1f1b, "1f1b with both in each tick; keeps 2 (P - i) + 1 micro-batches at stage i"),
     "interleaved": Pipeline(interleaved, "1f1b with several parts of the model on each device", ("chunks",)),
     "pipemare": Pipeline(pipemare, "asynchronous: no bubble, no stash; delayed forward, current backward weights"),
     "pipedream": Pipeline(pipedream, "asynchronous: no bubble; each micro-batch's weights are stashed"),

@@ -46,7 +46,7 @@ def cost(
     correction: bool = True,
     sizes: Sequence[float] = (),
 ) -> Cost:
-    """The closed forms for `gpipe`, `1f1b`, `pipemare` or `pipedream`.
+    """The closed forms for `gpipe`, `1f1b`, `eager-1f1b`, `pipemare` or `pipedream`.
 
     correction: (pipemare) whether there is the buffer of T2. sizes: weights of each stage, in any unit; equal if empty.
     PipeDream's stash is the mean delay times the stage's size: with equal sizes P / N copies (the whole versions that a
@@ -66,6 +66,7 @@ def cost(
     known = {
         "gpipe": (bubble, copies, stages * micro_batches),
         "1f1b": (bubble, copies, sum(min(micro_batches, stages - i + 1) for i in one_way)),
+        "eager-1f1b": (bubble, copies, sum(min(micro_batches, 2 * (stages - i) + 1) for i in one_way)),
         "pipemare": (Fraction(1), copies + correction, stages**2),
         "pipedream": (Fraction(1), copies + _stash(stages, micro_batches, sizes), stages**2),
     }

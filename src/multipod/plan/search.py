@@ -22,7 +22,9 @@ from multipod.topology.topology import Topology
 SPLITS = (1, 2, 4, 8, 16)
 
 PIPELINES = ("1f1b", "gpipe", "interleaved")
-"""What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns."""
+"""What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns.
+
+Not `eager-1f1b`: a clock that is not held to ticks cannot tell it from `1f1b`, and it keeps more."""
 
 LARGEST = 16
 """Devices of a replica that are tried at first: larger ones cost simulations of minutes on thousands of chips, and are
