@@ -95,7 +95,8 @@ All layouts that `multipod plan` tries, stages of pipelines among them; CPU mill
 What candidates share is found once: the work of a layer, whatever part it lies in; a part, however many stages have
 such; the order of a pipeline's passes, whatever they cost; a schedule's cost, whatever it sums.
 
-The goal is thousands a second. It is met wherever schedules and traces are known, and missed cold: a cold search
+The goal is thousands a second. Where schedules and traces are known it is met, but for small recipes in a new process,
+which take longer to read their files than to price a few layouts; cold it is missed: a cold search
 simulates each schedule message by message (of the 4 s on 256 chips one packing of trees takes 2.7), and what is known
 to be slow on thousands of chips is not tried there, which `left out` says."""
 
