@@ -98,7 +98,8 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--steps", type=int, default=2)
     arguments.add_argument("--cases", nargs="+", default=[
-        "ours/serial_mb", "ours/gpipe", "ours/1f1b", "ours/pipemare", "torch/serial_mb", "torch/gpipe", "torch/1f1b",
+        "ours/serial_mb", "ours/gpipe", "ours/1f1b", "ours/eager-1f1b", "ours/pipemare",
+        "torch/serial_mb", "torch/gpipe", "torch/1f1b",
     ])  # fmt: skip
     arguments.add_argument("--markdown", type=Path)
     a = arguments.parse_args()
