@@ -121,7 +121,8 @@ class Here:
 
     def train_in(self, connection: "Connection") -> "Ended":
         """Trains in one world: to the end, or until `Left`."""
-        from multipod.cli.train import example_log, finish
+        from multipod.cli.example_logging import example_log
+        from multipod.cli.train import finish
         from multipod.train.loop import Surroundings
         from multipod.train.loop import train as loop
 
