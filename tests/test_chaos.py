@@ -28,9 +28,10 @@ from multipod.train.chaos import (
     loss_difference,
     read_plan,
 )
+from multipod.train.crew import Worker
 from multipod.train.hosts import LINK, hosts
 from multipod.train.injecting import Fault, Injector, flip_newest, note, records
-from multipod.train.supervise import Worker, supervise
+from multipod.train.supervise import supervise
 
 # Plans.
 

@@ -19,8 +19,9 @@ from multipod.errors import ClusterError
 from multipod.layout.mesh import make_mesh
 from multipod.runtime import Timeouts
 from multipod.step.program import Program
+from multipod.train.crew import Worker
 from multipod.train.standby import WAITS, Reserve, Warm, spawned
-from multipod.train.supervise import Worker, supervise
+from multipod.train.supervise import supervise
 
 HERE = Path(__file__).parent
 SOURCE = Path(multipod.__file__).parents[1]

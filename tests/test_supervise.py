@@ -19,9 +19,9 @@ import multipod
 from multipod.cli import launch
 from multipod.errors import ClusterError, LayoutError
 from multipod.runtime import Timeouts
-from multipod.train import supervise as supervision
+from multipod.train.crew import Channel, Rank, Worker
 from multipod.train.heartbeat import Beat, Heartbeat, silent
-from multipod.train.supervise import Outcome, Rank, Worker, judge, supervise
+from multipod.train.supervise import Outcome, judge, supervise
 
 SOURCE = Path(multipod.__file__).parents[1]
 SHORT = Timeouts(limit_s=3)
@@ -276,7 +276,7 @@ def test_a_rank_that_dies_with_words_to_it_unread_has_closed_its_channel() -> No
     theirs.send(b"its last words\nand half")
     theirs.close()
     heard: list[str] = []
-    channel = supervision._Channel(ours.detach(), heard.append)
+    channel = Channel(ours.detach(), heard.append)
     channel.read(most=64)
     channel.close()
     assert not channel.open
@@ -347,7 +347,8 @@ def test_an_exception_in_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 LAUNCHER = """
 import json, sys
 from multipod.runtime import Timeouts
-from multipod.train.supervise import Worker, supervise
+from multipod.train.crew import Worker
+from multipod.train.supervise import supervise
 outcome = supervise([Worker(*worker) for worker in json.loads(sys.argv[1])], Timeouts())
 print(outcome.exit_code, outcome.reason, outcome.folder, outcome.saved, sep="|", flush=True)
 """

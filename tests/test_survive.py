@@ -22,6 +22,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.seats import seated
 from multipod.runtime import Timeouts
 from multipod.train import agree
+from multipod.train.crew import Rank
 from multipod.train.events import Regrouped
 from multipod.train.example_log import ExampleLog, used
 from multipod.train.heartbeat import Beat, Heartbeat
@@ -30,7 +31,7 @@ from multipod.train.observers.text import regrouped_text
 from multipod.train.roster import Now, Rules, next_step, verdict
 from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
 from multipod.train.straggling import Speeds, stragglers
-from multipod.train.supervise import Outcome, Rank
+from multipod.train.supervise import Outcome
 from multipod.train.world import World, world_from
 
 RULES, LIMITS = Rules(seats=4), Timeouts(6)

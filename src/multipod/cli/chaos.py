@@ -40,12 +40,13 @@ from multipod.train.chaos import (
     read_plan,
     shared_memory,
 )
+from multipod.train.crew import Relay
 from multipod.train.hosts import LINK, Hosts
 from multipod.train.hosts import hosts as make_hosts
 from multipod.train.injecting import KINDS, Fault, records
 from multipod.train.roster import Rules
 from multipod.train.roster import survive as survive_run
-from multipod.train.supervise import Outcome, Relay, supervise
+from multipod.train.supervise import Outcome, supervise
 
 CLOSE = 1e-4
 """What sums that are rounded otherwise may make of losses, over the largest."""

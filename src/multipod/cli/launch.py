@@ -14,12 +14,13 @@ import click
 from multipod.errors import ClusterError
 from multipod.layout.layout import parse_shape
 from multipod.runtime import CPU_DEVICES, Timeouts
+from multipod.train.crew import Worker, to_stderr
 from multipod.train.distant import Agents, own_address, read_secret, split_address
 from multipod.train.roster import Rules
 from multipod.train.roster import survive as survive_run
 from multipod.train.services import Meeting
 from multipod.train.standby import Reserve
-from multipod.train.supervise import INTERRUPTED, Outcome, Worker, supervise, to_stderr
+from multipod.train.supervise import INTERRUPTED, Outcome, supervise
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.source import HostBatch
-from multipod.data.stdlib_text import END, START, StdlibText, _kept, parted, train_tokenizer
+from multipod.data.stdlib_text import END, START, StdlibText, parted, tokens_of, train_tokenizer
 from multipod.errors import RecipeError
 
 
@@ -192,4 +192,4 @@ def _tokenizer(text: StdlibText) -> Any:
 
 @lru_cache(maxsize=4)
 def _stream(text: StdlibText) -> dict[str, np.ndarray]:
-    return {part: np.concatenate(several) for part, several in _kept(text, parted(text)).items()}
+    return {part: np.concatenate(several) for part, several in tokens_of(text, parted(text)).items()}

@@ -257,14 +257,14 @@ def parted(spec: StdlibText) -> dict[str, list[str]]:
 
 @lru_cache(maxsize=4)
 def _rows(spec: StdlibText) -> dict[str, HostBatch]:
-    kept = _kept(spec, parted(spec))
+    kept = tokens_of(spec, parted(spec))
     return {part: packed({"token": _cut(kept[part], spec.length)}, {"token": spec.length}) for part in _PARTS}
 
 
 _PARTS = ("train", "test")
 
 
-def _kept(spec: StdlibText, parts: dict[str, list[str]]) -> dict[str, list[np.ndarray]]:
+def tokens_of(spec: StdlibText, parts: dict[str, list[str]]) -> dict[str, list[np.ndarray]]:
     """The tokens of all pieces of each part, from the cache where they are there."""
     if not spec.cache:
         return _encoded(spec, parts)

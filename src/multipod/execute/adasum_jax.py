@@ -40,7 +40,7 @@ from multipod.execute.pairs import (
     times,
     two_product,
 )
-from multipod.execute.trees import _ends, _structure, _to_rows, share_shape
+from multipod.execute.trees import ends, share_shape, structure_of, to_rows
 
 Tree = Any
 
@@ -104,7 +104,7 @@ def combine_tree(
             f"adasum: {p} vectors are too many for the {p} x {p} dots of each tensor; the most are {MOST}. "
             "Average inside nodes first (adasum-rows), or take a smaller mesh."
         )
-    structure, tensors = _structure(tree), jax.tree.leaves(tree)
+    structure, tensors = structure_of(tree), jax.tree.leaves(tree)
     tensor_specs = structure.flatten_up_to(specs)
     if not tensors:
         return tree, Report(jnp.zeros(0), jnp.zeros((math.prod(axes.values()), 0), bool))
@@ -166,7 +166,7 @@ def _is_split(spec: PartitionSpec) -> bool:
 def _rows(tensor: jax.Array, spec: PartitionSpec, axes: Mapping[str, int]) -> jax.Array:
     """[devices, share] of a tensor; one that is not split is padded with zeros, which change no dot."""
     if _is_split(spec):
-        return _to_rows(tensor, spec, dict(axes))
+        return to_rows(tensor, spec, dict(axes))
     devices = math.prod(axes.values())
     return jnp.pad(tensor.ravel(), (0, -tensor.size % devices)).reshape(devices, -1)
 
@@ -183,7 +183,7 @@ def _spread(
     for dtype in sorted({str(tensors[k].dtype) for k in whole}):
         places = [k for k in whole if str(tensors[k].dtype) == dtype]
         rows = lax.all_gather(jnp.concatenate([combined[k] for k in places]), tuple(axes))
-        parts = jnp.split(rows, _ends([combined[k].shape for k in places]), axis=1)
+        parts = jnp.split(rows, ends([combined[k].shape for k in places]), axis=1)
         for k, part in zip(places, parts, strict=True):
             results[k] = part.ravel()[: tensors[k].size].reshape(tensors[k].shape)
     return results

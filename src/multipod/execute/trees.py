@@ -42,7 +42,7 @@ def reduce_scatter_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: Ve
     devices = math.prod(axes.values())
 
     def summed(leaves: list[jax.Array], leaf_specs: list[PartitionSpec]) -> list[jax.Array]:
-        rows = [_to_rows(leaf, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
+        rows = [to_rows(leaf, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
         share = total.reduce_scatter(jnp.concatenate(rows, axis=1).ravel())
         shapes = [share_shape(leaf.shape, spec, axes) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
         return _cut(share, shapes)
@@ -57,7 +57,7 @@ def all_gather_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: Vector
 
     def gathered(leaves: list[jax.Array], leaf_specs: list[PartitionSpec]) -> list[jax.Array]:
         rows = total.all_gather(jnp.concatenate([leaf.ravel() for leaf in leaves])).reshape(devices, -1)
-        parts = jnp.split(rows, _ends([leaf.shape for leaf in leaves]), axis=1)
+        parts = jnp.split(rows, ends([leaf.shape for leaf in leaves]), axis=1)
         return [_from_rows(p, leaf.shape, spec, axes) for p, leaf, spec in zip(parts, leaves, leaf_specs, strict=True)]
 
     # It is the whole tensors that are sent, so it is those that are large or small.
@@ -67,7 +67,7 @@ def all_gather_tree(tree: Tree, specs: Tree, axes: dict[str, int], total: Vector
 
 def _in_messages(function: Callable[..., list[jax.Array]], alone_bytes: int | None, tree: Tree, *others: Tree) -> Tree:
     """Applies `function` to each large leaf, and to the others of each dtype at once, with those of `others`."""
-    leaves, structure = jax.tree.leaves(tree), _structure(tree)
+    leaves, structure = jax.tree.leaves(tree), structure_of(tree)
     rows = list(zip(leaves, *(structure.flatten_up_to(other) for other in others), strict=True))
     results: list[Any] = [None] * len(leaves)
     for places in _messages(leaves, alone_bytes):
@@ -87,7 +87,7 @@ def _messages(leaves: Sequence[jax.Array], alone_bytes: int | None) -> list[list
 
 def _split_and_whole(split: Callable[..., list[jax.Array]], whole: Combine, tree: Tree, specs: Tree) -> Tree:
     """Sends the leaves that their spec splits through `split`, with their specs, and the rest through `whole`."""
-    leaves, structure = jax.tree.leaves(tree), _structure(tree)
+    leaves, structure = jax.tree.leaves(tree), structure_of(tree)
     leaf_specs = structure.flatten_up_to(specs)
     is_split = [any(names is not None for names in spec) for spec in leaf_specs]
     parted_specs = [spec for spec, yes in zip(leaf_specs, is_split, strict=True) if yes]
@@ -96,17 +96,19 @@ def _split_and_whole(split: Callable[..., list[jax.Array]], whole: Combine, tree
     return structure.unflatten([next(parted) if yes else next(rest) for yes in is_split])
 
 
-def _structure(tree: Tree) -> Any:
+def structure_of(tree: Tree) -> Any:
+    """What `jax.tree.unflatten` needs beside the leaves."""
     return jax.tree.structure(tree)  # JAX gives this class no types
 
 
-def _ends(shapes: Sequence[Shape]) -> list[int]:
+def ends(shapes: Sequence[Shape]) -> list[int]:
+    """Where each but the last of these shapes ends in one flat vector of them all."""
     return list(itertools.accumulate(map(math.prod, shapes)))[:-1]
 
 
 def _cut(vector: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
     """Consecutive pieces of `vector` in these shapes; what is left over is padding."""
-    pieces = jnp.split(vector[: sum(map(math.prod, shapes))], _ends(shapes))
+    pieces = jnp.split(vector[: sum(map(math.prod, shapes))], ends(shapes))
     return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
@@ -134,14 +136,14 @@ def _dims(share: Shape, spec: PartitionSpec, axes: dict[str, int]) -> tuple[list
     return opened, [*(place[axis] for axis in axes), *rest]
 
 
-def _to_rows(tensor: jax.Array, spec: PartitionSpec, axes: dict[str, int]) -> jax.Array:
+def to_rows(tensor: jax.Array, spec: PartitionSpec, axes: dict[str, int]) -> jax.Array:
     """[devices, share]: row r holds what the device with row-major number r owns of `tensor`."""
     opened, order = _dims(share_shape(tensor.shape, spec, axes), spec, axes)
     return tensor.reshape(opened).transpose(order).reshape(math.prod(axes.values()), -1)
 
 
 def _from_rows(rows: jax.Array, share: Shape, spec: PartitionSpec, axes: dict[str, int]) -> jax.Array:
-    """The inverse of `_to_rows`, given the shape of one share."""
+    """The inverse of `to_rows`, given the shape of one share."""
     opened, order = _dims(share, spec, axes)
     back = sorted(range(len(order)), key=order.__getitem__)
     whole = [n * math.prod(axes[a] for a in _parts(spec, d)) for d, n in enumerate(share)]

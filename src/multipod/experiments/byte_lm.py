@@ -98,10 +98,10 @@ class ByteLm(nnx.Module):
 
 
 def _merged(setting: Setting, weights: Weights, *, train: bool) -> ByteLm:
-    return _merged_as(lambda: ByteLm(setting, nnx.Rngs(0)), weights, train=train)
+    return merged_as(lambda: ByteLm(setting, nnx.Rngs(0)), weights, train=train)
 
 
-def _merged_as(make: Callable[[], nnx.Module], weights: Weights, *, train: bool) -> Any:
+def merged_as(make: Callable[[], nnx.Module], weights: Weights, *, train: bool) -> Any:
     """The module that `make` makes, with these weights; nothing is drawn, so its generators may be any."""
     graph, _, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
     merged = nnx.merge(graph, weights, jax.tree.map(_filler, rest))

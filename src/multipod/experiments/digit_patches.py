@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from multipod.experiments.byte_lm import _merged_as
+from multipod.experiments.byte_lm import merged_as
 from multipod.experiments.outcome import Claim, Section
 from multipod.nn.attention import Attention
 from multipod.nn.dense import Dense, GatedMlp, RMSNorm
@@ -61,7 +61,7 @@ def _fit(sparse: bool, seed: jax.Array, x: jax.Array, y: jax.Array, tx: jax.Arra
     transformation = optax.adam(optax.cosine_decay_schedule(3e-3, STEPS))
 
     def model(weights: Any, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _merged_as(lambda: Reader(sparse, nnx.Rngs(0)), weights, train=True)(images)
+        return merged_as(lambda: Reader(sparse, nnx.Rngs(0)), weights, train=True)(images)
 
     def loss(weights: Any, rows: jax.Array) -> jax.Array:
         logits, balance = model(weights, x[rows])

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.model import FlaxModel, Model, _skeleton
+from multipod.nn.model import FlaxModel, Model, skeleton
 
 Dims = tuple[str | None, ...]
 
@@ -53,7 +53,7 @@ def dims_of(model: Model) -> dict[str, Dims]:
     """
     if not isinstance(model, FlaxModel):
         return dict(model.dims()) if hasattr(model, "dims") else {}
-    _, shapes = _skeleton(model)
+    _, shapes = skeleton(model)
     named = (("/".join(map(str, path)), _dims(variable)) for path, variable in nnx.to_flat_state(shapes[0]))
     return {path: dims for path, dims in named if dims}
 

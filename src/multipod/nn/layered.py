@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.model import Batch, FlaxModel, _skeleton, _unflat, _with_key
+from multipod.nn.model import Batch, FlaxModel, skeleton, unflat, with_key
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def apply_layers(
     key: jax.Array,
 ) -> Any:
     """`layers` applied to x, with no other parameters than their own."""
-    graph, shapes = _skeleton(model)
+    graph, shapes = skeleton(model)
     # What other layers hold is not there: zeros in its place are used by nothing, and the compiler drops them.
     missing = {n: jnp.zeros(s.shape, s.dtype) for n, s in shapes_of(model).items() if n not in params}
-    states = _unflat(shapes[0], {**missing, **params}), _with_key(shapes[1], key), _unflat(shapes[2], {})
+    states = unflat(shapes[0], {**missing, **params}), with_key(shapes[1], key), unflat(shapes[2], {})
     module = nnx.merge(graph, *states, copy=True)
     module.train() if train else module.eval()
     for layer in layers:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from multipod.nn.model import FlaxModel, Params, Statistics, _skeleton, _unflat, _with_key
+from multipod.nn.model import FlaxModel, Params, Statistics, skeleton, unflat, with_key
 
 
 def merged(model: FlaxModel, params: Params, statistics: Statistics = None) -> Any:
@@ -13,9 +13,9 @@ def merged(model: FlaxModel, params: Params, statistics: Statistics = None) -> A
 
     `statistics` may be left out where the model has none. What the module changes in itself is lost.
     """
-    graph, shapes = _skeleton(model)
-    random = _with_key(shapes[1], jax.random.key(0))  # evaluation draws nothing, but the module wants its generators
-    states = _unflat(shapes[0], params), random, _unflat(shapes[2], statistics or {})
+    graph, shapes = skeleton(model)
+    random = with_key(shapes[1], jax.random.key(0))  # evaluation draws nothing, but the module wants its generators
+    states = unflat(shapes[0], params), random, unflat(shapes[2], statistics or {})
     module = nnx.merge(graph, *states, copy=True)
     module.eval()
     return module

@@ -115,8 +115,8 @@ class FlaxModel(abc.ABC):
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
     ) -> tuple[Any, Statistics]:
         """The outputs for `batch` and the statistics after it; see `Model`."""
-        graph, shapes = _skeleton(self)
-        states = _unflat(shapes[0], params), _with_key(shapes[1], key), _unflat(shapes[2], statistics)
+        graph, shapes = skeleton(self)
+        states = unflat(shapes[0], params), with_key(shapes[1], key), unflat(shapes[2], statistics)
         module = nnx.merge(graph, *states, copy=True)
         module.train() if train else module.eval()
         outputs = self.forward(module, batch)
@@ -124,7 +124,7 @@ class FlaxModel(abc.ABC):
 
 
 @functools.lru_cache(maxsize=32)
-def _skeleton(model: FlaxModel) -> tuple[Any, tuple[Any, Any, Any]]:
+def skeleton(model: FlaxModel) -> tuple[Any, tuple[Any, Any, Any]]:
     """The module's structure and the shapes of its parameters, random state and statistics."""
     module = nnx.eval_shape(lambda: model.module(nnx.Rngs(0)))
     graph, *shapes = nnx.split(module, nnx.Param, nnx.RngState, ...)
@@ -135,11 +135,12 @@ def _flat(state: Any) -> dict[str, jax.Array]:
     return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
 
-def _unflat(shapes: Any, values: dict[str, jax.Array]) -> Any:
+def unflat(shapes: Any, values: dict[str, jax.Array]) -> Any:
+    """The values, by their path, in the structure of `shapes`."""
     return jax.tree.map_with_path(lambda path, _: values[_name(path)], shapes)
 
 
-def _with_key(shapes: Any, key: jax.Array) -> Any:
+def with_key(shapes: Any, key: jax.Array) -> Any:
     """Random state that starts from `key`, one stream for each generator of the module."""
     leaves = jax.tree.leaves(shapes)
     structure: Any = jax.tree.structure(shapes)

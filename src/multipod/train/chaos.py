@@ -21,9 +21,10 @@ import msgspec
 import numpy as np
 
 from multipod.errors import ChaosError
+from multipod.train.crew import Relay
 from multipod.train.injecting import KINDS, Fault, Kind, records
 from multipod.train.sockets import LISTENING, sockets
-from multipod.train.supervise import INTERRUPTED, Outcome, Relay
+from multipod.train.supervise import INTERRUPTED, Outcome
 
 SPARE = 3
 """Restarts beyond one a fault before a campaign is given up."""

@@ -31,11 +31,11 @@ from struct import pack
 from typing import Any
 
 from multipod.errors import ClusterError, PeerLostError
+from multipod.train.crew import Worker, exit_code_of
 from multipod.train.heartbeat import Beat, end_group
 from multipod.train.services import Meeting
 from multipod.train.standby import spawned
 from multipod.train.stop import NOTICES
-from multipod.train.supervise import Worker, _exit_code
 
 POLL_S = 0.05
 MEET_S = 5.0  # for a connection and its challenges
@@ -206,7 +206,7 @@ class _Session:
     def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, order: Order) -> str:
         """Until the rank has ended, or is to; why, if it is."""
         said_s = 0.0
-        while _exit_code(process.pid) is None:
+        while exit_code_of(process.pid) is None:
             if self.stopped:
                 return ": the agent is stopped"
             if self.line.silent_s > LEASE * order.silent_s:

@@ -1,6 +1,6 @@
 """The worker's side of the launcher's watch: says where the loop is, and ends when the launcher is gone.
 
-The launcher (`multipod.train.supervise`) gives each process one end of a socket pair. `Heartbeat`
+The launcher (`multipod.train.crew`) gives each process one end of a socket pair. `Heartbeat`
 writes a JSON line to it every `beat_s`; the fields are those of `Beat`. JAX's own heartbeat comes
 from a thread of C++, and goes on when Python hangs; this one is sent by Python and carries the phase.
 A launcher of a run that survives (`multipod.train.roster`) answers with JSON lines of its own.

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multipod.errors import ClusterError
+from multipod.train.crew import Worker
 from multipod.train.distant import Agents
 from multipod.train.services import Meeting
-from multipod.train.supervise import Worker
 
 LINK = "eth0"
 PORT = 41999

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from multipod.runtime import Timeouts
+from multipod.train.crew import Crew, Rank, Relay, Worker, to_stderr
 from multipod.train.services import Meeting, Services
 from multipod.train.straggling import Speeds
 from multipod.train.supervise import (
@@ -22,16 +23,11 @@ from multipod.train.supervise import (
     START_S,
     Outcome,
     Presses,
-    Rank,
-    Relay,
-    Worker,
-    _blame,
-    _Crew,
-    _ending,
-    _silent,
-    _stalled,
+    blame,
+    how_ended,
     signals,
-    to_stderr,
+    silent_rank,
+    stalled_rank,
 )
 from multipod.train.world import World, go_line
 
@@ -166,11 +162,11 @@ def _useless(now: Now, timeouts: Timeouts) -> dict[int, str]:
     running = [rank for rank in now.ranks if rank.code is None]
     # Leaving a world, and building the next, holds Python up for seconds on a busy machine.
     patient = [rank for rank in running if _is_in(rank, now.generation) or now.now_s - rank.heard_s > CHANGE_S]
-    silent = _silent(patient, now.now_s, timeouts) if patient else None
+    silent = silent_rank(patient, now.now_s, timeouts) if patient else None
     if silent is not None and silent.culprit is not None:
         return {silent.culprit: silent.reason}
     members = now.members
-    stalled = _stalled(members, now.now_s, timeouts) if members and not now.hurt else None
+    stalled = stalled_rank(members, now.now_s, timeouts) if members and not now.hurt else None
     if stalled is not None and stalled.culprit is not None:
         return {stalled.culprit: stalled.reason}
     late = [rank for rank in members if rank.beat is None or rank.beat.generation < now.generation]
@@ -191,7 +187,7 @@ STRANGER = "would train something else"
 def _too_few(now: Now, rules: Rules) -> Outcome:
     dead = [rank for rank in now.ranks if rank.code is not None]
     culprit = min(dead, key=lambda rank: rank.ended_s) if dead else None
-    why = f": {culprit} {_ending(culprit.code or 0)}" if culprit is not None else ""
+    why = f": {culprit} {how_ended(culprit.code or 0)}" if culprit is not None else ""
     number = None if culprit is None else culprit.number
     left = f"{len(now.seats)} of {rules.seats} processes are left, and at least {rules.least} are needed"
     return Outcome(1, number, left + why)
@@ -207,7 +203,7 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
     Raises:
       ClusterError: a worker, or the launcher's helper, could not be started.
     """
-    with signals() as presses, _Crew(relay) as crew, Services(workers[0].environment, meeting) as services:
+    with signals() as presses, Crew(relay) as crew, Services(workers[0].environment, meeting) as services:
         roster = _Roster(crew, list(workers), rules, timeouts, services, relay, told)
         outcome = roster.watch(presses)
         roster.dismiss()
@@ -233,7 +229,7 @@ class _Roster:
 
     def __init__(
         self,
-        crew: _Crew,
+        crew: Crew,
         workers: list[Worker],
         rules: Rules,
         timeouts: Timeouts,
@@ -302,7 +298,7 @@ class _Roster:
         if self.generation < 0:
             failed = [rank for rank in self.ranks if rank.code is not None]
             if failed:
-                return _blame(failed) if clock_s - min(rank.ended_s for rank in failed) >= SETTLE_S else None
+                return blame(failed) if clock_s - min(rank.ended_s for rank in failed) >= SETTLE_S else None
         else:
             ending, outcome = verdict([self.crew.children[number].rank for number in self.last], clock_s, self.timeouts)
             if ending:
@@ -369,7 +365,7 @@ class _Roster:
             if rank.number in self.buried or rank.code in (0, INTERRUPTED):
                 continue
             self.buried.add(rank.number)
-            why = self.causes.pop(rank.number, "") or f"{rank} {_ending(rank.code)}; last seen: {rank.place}"
+            why = self.causes.pop(rank.number, "") or f"{rank} {how_ended(rank.code)}; last seen: {rank.place}"
             seat = next((seat for seat, number in self.seats.items() if number == rank.number), None)
             if seat is not None:
                 del self.seats[seat]

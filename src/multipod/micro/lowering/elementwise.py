@@ -180,10 +180,10 @@ def select_n(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
 
 def convert(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """CAST, or nothing where the types are the same to us (int32 and int64)."""
-    from multipod.micro.lowering.lower import _edge_dtype
+    from multipod.micro.lowering.lower import edge_dtype
 
     tensor = low.tensor(inputs[0])
-    new = _edge_dtype(eqn.params["new_dtype"])
+    new = edge_dtype(eqn.params["new_dtype"])
     if eqn.params["new_dtype"].name in ("bfloat16", "float16"):
         raise CannotLowerError(f"rounds to {eqn.params['new_dtype'].name}; export a float32 version of the model")
     if tensor.dtype == new:

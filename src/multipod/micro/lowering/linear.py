@@ -56,12 +56,12 @@ def _two_dims(low: Lowering, x: Value) -> Value:
 def _conv(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any, dilation: Any, groups: int) -> Tensor:
     out, height, width, _ = kernel.shape
     reach = [(size - 1) * step + 1 for size, step in zip((height, width), dilation, strict=True)]
-    x, padding = _padding(low, x, around, reach, strides)
+    x, padding = padding_of(low, x, around, reach, strides)
     options = {
         "padding": padding, "stride_w": strides[1], "stride_h": strides[0], "fused_activation_function": "NONE",
         "dilation_w_factor": dilation[1], "dilation_h_factor": dilation[0],
     }  # fmt: skip
-    size = _sizes(x, padding, reach, strides)
+    size = sizes_after(x, padding, reach, strides)
     shape = (x.shape[0], *size, out)
     bias = np.zeros(out, np.float32)
     channels = x.shape[3]
@@ -72,7 +72,8 @@ def _conv(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any
     return low.emit("CONV_2D", [x, np.ascontiguousarray(kernel), bias], shape, **options)
 
 
-def _sizes(x: Value, padding: str, reach: Any, strides: Any) -> tuple[int, ...]:
+def sizes_after(x: Value, padding: str, reach: Any, strides: Any) -> tuple[int, ...]:
+    """Height and width of what windows of this reach make of x, with TFLite's `padding`."""
     lost = [size - 1 if padding == "VALID" else 0 for size in reach]
     return tuple(-(-(full - less) // step) for full, less, step in zip(x.shape[1:3], lost, strides, strict=True))
 
@@ -83,7 +84,7 @@ def same_padding(size: int, reach: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def _padding(low: Lowering, x: Value, around: Any, reach: Any, strides: Any, fill: float = 0.0) -> tuple[Value, str]:
+def padding_of(low: Lowering, x: Value, around: Any, reach: Any, strides: Any, fill: float = 0.0) -> tuple[Value, str]:
     """TFLite's word for this padding, and x padded beforehand where it has none."""
     around = tuple(map(tuple, around))
     if not any(map(any, around)):

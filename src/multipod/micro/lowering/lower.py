@@ -112,13 +112,13 @@ class Lowering:
             place = (self.source, f"{name}({shapes}): {problem}")
             self.problems[place] = self.problems.get(place, 0) + 1
             avals: list[Any] = [var.aval for var in eqn.outvars]
-            return [self.fresh("missing", tuple(aval.shape), _edge_dtype(aval.dtype)) for aval in avals]
+            return [self.fresh("missing", tuple(aval.shape), edge_dtype(aval.dtype)) for aval in avals]
 
     def graph(self, jaxpr: ClosedJaxpr, name: str) -> Graph:
         """A graph inside this one, such as the body of a loop; its problems are added to ours."""
         inner = Lowering(self.unroll, problems=self.problems, source=self.source, names=self.names)
         avals: list[Any] = list(jaxpr.in_avals)
-        inputs = [inner.fresh("arg", tuple(a.shape), _edge_dtype(a.dtype)) for a in avals]
+        inputs = [inner.fresh("arg", tuple(a.shape), edge_dtype(a.dtype)) for a in avals]
         outputs = [inner.output(value) for value in inner.closed(jaxpr, inputs)]
         self.names = inner.names
         return without_dead(Graph(tuple(inputs), tuple(outputs), tuple(inner.ops), name))
@@ -151,7 +151,7 @@ def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll 
     names = [_path(path, "input") for path, _ in jax.tree.leaves_with_path(tuple(examples))]
     lowering = Lowering(unroll)
     avals: list[Any] = list(closed.in_avals)
-    inputs = [Tensor(name, tuple(aval.shape), _edge_dtype(aval.dtype)) for name, aval in zip(names, avals, strict=True)]
+    inputs = [Tensor(name, tuple(aval.shape), edge_dtype(aval.dtype)) for name, aval in zip(names, avals, strict=True)]
     outputs = lowering.closed(closed, inputs)
     if lowering.problems:
         raise ExportError(_report(lowering.problems))
@@ -214,7 +214,8 @@ def _check_dtypes(eqn: JaxprEqn) -> None:
         raise CannotLowerError(f"works in {', '.join(sorted(foreign))}; export a float32 version of the model")
 
 
-def _edge_dtype(dtype: Any) -> str:
+def edge_dtype(dtype: Any) -> str:
+    """The type on the device for a type on the host: 64 bits become 32, what is not known there float32."""
     name = np.dtype(dtype).name
     return {"int64": "int32", "uint32": "int32", "float64": "float32"}.get(name, name) if name in DTYPES | {
         "int64", "uint32", "float64"

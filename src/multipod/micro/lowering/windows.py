@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from multipod.micro.graph import Tensor
-from multipod.micro.lowering.linear import _padding, _sizes
+from multipod.micro.lowering.linear import padding_of, sizes_after
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Rule, Value
 from multipod.micro.lowering.shapes import ints, reshaped
 
@@ -82,7 +82,7 @@ def _pool(kind: str) -> Rule:
             x, padding = _explicit(low, x, around)
         else:
             x, padding = _max_padding(low, x, around, window, strides, fill)
-        shape = (x.shape[0], *_sizes(x, padding, window, strides), x.shape[3])
+        shape = (x.shape[0], *sizes_after(x, padding, window, strides), x.shape[3])
         y: Value = low.emit(
             kind, [x], shape, padding=padding, stride_w=strides[1], stride_h=strides[0], filter_width=window[1],
             filter_height=window[0], fused_activation_function="NONE",
@@ -102,12 +102,12 @@ def _explicit(low: Lowering, x: Value, around: Any) -> tuple[Value, str]:
 
 def _max_padding(low: Lowering, x: Value, around: Any, window: Any, strides: Any, fill: float) -> tuple[Value, str]:
     """SAME where it is that; else zeros before a relu's output would do, but in general the least float."""
-    y, padding = _padding(low, x, around, window, strides)
+    y, padding = padding_of(low, x, around, window, strides)
     if padding == "SAME" or y is x:
         return y, padding
     if low.ops and isinstance(y, Tensor) and low.ops[-1].output is y:
         low.ops.pop()  # PAD with zeros is not what a maximum wants
-    return _padding(low, x, around, window, strides, fill)
+    return padding_of(low, x, around, window, strides, fill)
 
 
 RULES: dict[str, Rule] = {
