@@ -126,7 +126,7 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
     assert third["update"] % 100 == 0
 
 
-def test_hosts_go_on_without_one_whose_link_is_down(tmp_path):
+def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_path):
     run = tmp_path / "two"
     with contextlib.ExitStack() as stack:
         try:
@@ -146,14 +146,20 @@ def test_hosts_go_on_without_one_whose_link_is_down(tmp_path):
             wait_for(lambda: events(run, "regrouped"), launcher)
             more = len(events(run, "updated")) + 20
             wait_for(lambda: len(events(run, "updated")) > more, launcher)
+            assert len(events(run, "regrouped")) == 1
+            subprocess.run(["ip", "-n", three.names[1], "link", "set", LINK, "up"], check=True)
+            wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
+            more = len(events(run, "updated")) + 20
+            wait_for(lambda: len(events(run, "updated")) > more, launcher)
             launcher.send_signal(signal.SIGINT)
             _, said = launcher.communicate(timeout=PATIENCE_S)
         finally:
             launcher.kill()
             launcher.communicate()
     assert launcher.returncode == 130, said
-    (without,) = events(run, "regrouped")
+    without, whole = events(run, "regrouped")
     assert (without["processes"], list(without["lost"]), without["source"]) == (1, ["1"], "memory")
+    assert (whole["processes"], whole["came"], whole["source"], whole["repeated"]) == (2, [1], "peers", 0)
     done = sorted(losses(run))
     assert done == list(range(1, len(done) + 1))
     trained = [p for p in psutil.process_iter(["cmdline"]) if TINY in (p.info["cmdline"] or [])]

@@ -1,5 +1,6 @@
 """`multipod reproduce`: runs an experiment and writes its page, its figures and its numbers."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -39,6 +40,7 @@ def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None)
         _list()
         return
     chosen = experiment(name)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # not without ending its processes
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent, not after
     runtime.prepare(cpu_devices=chosen.cpu_devices, cache=runtime.default_cache())
     from multipod.experiments.page import write

@@ -102,10 +102,16 @@ def _run(series: Series, faults: int, seed: int, folder: Path, file: Path) -> No
         "--seed", str(seed), "--processes", str(series.processes), "--timeout", "30", "--undisturbed", str(calm),
         *(["--survive"] if series.survives else []), "--json", f"{file}.part", "--", *series.options,
     ]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True)
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, said = process.communicate()
+        except BaseException:
+            process.terminate()  # it ends its run and removes what it made; it may have had the Ctrl-C, too
+            process.communicate()
+            raise
     part = Path(f"{file}.part")
     if not part.exists():
-        raise ChaosError(f"piece {seed} ({series.title}) gave no result:\n{done.stderr[-2000:]}\nRun it by hand.")
+        raise ChaosError(f"piece {seed} ({series.title}) gave no result:\n{said[-2000:]}\nRun it by hand.")
     part.rename(file)  # whole or not there: the next run takes it as it is
 
 
