@@ -56,6 +56,21 @@ def test_four_processes_train_like_one_and_leave_one_folder(multipod, tmp_path):
     assert max(abs(a[update] - b[update]) for update in a) < 1e-4
 
 
+def test_no_process_compiles_again_what_it_compiled_the_last_time(tmp_path):
+    command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--", "train", TINY, "--mesh", "1x2"]
+    environment = clean_environment() | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    kept = []
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [*command, "--out", name, "--cache", "cache", "--set", "updates=2"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        kept.append({path.name for path in (tmp_path / "cache").iterdir() if path.name.endswith("-cache")})
+    assert sum("update" in name for name in kept[0]) >= 2, kept[0]  # one of each process
+    assert kept[1] == kept[0]
+
+
 @pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 45)], ids=["killed", "stopped"])
 def test_a_lost_rank_is_named_and_the_run_can_go_on(multipod, launched, tmp_path, number, limit_s):
     launcher, ranks = launched

@@ -110,6 +110,8 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
         return
     import jax
 
+    from multipod.train.joining import keep_compiled
+
     if jax.distributed.is_initialized():
         return
     numbers: dict[str, Any] = (
@@ -128,6 +130,7 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
             heartbeat_timeout_seconds=limit,
             shutdown_timeout_seconds=limit,
         )
+        keep_compiled()
     except Exception as error:
         raise ClusterError(
             f"process {cluster.process} of {cluster.processes} ({cluster.name}) could not join its peers: "

@@ -100,10 +100,20 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     before = {one.local for one in sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
     connection.ports = {one.local for one in sockets(LISTENING)} - before
-    # JAX keeps compiled programs from process 0 alone, under a key that on CPU differs between processes: the others
-    # would compile anew in each world. The devices are made, and know their process; nothing else here asks this.
-    state.process_id = 0
+    keep_compiled()
     return connection
+
+
+def keep_compiled() -> None:
+    """Has this process keep what it compiles, too, in the cache of compiled programs. Makes the devices.
+
+    JAX keeps what process 0 compiles, for all; but on CPU a program's key differs between processes, and the others
+    would compile all of it anew at each start and in each world.
+    """
+    from jax._src import distributed
+
+    if jax.default_backend() == "cpu":
+        distributed.global_state.process_id = 0  # the devices know their process; nothing else here asks this
 
 
 def leave(connection: Connection | None) -> None:
