@@ -295,6 +295,26 @@ def test_a_rank_that_exits_is_named_with_its_last_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_what_jax_says_of_a_lost_peer_is_kept_and_not_shown(tmp_path: Path) -> None:
+    """Lines of JAX 0.10.2, shortened."""
+    said = (
+        "my own words",
+        "E1122 00:37:25.482822    1987 coordination_service_agent.cc:289] Polled an error from coordination service.",
+        "Additional GRPC error information from remote target coordination_service while calling /PollForError:",
+        ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"Socket closed"}',
+        "W1122 00:37:25.482822    1987 my_own_kernel.cc:12] Polled nothing.",
+        "F1122 00:37:25.482871    1987 client.h:80] Terminating process because the JAX distributed service detected "
+        "fatal errors. This most likely indicates that another task died.",
+        "    @     0x7f69cd440634  absl::lts_20260107::log_internal::LogMessage::SendToLog()",
+    )
+    relayed: list[str] = []
+    fails = f"for line in {said!r}: print(line)\nbeat.close(); sys.exit(7)"
+    outcome = supervise(crew(tmp_path, FOREVER, fails), CALM, relayed.append)
+    assert outcome.lines == said
+    assert relayed == [f"[rank 1] {line}" for line in (said[0], said[4])]
+
+
+@pytest.mark.processes
 def test_a_killed_rank_is_named_and_its_grandchild_is_gone(tmp_path: Path) -> None:
     victim = "beat.close(); sys.exit(75)"  # a healthy rank that sees the loss first
     dies = "start_grandchild(); ready(); time.sleep(0.2); os.kill(os.getpid(), signal.SIGKILL)"

@@ -10,6 +10,7 @@ launcher is killed.
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -29,6 +30,13 @@ POLL_S = 0.05
 KILL_S = 5.0  # after SIGKILL; longer only while the kernel itself holds a process
 KEPT_LINES = 20
 LONGEST_LINE = 1 << 16
+ABOUT_PEERS = re.compile(
+    r"[IWEF]\d{4} .* (coordination_service\w*|preemption_sync_manager)\.cc:\d+\]"
+    r"|Additional GRPC error information from remote target coordination_service|:UNKNOWN:Error received from peer"
+)
+"""What JAX's C++ says in a process whose peer is gone. The launcher says it better: who, and why."""
+LAST_WORDS = "Terminating process because the JAX distributed service detected fatal errors"
+"""What follows is the stack of a process that a peer's end ends."""
 
 Relay = Callable[[str], None]
 """Given each line that the launcher shows, without its end."""
@@ -130,6 +138,7 @@ class Child:
     process: subprocess.Popen[bytes]
     started_s: float = 0.0
     channels: list[Channel] = field(default_factory=list)
+    bereft: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
@@ -225,7 +234,9 @@ class Crew:
 
     def _show(self, child: Child, line: str) -> None:
         child.lines.append(line)
-        self.relay(f"[rank {child.rank.number}] {line}")
+        child.bereft = child.bereft or LAST_WORDS in line
+        if not child.bereft and not ABOUT_PEERS.match(line):
+            self.relay(f"[rank {child.rank.number}] {line}")
 
     def last_lines(self, number: int) -> tuple[str, ...]:
         """What a rank said last, with what is still in its pipe: its end may be seen before its last words."""
