@@ -179,11 +179,10 @@ def runs(found: dict[int, Found]) -> Section:
         "new process takes the place of the dead. Every process writes down which examples it gives to each update. "
         "`difference` is of the final parameters, over the largest of a tensor; with fewer processes sums are rounded "
         "otherwise, and Adam makes much of that in a language model: two undisturbed runs of it, in one process and in "
-        "two, end 0.03 apart (0.16 in Adam's moments, which figures of commit eddef2e include), while their losses "
-        "differ by 2.4e-5 at most over 300 updates. "
-        "These are minutes of training with a fault each few seconds, on cores that other work shared: the goodput "
-        "says what faults cost on such a host, nothing of long runs. The language model has a quarter of its usual "
-        "batch and half its width."
+        "two, end 0.03 apart, while their losses differ by 2.4e-5 at most over 300 updates. "
+        "These are minutes of training with a fault each few seconds, in as many processes as the host has cores, or "
+        "more: the goodput says what faults cost here, nothing of long runs. The language model has a quarter of its "
+        "usual batch and half its width."
     )
     head = (
         "series", "processes", "runs", "faults", "restarts", "changes of processes", "updates done again",
