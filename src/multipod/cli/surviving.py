@@ -4,10 +4,9 @@ import shlex
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from multipod.train.joining import Connection
     from multipod.train.lock import RunLock
     from multipod.train.member import Member
+    from multipod.train.recent import Recent
     from multipod.train.run_folder import RunFolder
     from multipod.train.snapshots import Memory
     from multipod.train.stop import StopRequest
@@ -97,7 +97,7 @@ class Here:
     Attributes:
       faults: what is to go wrong; nothing, but for `multipod chaos`.
       folder: of the run; empty while not known.
-      recent: the last updates that this process saw done, for a leader who was not there.
+      memory, recent: copies of the state, and the last updates, for who comes later; made in the first world.
       last_s: when the last of them was done, on this process's clock; None before the first.
       made: the most updates done so far, those done again not counted twice.
       lock: on the folder, while this process writes there.
@@ -111,8 +111,8 @@ class Here:
     stop: "StopRequest"
     faults: "Faults"
     memory: "Memory | None" = None
+    recent: "Recent | None" = None
     folder: str = ""
-    recent: deque["Updated"] = field(default_factory=lambda: deque(maxlen=4))
     times: Any = None
     last_s: float | None = None
     made: int = 0
@@ -210,14 +210,16 @@ class Here:
     def meet_peers(self, connection: "Connection") -> "Met":
         """Tells the peers what this process has, and hears what they have."""
         from multipod.train.clock import Times
+        from multipod.train.recent import Recent
         from multipod.train.snapshots import Memory
 
         world = connection.world
-        if self.memory is None:
-            self.memory, self.times = Memory(), Times()
+        if self.memory is None or self.recent is None:
+            self.memory, self.recent, self.times = Memory(), Recent(), Times()
         self.memory.every = world.mirror_every
         idle_s = -1.0 if self.last_s is None else time.monotonic() - self.last_s
-        recent = [asdict(event) for event in self.recent]
+        speaks = next((rank for rank in world.ranks if rank not in world.came), None)
+        recent = self.recent.told(all_of_them=speaks == self.member.rank)
         said = {
             "held": self.memory.manifest(),
             "folder": self.folder or world.folder,
@@ -308,6 +310,7 @@ class Here:
         from multipod.cli.train import before
         from multipod.train.goodput import past_of
         from multipod.train.observers import jsonl
+        from multipod.train.recent import fill
 
         if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
             return {}, 0
@@ -415,6 +418,7 @@ class Keeper:
         here = self.here
         here.member.look(self.world)
         assert here.memory is not None
+        assert here.recent is not None
         update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
         start = now = time.monotonic()
         if leaving or update % here.memory.every == 0 or update < event.update:
@@ -428,7 +432,7 @@ class Keeper:
                 for observer in observers:
                     observer(self.regrouped(now))
         self.measure()
-        here.recent.append(event)
+        here.recent.add(event, now)
         here.last_s, here.made = now, max(here.made, event.update)
         return now - start
 
@@ -485,16 +489,3 @@ class Later:
                 return False
             self._made = self._make()
         return getattr(self._made, name)
-
-
-def fill(metrics: Path, recent: dict[int, "Updated"], update: int) -> None:
-    """Adds to the file the updates up to this one that its last writer did not get to write."""
-    from multipod.train.observers import jsonl
-
-    if not metrics.exists():
-        return
-    there = [record["update"] for record in jsonl.read(metrics) if record["event"] == "updated"]
-    missing = [recent[number] for number in sorted(recent) if max(there, default=0) < number <= update]
-    if missing:
-        with open(metrics, "ab") as file:
-            file.writelines(map(jsonl.encode, missing))
