@@ -4,7 +4,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +19,7 @@ from multipod.cli.options import Where, chosen_recipe
 from multipod.errors import CheckpointError, ClusterError, RunFolderError
 
 if TYPE_CHECKING:
+    from jax import Device
     from jax.sharding import Mesh
 
     from multipod.cli.train import Request
@@ -121,13 +122,15 @@ class Here:
 
     def train_in(self, connection: "Connection") -> "Ended":
         """Trains in one world: to the end, or until `Left`."""
+        import jax
+
         from multipod.cli.example_logging import example_log
         from multipod.cli.train import finish
         from multipod.train.loop import Surroundings
         from multipod.train.loop import train as loop
 
         world, member = connection.world, self.member
-        program = self.program_in(connection)
+        program = self.program_in(connection, jax.devices())
         _ = program.lowered  # what does not fit the mesh is refused here
         met = self.meet_peers(connection)
         folder = self.found_folder(program, met)
@@ -174,27 +177,26 @@ class Here:
         finish(folder, self.where)
         return ended
 
-    def program_in(self, connection: "Connection", without: int = 0) -> "Program":
-        """The recipe's program on the mesh of this world, around the empty seats; and the last so many taken ones."""
-        import jax
-
+    def program_in(self, connection: "Connection", made: "Sequence[Device]", without: int = 0) -> "Program":
+        """The recipe's program on the mesh of a world's devices, around the empty seats; and the last taken ones."""
         from multipod.layout.seats import seated
         from multipod.step.program import Program
 
         world = connection.world
-        devices: dict[int, list[Any]] = {}
-        for device in jax.devices():
+        devices: dict[int, list[Device]] = {}
+        for device in made:
             if device.process_index >= len(world.seats) - without:
                 continue
             devices.setdefault(world.seats[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, devices, world.total)
         return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
-    def prepare(self, connection: "Connection") -> None:
+    def prepare(self, connection: "Connection", made: "Sequence[Device]") -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.
 
         In that world process k has the devices that process k has in this one, whoever dies; so this need not know. It
-        differs where a schedule goes around the hole: there nothing is prepared.
+        differs where a schedule goes around the hole: there nothing is prepared. It is told the devices, and asks JAX
+        for none: the world may be over by then, and JAX would make some that are of no world.
         """
         from multipod.layout.layout import BUILT_IN_SUMS
 
@@ -205,7 +207,7 @@ class Here:
             return
         self.prepared.add(left)
         with suppress(Exception):  # if it is for nothing, the next world says why
-            self.program_in(connection, without=1).compile_update()
+            self.program_in(connection, made, without=1).compile_update()
 
     def meet_peers(self, connection: "Connection") -> "Met":
         """Tells the peers what this process has, and hears what they have."""
@@ -413,6 +415,8 @@ class Keeper:
 
     def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> float:
         """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
+        import jax
+
         from multipod.train.snapshots import taken
 
         here = self.here
@@ -427,7 +431,8 @@ class Keeper:
         if self.first:
             self.first = False
             here.member.beat.note(joined=True)
-            threading.Thread(target=here.prepare, args=(self.connection,), name="ahead", daemon=True).start()
+            ahead = (self.connection, jax.devices())
+            threading.Thread(target=here.prepare, args=ahead, name="ahead", daemon=True).start()
             if self.world.generation:
                 for observer in observers:
                     observer(self.regrouped(now))

@@ -97,6 +97,8 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _count_anew()
     connection = Connection(world, rank, client)
+    # A thread that was abandoned in the world before may have asked for devices since `leave`: those are of no world.
+    jax.extend.backend.clear_backends()
     before = {one.local for one in sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
     connection.ports = {one.local for one in sockets(LISTENING)} - before
@@ -125,6 +127,7 @@ def leave(connection: Connection | None) -> None:
 
     state: Any = distributed.global_state
     state.client = state.preemption_sync_manager = None
+    state.process_id, state.num_processes = 0, 1  # of devices that somebody asks for before the next world is joined
     if connection is not None:
         with suppress(Exception):  # of a broken world: the service may not answer
             connection.client.shutdown()
