@@ -16,6 +16,7 @@ from test_cli import TINY, losses
 from multipod.errors import ClusterError
 from multipod.train.example_log import used
 from multipod.train.hosts import LINK, hosts
+from multipod.train.services import Meeting, Services
 
 pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
 CHANGES = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=100"]
@@ -48,6 +49,45 @@ def talk_nonsense_to(processes: list[psutil.Process]) -> None:
         for words in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 8):
             with socket.create_connection(("127.0.0.1", address.port)) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(words)
+
+
+JOINS = """
+import sys
+from multipod import runtime
+runtime.prepare(cpu_devices=2, survives=True)
+import jax
+from multipod.train.joining import join, leave
+from multipod.train.world import World
+rank, *addresses = int(sys.argv[1]), *sys.argv[2:]
+for generation, address in enumerate(addresses):
+    connection = join(World(generation, (0, 1), (0, 1), 2, address), rank, 10.0)
+    counts = len(jax.devices()), len(jax.local_devices())
+    print(generation, jax.process_index(), jax.process_count(), *counts, flush=True)
+    connection.post("met", "")
+    connection.posted("met", lambda: None)
+    leave(connection)
+    if rank == 1:
+        jax.devices()  # as a thread does that was abandoned in this world
+"""
+
+
+def test_devices_that_were_made_between_two_worlds_are_of_neither():
+    with Services(clean_environment(), Meeting()) as services:
+        addresses = [services.open(2, 10.0) for _ in range(2)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", JOINS, str(rank), *addresses], env=clean_environment(),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            said = [rank.communicate(timeout=90) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    found = [[line for line in out.splitlines() if "Gloo" not in line] for out, _ in said]
+    assert found == [[f"{generation} {rank} 2 4 2" for generation in range(2)] for rank in range(2)], said
 
 
 def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(multipod, tmp_path):
