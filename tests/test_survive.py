@@ -102,6 +102,17 @@ def test_silent_stuck_and_strange_ranks_are_named():
     assert why == "rank 1 (pid 101) would train something else: it has multipod 9; rank 0 has same"
 
 
+def test_where_nobody_can_be_blamed_all_leave_what_they_hang_in():
+    """A save that failed on one: the others wait for it, and it waits for them in the next update."""
+    saving = [Rank(number, 100 + number, heard_s=10.0, beat=beat(phase="saving", age_s=30.0)) for number in (0, 2, 3)]
+    on = Rank(1, 101, heard_s=10.0, beat=beat(age_s=30.0))
+    step = next_step(now([saving[0], on, *saving[1:]]), RULES, LIMITS)
+    assert (step.kill, step.planned, step.seats) == ({}, False, {0: 0, 1: 1, 2: 2, 3: 3})
+    assert step.why == "ranks 0, 2, 3 made no progress for 30 s while saving after update 5, and the others wait"
+    again = [replace(rank, beat=replace(rank.beat, phase="starting", age_s=0.1)) for rank in ranks()]
+    assert next_step(now(again, generation=1), RULES, LIMITS).seats is None
+
+
 def test_nobody_is_stuck_in_an_update_between_two_worlds():
     ours, theirs = socket.socketpair()
     with ours, ours.makefile() as lines:

@@ -71,12 +71,14 @@ class Step:
       kill: ranks to end, with why.
       seats: the next world: the rank on each taken seat; None leaves it as it is.
       planned: all ranks of the world now are well.
+      why: it is left for, where that is not the loss of a rank.
     """
 
     end: Outcome | None = None
     kill: dict[int, str] = field(default_factory=dict)
     seats: dict[int, int] | None = None
     planned: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,10 @@ def next_step(now: Now, rules: Rules, timeouts: Timeouts) -> Step:
     kill = _useless(now, timeouts)
     if kill:
         return Step(kill=kill)
+    stalled = stalled_rank(now.members, now.now_s, timeouts) if now.members and not now.hurt else None
+    if stalled is not None:  # where nobody can be blamed, all leave what they hang in
+        culprit = stalled.culprit
+        return Step(seats=now.seats, why=stalled.reason) if culprit is None else Step(kill={culprit: stalled.reason})
     ready = [rank.number for rank in now.others if rank.beat is not None and rank.beat.identity and not rank.beat.done]
     if now.generation < 0:  # the first world is a whole one, without spares
         first = {number: number for number in range(rules.seats)}
@@ -158,18 +164,14 @@ def verdict(members: Sequence[Rank], now_s: float, timeouts: Timeouts) -> tuple[
 
 
 def _useless(now: Now, timeouts: Timeouts) -> dict[int, str]:
-    """Ranks that live and are of no use, with why: silent, stuck, or of another recipe than the first."""
+    """Ranks that live and are of no use, with why: silent, late for the world, or of another recipe than the first."""
     running = [rank for rank in now.ranks if rank.code is None]
     # Leaving a world, and building the next, holds Python up for seconds on a busy machine.
     patient = [rank for rank in running if _is_in(rank, now.generation) or now.now_s - rank.heard_s > CHANGE_S]
     silent = silent_rank(patient, now.now_s, timeouts) if patient else None
     if silent is not None and silent.culprit is not None:
         return {silent.culprit: silent.reason}
-    members = now.members
-    stalled = stalled_rank(members, now.now_s, timeouts) if members and not now.hurt else None
-    if stalled is not None and stalled.culprit is not None:
-        return {stalled.culprit: stalled.reason}
-    late = [rank for rank in members if rank.beat is None or rank.beat.generation < now.generation]
+    late = [rank for rank in now.members if rank.beat is None or rank.beat.generation < now.generation]
     late_s = now.now_s - now.since_s
     if late and late_s > max(START_S, timeouts.collective_s):
         return {rank.number: f"{rank} did not join the others for {late_s:.0f} s" for rank in late}
@@ -318,6 +320,8 @@ class _Roster:
                 said = next((rank.beat.broken for rank in now.members if rank.beat and rank.beat.broken), "")
                 reason = f"{FRUITLESS} times in a row the processes did not do a single update together"
                 return Outcome(1, None, f"{reason}{': ' if said else ''}{said}")
+            if step.why:
+                self.relay(f"launch: {step.why}. They leave what they are in.")
             self.announce(step.seats, step.planned)
         return step.end
 
