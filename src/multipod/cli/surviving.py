@@ -139,6 +139,7 @@ class Here:
         self.hold(folder)
         with ExitStack() as stack:
             checkpoints: Any = Later(lambda: self.checkpoints(folder), partial(member.look, world))
+            stack.callback(checkpoints.abandon)
             state, source = self.found_state(met, program, checkpoints)
             update = 0 if state is None else int(state.update)
             past, repeated = self.past(folder, update, met, world.generation)
@@ -484,6 +485,11 @@ class Later:
 
     def __init__(self, make: Any, look: Any) -> None:
         self._make, self._look, self._made = make, look, None
+
+    def abandon(self) -> None:
+        """As theirs, if they were opened."""
+        if self._made is not None:
+            self._made.abandon()
 
     def __getattr__(self, name: str) -> Any:
         self._look()

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from multipod.errors import CheckpointError
 from multipod.step.state import State
 from multipod.train import agree
+from multipod.train.barriers import Barriers
 from multipod.train.checksums import damaged_files, is_sealed, seal
 
 
@@ -42,15 +43,20 @@ class Checkpoints:
     ) -> None:
         self._folder, self._committed, self._chips = folder, committed, tuple(chips)
         self._keep, self._read_only = keep, read_only
+        self._number = 0
         self._manager = self._made()
         self._sealing: _Sealing | None = None
 
     def _made(self) -> ocp.CheckpointManager:
+        self._number += 1
+        self._barriers = Barriers(self._folder, self._number)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep,
             create=not self._read_only,
             read_only=self._read_only,
             enable_async_checkpointing=not self._read_only,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=self._barriers),
+            cleanup_tmp_directories=not self._read_only,  # what a save that failed has left takes room
         )
         return ocp.CheckpointManager(self._folder.absolute(), options=options)
 
@@ -74,6 +80,7 @@ class Checkpoints:
             self._manager.save(update, args=ocp.args.StandardSave(state._asdict()), force=True)
         except Exception as error:
             problem = error
+            self._barriers.fail()
         self._agreed(problem)
         self._sealing = _Sealing(lambda: self._sealed(update))
 
@@ -115,6 +122,7 @@ class Checkpoints:
 
     def _renew(self) -> None:
         """A manager whose save has failed raises the same error ever after."""
+        self._barriers.fail()
         with suppress(Exception):
             self._manager.close()
         self._manager = self._made()
@@ -191,6 +199,10 @@ class Checkpoints:
         agree.gathered("")  # nobody looks before it is moved
         self._manager.reload()
         return f"the damaged one lies in {aside}"
+
+    def abandon(self) -> None:
+        """Ends what is being written: the processes that it was begun with are no more."""
+        self._barriers.leave()
 
     def close(self) -> None:
         """Frees the threads. Call `wait` first, to hear of errors."""
