@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -23,11 +24,12 @@ from multipod.layout.seats import seated
 from multipod.runtime import Timeouts
 from multipod.train import agree
 from multipod.train.crew import Rank
-from multipod.train.events import Regrouped
+from multipod.train.events import Regrouped, Updated
 from multipod.train.example_log import ExampleLog, used
 from multipod.train.heartbeat import Beat, Heartbeat
 from multipod.train.observers import jsonl
 from multipod.train.observers.text import regrouped_text
+from multipod.train.recent import Recent, fill, heard
 from multipod.train.roster import Now, Rules, next_step, verdict
 from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
 from multipod.train.straggling import Speeds, stragglers
@@ -272,6 +274,19 @@ def test_a_full_disk_gets_the_log_of_examples_later(tmp_path):
             log.done(update + 1)
     log.close()
     assert [len(numbers) for numbers in used(tmp_path).values()] == [8, 8, 8]
+
+
+def test_what_a_leader_had_not_written_yet_is_told_by_another(tmp_path):
+    metrics, recent = tmp_path / "metrics.jsonl", Recent()
+    done = [Updated(number, {"loss": 1.0 / number}, 0.01, 0.0, 800.0) for number in range(1, 301)]
+    done[297] = replace(done[297], values={"loss": float("nan")})
+    for event in done:
+        recent.add(event, event.update * 0.02)  # 50 a second: the last three seconds are kept
+    metrics.write_bytes(b"".join(map(jsonl.encode, done[:240])))
+    said = msgspec.json.decode(msgspec.json.encode(recent.told(all_of_them=True)))
+    fill(metrics, heard(said), 299)
+    assert metrics.read_bytes() == b"".join(map(jsonl.encode, done[:299]))
+    assert [event["update"] for event in recent.told(all_of_them=False)] == [297, 298, 299, 300]
 
 
 def test_a_straggler_is_one_who_is_slow_most_of_the_time():

@@ -384,9 +384,9 @@ class Met:
     @property
     def recent(self) -> dict[int, "Updated"]:
         """The last updates that somebody saw done, by number."""
-        from multipod.train.events import Updated
+        from multipod.train.recent import heard
 
-        return {event["update"]: msgspec.convert(event, Updated) for one in self.said for event in one["recent"]}
+        return heard(event for one in self.said for event in one["recent"])
 
 
 class Keeper:

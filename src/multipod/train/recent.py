@@ -1,6 +1,7 @@
 """What the process that writes `metrics.jsonl` may not have written when it dies: the others remember it."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ class Recent:
         """As plain values: all, or the last `FEW`, in which one process may be ahead of another."""
         events = [asdict(event) for _, event in self._seen]
         return events if all_of_them else events[-FEW:]
+
+
+def heard(events: Iterable[dict[str, Any]]) -> dict[int, Updated]:
+    """What was told, by number, after it has been JSON, which has no NaN."""
+    decoded = (jsonl.decode({"event": "updated", **event}) for event in events)
+    return {event.update: event for event in decoded if isinstance(event, Updated)}
 
 
 def fill(metrics: Path, recent: dict[int, Updated], update: int) -> None:
