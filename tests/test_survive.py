@@ -111,6 +111,8 @@ def test_where_nobody_can_be_blamed_all_leave_what_they_hang_in():
     step = next_step(now([saving[0], on, *saving[1:]]), RULES, LIMITS)
     assert (step.kill, step.planned, step.seats) == ({}, False, {0: 0, 1: 1, 2: 2, 3: 3})
     assert step.why == "ranks 0, 2, 3 made no progress for 30 s while saving after update 5, and the others wait"
+    first = [replace(rank, beat=replace(rank.beat, joined=False)) for rank in (saving[0], on, *saving[1:])]
+    assert next_step(now(first), RULES, LIMITS).seats is None  # the first update of a world may take long
     again = [replace(rank, beat=replace(rank.beat, phase="starting", age_s=0.1)) for rank in ranks()]
     assert next_step(now(again, generation=1), RULES, LIMITS).seats is None
 

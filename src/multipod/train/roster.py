@@ -118,9 +118,11 @@ def next_step(now: Now, rules: Rules, timeouts: Timeouts) -> Step:
     if kill:
         return Step(kill=kill)
     stalled = stalled_rank(now.members, now.now_s, timeouts) if now.members and not now.hurt else None
-    if stalled is not None:  # where nobody can be blamed, all leave what they hang in
-        culprit = stalled.culprit
-        return Step(seats=now.seats, why=stalled.reason) if culprit is None else Step(kill={culprit: stalled.reason})
+    if stalled is not None and stalled.culprit is not None:
+        return Step(kill={stalled.culprit: stalled.reason})
+    settled = all(_is_in(rank, now.generation) for rank in now.members)
+    if stalled is not None and settled:  # nobody can be blamed, and it is not the first update of a world: all leave it
+        return Step(seats=now.seats, why=stalled.reason)
     ready = [rank.number for rank in now.others if rank.beat is not None and rank.beat.identity and not rank.beat.done]
     if now.generation < 0:  # the first world is a whole one, without spares
         first = {number: number for number in range(rules.seats)}
@@ -131,7 +133,7 @@ def next_step(now: Now, rules: Rules, timeouts: Timeouts) -> Step:
         if len(filled) >= rules.least and now.seats:
             return Step(seats=filled)
         return Step() if now.others and now.seats else Step(end=_too_few(now, rules))
-    if len(filled) > len(now.seats) and all(_is_in(rank, now.generation) for rank in now.members):
+    if len(filled) > len(now.seats) and settled:
         return Step(seats=filled, planned=True)
     return Step()
 
