@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,28 +13,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multipod.cli.cluster import keep_stdout_for_python
+from multipod.cli.keeping import Keeper, mesh_of
 from multipod.cli.main import started_s
 from multipod.cli.options import Where, chosen_recipe
 from multipod.errors import CheckpointError, ClusterError, RunFolderError
 
 if TYPE_CHECKING:
     from jax import Device
-    from jax.sharding import Mesh
 
     from multipod.cli.train import Request
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
     from multipod.step.state import State
-    from multipod.train.events import Ended, Regrouped, Updated
+    from multipod.train.events import Ended, Updated
     from multipod.train.injecting import Faults
     from multipod.train.joining import Connection
     from multipod.train.lock import RunLock
     from multipod.train.member import Member
+    from multipod.train.met import Met
     from multipod.train.recent import Recent
     from multipod.train.run_folder import RunFolder
     from multipod.train.snapshots import Memory
     from multipod.train.stop import StopRequest
-    from multipod.train.straggling import Probe
 
 
 HANDOVER_S = 15.0
@@ -213,6 +212,7 @@ class Here:
     def meet_peers(self, connection: "Connection") -> "Met":
         """Tells the peers what this process has, and hears what they have."""
         from multipod.train.clock import Times
+        from multipod.train.met import Met
         from multipod.train.recent import Recent
         from multipod.train.snapshots import Memory
 
@@ -353,131 +353,6 @@ class Here:
         from multipod.cli.train import resume_command
 
         return resume_command(folder, self.where, as_options(self.request.reading))
-
-
-@dataclass(frozen=True)
-class Met:
-    """What the processes of a world said of themselves when they met, process by process."""
-
-    said: list[dict[str, Any]]
-
-    @property
-    def held(self) -> list[str]:
-        """Their manifests."""
-        return [one["held"] for one in self.said]
-
-    @property
-    def folder(self) -> str:
-        """Of the run, if somebody knows it."""
-        return next((one["folder"] for one in self.said if one["folder"]), "")
-
-    @property
-    def idle_s(self) -> list[float]:
-        """Seconds since each saw an update done; -1 for none yet."""
-        return [one["idle_s"] for one in self.said]
-
-    @property
-    def made(self) -> int:
-        """The most updates that had been done."""
-        return max(one["made"] for one in self.said)
-
-    @property
-    def recent(self) -> dict[int, "Updated"]:
-        """The last updates that somebody saw done, by number."""
-        from multipod.train.recent import heard
-
-        return heard(event for one in self.said for event in one["recent"])
-
-
-class Keeper:
-    """Keeps the state and the peace of one world: what the loop calls at each update."""
-
-    def __init__(
-        self, here: Here, connection: "Connection", program: "Program", source: str, update: int, met: Met
-    ) -> None:
-        from multipod.train.snapshots import Mirror
-
-        self.here, self.connection, self.world = here, connection, connection.world
-        self.source, self.update, self.met = source, update, met
-        self.mirror = Mirror(program.shapes, mesh_of(program))
-        self.probe: Probe | None = None
-        self.began_s = time.monotonic()
-        self.first = True
-
-    def pulse(self, phase: str, update: int) -> None:
-        """Tells the launcher, and stops here if this world is over."""
-        self.here.member.look(self.world)
-        self.here.member.beat(phase, update)
-
-    def meet(self, name: str) -> None:
-        """Waits until all processes of this world are here."""
-        self.connection.post(name, "")
-        self.connection.posted(name, lambda: self.here.member.look(self.world))
-
-    def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> float:
-        """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
-        import jax
-
-        from multipod.train.snapshots import taken
-
-        here = self.here
-        here.member.look(self.world)
-        assert here.memory is not None
-        assert here.recent is not None
-        update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
-        start = now = time.monotonic()
-        if leaving or update % here.memory.every == 0 or update < event.update:
-            here.memory.add(self.mirror(taken(state, (update, self.world.generation))))
-            now = time.monotonic()
-        if self.first:
-            self.first = False
-            here.member.beat.note(joined=True)
-            ahead = (self.connection, jax.devices())
-            threading.Thread(target=here.prepare, args=ahead, name="ahead", daemon=True).start()
-            if self.world.generation:
-                for observer in observers:
-                    observer(self.regrouped(now))
-        self.measure()
-        here.recent.add(event, now)
-        here.last_s, here.made = now, max(here.made, event.update)
-        return now - start
-
-    def measure(self) -> None:
-        """Tells the launcher how fast this process's device is, about each second."""
-        from multipod.train.straggling import Probe
-
-        if time.monotonic() - self.began_s < 1.0:
-            return  # others wait for the first updates
-        self.probe = self.probe or Probe()
-        seconds = self.probe()
-        if seconds:
-            self.here.member.beat.note(speed_s=seconds)
-
-    def regrouped(self, now: float) -> "Regrouped":
-        """What is told of how this world came to be."""
-        from multipod.train.events import Regrouped
-
-        idle_s = max(self.met.idle_s)
-        return Regrouped(
-            update=self.update,
-            generation=self.world.generation,
-            processes=len(self.world.seats),
-            seats=self.world.total,
-            lost=self.world.lost,
-            came=list(self.world.came),
-            source=self.source,
-            repeated=max(0, self.met.made - self.update),
-            seconds=max(0.0, idle_s) + now - self.began_s,
-            planned=self.world.planned,
-        )
-
-
-def mesh_of(program: "Program") -> "Mesh":
-    """The program's mesh, which has devices here."""
-    from jax.sharding import Mesh
-
-    assert isinstance(program.mesh, Mesh)
-    return program.mesh
 
 
 class Later:

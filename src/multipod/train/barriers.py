@@ -15,6 +15,8 @@ from typing import Any
 
 import jax
 
+from multipod.train.joining import service
+
 SOON_S, POLL_S = 0.01, 0.5
 WORD = "failed"
 
@@ -31,9 +33,7 @@ class Barriers:
     """
 
     def __init__(self, folder: Path, number: int) -> None:
-        from jax._src import distributed  # as Orbax does: JAX does not publish its client
-
-        self._client: Any = distributed.global_state.client if jax.process_count() > 1 else None
+        self._client: Any = service() if jax.process_count() > 1 else None
         self._process, self._processes = jax.process_index(), jax.process_count()
         self._thread = threading.get_ident()
         self._uses: dict[str, int] = {}

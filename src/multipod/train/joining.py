@@ -106,6 +106,13 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     return connection
 
 
+def service() -> Any:
+    """This process's client of JAX's coordination service, which JAX does not publish; None where it is alone."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def keep_compiled() -> None:
     """Has this process keep what it compiles, too, in the cache of compiled programs. Makes the devices.
 
