@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from multipod.errors import RecipeError, nearest
+from multipod.layout.fields import TYPES, flat_change, is_field, with_fields
+from multipod.layout.layout import Layout
 
 T = TypeVar("T")
 
@@ -39,7 +41,10 @@ def override(value: T, changes: Sequence[str]) -> T:
 
 
 def names(value: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all fields that can be set."""
+    """The dotted names of all fields that can be set; of a layout, its flat names."""
+    if isinstance(value, Layout):
+        yield from (prefix + name for name in TYPES)
+        return
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
@@ -51,7 +56,9 @@ def names(value: Any, prefix: str = "") -> Iterator[str]:
 def _check(root: Any, name: str, path: Sequence[str]) -> None:
     """Refuses a name that is no field, or a group of fields."""
     value = root
-    for head in path:
+    for k, head in enumerate(path):
+        if isinstance(value, Layout) and is_field(".".join(path[k:])):
+            return
         known = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
         if head not in known:
             raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, names(root))}")
@@ -62,6 +69,8 @@ def _check(root: Any, name: str, path: Sequence[str]) -> None:
 
 def _changed(value: Any, wanted: dict[str, Any]) -> Any:
     """`value` with all fields changed at once: one alone may not fit what the others still are."""
+    if isinstance(value, Layout):
+        return _changed_layout(value, wanted)
     kinds = typing.get_type_hints(type(value))
     fields = {
         head: _changed(getattr(value, head), inner)
@@ -70,6 +79,21 @@ def _changed(value: Any, wanted: dict[str, Any]) -> Any:
         for head, inner in wanted.items()
     }
     return dataclasses.replace(value, **fields)
+
+
+def _changed_layout(layout: Layout, wanted: dict[str, Any]) -> Layout:
+    """The layout with all changes, by flat names or by paths."""
+    flat = {field: (name, one) for path, name, text in _leaves(wanted) for field, one in flat_change(path, text).items()}
+    return with_fields(layout, {field: _read(text, TYPES[field], name) for field, (name, text) in flat.items()})
+
+
+def _leaves(wanted: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(path, name, text) of each change in a group."""
+    for head, inner in wanted.items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, f"{prefix}{head}.")
+        else:
+            yield prefix + head, *inner
 
 
 def _read(text: str, kind: Any, name: str) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import tomli_w
 
-from multipod.layout.layout import COMBINATIONS
+from multipod.layout.fields import to_fields
+from multipod.layout.layout import Layout
+from multipod.layout.sync import COMBINATIONS
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.trouble import Trouble
 
@@ -50,7 +52,8 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
 
 def _table(value: Any) -> dict[str, Any]:
     kind = {} if isinstance(value, Recipe) else {"kind": _kind(type(value))}
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = to_fields(value) if isinstance(value, Layout) else named
     return kind | {name: _plain(field) for name, field in fields.items() if field is not None}
 
 
