@@ -27,6 +27,7 @@ runtime.prepare(math.prod(MESH))  # before JAX is imported
 
 from multipod.errors import MultipodError  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
+from multipod.layout.split import ModelSplit  # noqa: E402
 from multipod.plan.machine import here  # noqa: E402
 from multipod.plan.measure import memory_bytes  # noqa: E402
 from multipod.plan.predict import Choice, predict_step  # noqa: E402
@@ -86,7 +87,7 @@ def measured(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         recipe = replace(with_data(load(name), Path(folder)), accumulate=1)
         devices, own = math.prod(MESH), recipe.layout
-        laid = Layout(MESH, own.gradient_sum, own.shard_update, rules=own.rules, gather_dtype=own.gather_dtype)
+        laid = Layout(MESH, split=ModelSplit(rules=own.split.rules), sync=own.sync)
         small = replace(recipe, batch=ROWS * devices, layout=laid)
         choice = Choice(small.batch, schedule="xla", shard_update=own.shard_update)
         host = here(devices, 2)

@@ -45,11 +45,11 @@ def test_a_layout_in_words_is_found_in_the_table(found, text):
     again = spelled(step.choice, POD)
     assert asked_for(again, found, BERT, POD, 512) == (number, step)
     layout = override(Layout(), [change.removeprefix("layout.") for change in layout_changes(again)])
-    assert (layout.model, layout.stage, layout.gradient_sum) == (
+    assert (layout.split.model, layout.stages, layout.sync.gradient_sum) == (
         *(step.choice.split.model, step.choice.split.stage),
         step.choice.schedule,
     )
-    assert layout.shard_update == step.choice.shard_update
+    assert layout.sync.zero1 == step.choice.shard_update
     same = [one for one in found.predictions[: number - 1] if one.choice.split == step.choice.split]
     for earlier in [] if text.isdecimal() else same:  # none of the quicker ones has all of it
         assert not set(layout_changes(text)) <= set(layout_changes(spelled(earlier.choice, POD) + ",micro=16"))
@@ -78,7 +78,7 @@ def test_a_layout_that_was_not_searched_is_priced(found):
         ("model=3", "do not divide into such. Take a split over 2 or 4"),
         ("data=4x4,model=4", "data=4x4 is not how a plan lies there: data=4x2 on tpu-v3-pod:4x4"),
         ("model=4,tile=2x2", "tile=2x2 has no price: a plan's tile is 1x4"),
-        ("model=4,wire=bfloat16", "nobody has priced wire. Leave it out; what is priced: data, spatial"),
+        ("model=4,wire=bfloat16", "nobody has priced wire. Leave it out; what is priced: data, stage, spatial"),
         ("sum=adasum", "sum=adasum combines and does not sum, which has no price"),
         ("spatial=2", "spatial=2: bert is known split over model, stage"),
         ("stage=4,micro=5", "5 micro-batches do not divide the 64 rows"),

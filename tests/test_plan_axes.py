@@ -11,6 +11,7 @@ from multipod.errors import PlanError
 from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
@@ -101,7 +102,7 @@ def test_a_pipeline_against_xlas_program():
     """Messages of each tick, weights with their slots, and the store of activations, of the very program."""
     model = Mlp(64, 32, 6, 10)
     recipe = replace(digits(), model=model, batch=64)
-    laid = replace(recipe, layout=Layout((1, 1), stage=2, schedule="1f1b", micro_batches=4))
+    laid = replace(recipe, layout=Layout((1, 1), pipeline=PipelineSplit(2, schedule="1f1b", micro_batches=4)))
     workload = workload_of(recipe)
     assert workload.layers == 8
     step = predict_step(workload, Choice(64, Split(stage=2), "xla", False, micro_batches=4), here(2, 2))
@@ -121,7 +122,7 @@ def test_experts_send_what_xlas_program_sends():
     assert expert_splits(recipe) == (Split(expert=2), Split(expert=4))
     workload = workload_of(recipe)
     sent = sum(one.nbytes * one.count for one in workload.build(16, Split(expert=4), 1).messages)
-    laid = replace(recipe, layout=Layout((1, 1), expert=4))
+    laid = replace(recipe, layout=Layout((1, 1), split=ModelSplit(expert=4)))
     program = Program(laid, make_mesh(laid.layout))
     facts = facts_of(program.lowered.compile(QUICK))
     assert sent == pytest.approx(
@@ -177,7 +178,7 @@ def test_layouts_of_a_plan_are_layouts_of_a_run():
         predict_step(workload_of(recipe), choice, machine)
         plan = Plan("x", "here:8", choice, mesh_of(machine, split), {}, dtype_fields(recipe)[:0])
         changed = override(recipe, plan.changes())
-        assert changed.layout.tile_devices * 8 // split.devices == 8
+        assert changed.layout.replica_devices * 8 // split.devices == 8
         assert program_of(changed, make_mesh(changed.layout)).rows == 64
 
 

@@ -13,6 +13,7 @@ from multipod.layout.compiled import facts_of
 from multipod.layout.hlo import Product, Text
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.plan.machine import find, here
 from multipod.plan.predict import Choice, predict_step
 from multipod.plan.program import workload_of
@@ -37,7 +38,7 @@ def test_a_model_is_split_as_far_as_its_dims_allow(splits):
 
 def test_memory_and_messages_are_those_of_xla(splits):
     split = Split(model=2)
-    recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), model=2))
+    recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), split=ModelSplit(model=2)))
     expected = facts_of(Program(recipe, make_mesh(recipe.layout)).lowered.compile())
     workload = workload_of(splits.recipe, splits)
     found = predict_step(workload, Choice(24, split, "xla", False), here(2, 2))
@@ -50,7 +51,11 @@ def test_memory_and_messages_are_those_of_xla(splits):
 def test_stages_that_model_splits(splits):
     """Weights to the element as a run lays them; operators and messages are the unstaged step's, cut in two."""
     workload, model = workload_of(splits.recipe, splits), 2
-    laid = replace(splits.recipe, batch=96, layout=Layout((1, 1), stage=2, model=model, micro_batches=4))
+    laid = replace(
+        splits.recipe,
+        batch=96,
+        layout=Layout((1, 1), split=ModelSplit(model=model), pipeline=PipelineSplit(2, micro_batches=4)),
+    )
     program = program_of(laid, make_mesh(laid.layout))
     split, whole = (workload.cut(24, 2, 1, n) for n in (model, 1))
     shapes = [leaf for leaf in jax.tree.leaves(program.shapes.params) if leaf.ndim]
@@ -99,7 +104,7 @@ def test_a_plan_with_a_split_says_how_its_tiles_lie():
     plan = Plan("words", "tpu-v3-pod:4x4", Choice(64, Split(model=8)), mesh_of(machine, Split(model=8)), {})
     changes = plan.changes()
     assert {"layout.model=8", "layout.tile=2x4", "layout.mesh=2x2"} <= set(changes)
-    assert override(layout_recipes.words(), changes).layout.tile_devices * 4 == machine.devices
+    assert override(layout_recipes.words(), changes).layout.replica_devices * 4 == machine.devices
     assert mesh_of(find("tpu-v3-pod:1x1"), Split(model=4)) == ()
 
 

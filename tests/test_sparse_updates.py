@@ -11,6 +11,7 @@ from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, RecipeError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.sync import Sync
 from multipod.models.dlrm import Dlrm
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
@@ -82,7 +83,7 @@ def test_optimizers_that_move_every_row(fields, said):
 
 def test_what_needs_whole_gradients():
     optimizer = Optimizer("adagrad", sparse=True)
-    asked = recipe(optimizer, Layout((1, 2), shard_update=True), accumulate=5)
+    asked = recipe(optimizer, Layout((1, 2), sync=Sync(sharding="zero1")), accumulate=5)
     with pytest.raises(LayoutError, match=r"layout.shard_update=true and accumulate=5 with optimizer.sparse=true"):
         _ = Program(asked, make_mesh(asked.layout)).row_tables
     digits = replace(load("digits"), optimizer=optimizer)

@@ -75,6 +75,7 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
     from multipod.execute.sums import SUMS
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
+    from multipod.layout.sync import Sync
     from multipod.step.gradients import over_data, vector_sum
 
     layout = Layout(mesh=where.mesh or ())
@@ -95,7 +96,7 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
 
     tests: dict[str, Callable[[], str]] = {}
     for name in (*SUMS, *SCHEDULES):
-        total = vector_sum(replace(layout, gradient_sum=name), mesh)
+        total = vector_sum(replace(layout, sync=Sync(name)), mesh)
         tests[f"{name}: all-reduce"] = check(total.all_reduce)
         tests[f"{name}: reduce-scatter, all-gather"] = check(there_and_back(total))
     return tests

@@ -35,7 +35,7 @@ def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
     program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
     # States that are of single chips are of no use here, and the chips may be others.
-    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
+    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.sync.local_state)
     sums = evaluate_state(program, state, recipe.data.test())
     values, count = finished(recipe.objective, sums), int(sums["count"])
     table = Table(title=f"{run} after {int(state.update)} updates", show_header=False)

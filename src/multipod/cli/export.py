@@ -108,7 +108,7 @@ def _trained(run: Path, at: int | None, where: Where) -> _Trained:
     check_same(folder, recipe, learning=False)
     program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
-    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
+    state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.sync.local_state)
     checkpoints.close()
     params, statistics = jax.tree.map(np.asarray, jax.device_get((program.whole_params(state), state.statistics)))
     one = recipe.data.test().read(np.arange(1))

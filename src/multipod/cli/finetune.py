@@ -87,7 +87,7 @@ def pretrained_state(program: "AnyProgram", folder: Path, at: int | None, reset_
 
     opened, _ = open_folder(folder)
     checkpoints = Checkpoints(opened.checkpoints, 1, read_only=True)
-    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
+    local = program.recipe.layout.sync.local_state  # of the chips of that run, which may be others
     before = checkpoints.restore(program.shapes, at, weights_only=reset_optimizer and local)
     checkpoints.close()
     fresh = program.init()

@@ -77,16 +77,12 @@ def checked(recipe: "Recipe", where: Where) -> "Recipe":
     """
     if where.fail:
         raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
-    if recipe.layout.stage > 1:
-        raise ClusterError(
-            f"layout.stage={recipe.layout.stage}: a pipeline is not cut anew around a lost process. Leave out "
-            "--survive (--restarts works)."
-        )
-    if recipe.layout.local_state:
-        raise ClusterError(
-            f"layout.gradient_sum={recipe.layout.gradient_sum} keeps an optimizer state on every device, which cannot "
-            "be handed on. Leave out --survive (--restarts works), or take another sum."
-        )
+    from multipod.layout.compatible import conflicts
+    from multipod.step.checks import combination_of
+
+    wrong = conflicts(replace(combination_of(recipe), survives=True))
+    if wrong:
+        raise ClusterError("\n".join(wrong))
     return recipe
 
 
@@ -179,7 +175,7 @@ class Here:
 
     def program_in(self, connection: "Connection", made: "Sequence[Device]", without: int = 0) -> "Program":
         """The recipe's program on the mesh of a world's devices, around the empty seats; and the last taken ones."""
-        from multipod.layout.seats import seated
+        from multipod.layout.slots import mesh_of_survivors
         from multipod.step.program import Program
 
         world = connection.world
@@ -188,7 +184,7 @@ class Here:
             if device.process_index >= len(world.seats) - without:
                 continue
             devices.setdefault(world.seats[device.process_index], []).append(device)
-        layout, mesh = seated(self.recipe.layout, devices, world.total)
+        layout, mesh = mesh_of_survivors(self.recipe.layout, devices, world.total)
         return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
     def prepare(self, connection: "Connection", made: "Sequence[Device]") -> None:
@@ -198,11 +194,11 @@ class Here:
         differs where a schedule goes around the hole: there nothing is prepared. It is told the devices, and asks JAX
         for none: the world may be over by then, and JAX would make some that are of no world.
         """
-        from multipod.layout.layout import BUILT_IN_SUMS
+        from multipod.layout.sync import BUILT_IN_SUMS
 
         world = connection.world
         left = len(world.seats) - 1
-        known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
+        known = left in self.prepared or self.recipe.layout.sync.gradient_sum not in BUILT_IN_SUMS
         if known or left < 1 or world.process_of(self.member.rank) >= left:
             return
         self.prepared.add(left)

@@ -158,7 +158,7 @@ def run(request: Request, where: Where) -> int:
         stack.callback(held(folder))
         saved = tell_launcher(where, stack, folder)
         stop = stack.enter_context(stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once"))
-        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.local_state else ()
+        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.sync.local_state else ()
         checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=saved, chips=chips)
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at, said) if request.resume else None

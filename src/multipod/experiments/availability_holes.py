@@ -138,10 +138,11 @@ class _Case:
         from multipod.experiments.perceptron import Perceptron
         from multipod.layout.layout import Layout
         from multipod.layout.mesh import batch_sharding, make_mesh
+        from multipod.layout.sync import Sync
         from multipod.recipes.digits import digits
         from multipod.step.program import Program
 
-        layout = Layout((4, 4), failed=failed, gradient_sum="tree-packing")
+        layout = Layout((4, 4), sync=Sync("tree-packing"), failed=failed)
         recipe = replace(digits(), model=Perceptron(hidden=(256, 256, 128)), batch=240, layout=layout)
         program = Program(recipe, make_mesh(layout))
         rows = owned_rows(batch_sharding(program.mesh), program.rows)

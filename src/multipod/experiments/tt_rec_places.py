@@ -12,6 +12,7 @@ from multipod.experiments.outcome import Claim, Section
 from multipod.layout.compiled import CompiledFacts, facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
@@ -33,7 +34,7 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     data = Synthetic(examples=UPDATES * BATCH, tests=10)
     dense = Dlrm(rows=data.rows, bottom=(64,), top=(64,))
     trains = replace(dense, tt_rows=20_000, tt_rank=8)
-    spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
+    spread, shared = Layout((2, 4)), Layout((1, 1), split=ModelSplit(expert=DEVICES))
     cases = {
         "replicated": (dense, spread),
         **{

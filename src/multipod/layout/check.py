@@ -11,7 +11,7 @@ Tensors = Mapping[str, Tensor]
 """The parameters of a model by their path."""
 
 
-def lay(layout: Layout, tensors: Tensors, input_dims: Collection[str] = ()) -> dict[str, Placement]:
+def place_tensors(layout: Layout, tensors: Tensors, input_dims: Collection[str] = ()) -> dict[str, Placement]:
     """How the axes inside a replica split each tensor.
 
     `input_dims` are the names of dims that the model's inputs have, as `height`.
@@ -57,13 +57,13 @@ def problems(
     return wrong
 
 
-def whole(layout: Layout, tensors: Tensors, placed: Mapping[str, Placement]) -> dict[str, int]:
+def unsplit_tensors(layout: Layout, tensors: Tensors, placed: Mapping[str, Placement]) -> dict[str, int]:
     """The tensors that every device of a replica holds whole, though it splits weights, and their bytes."""
     if not any(AXES[axis].weights for axis in layout.split.sizes):
         return {}
     return {path: tensors[path].nbytes for path, placement in placed.items() if not any(placement.axes)}
 
 
-def uncovered(tensors: Tensors, placed: Mapping[str, Placement]) -> tuple[str, ...]:
+def tensors_without_rules(tensors: Tensors, placed: Mapping[str, Placement]) -> tuple[str, ...]:
     """The tensors of which no rule and no name speaks."""
     return tuple(path for path in tensors if not placed[path].covered)

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from multipod.errors import LayoutError
 from multipod.layout.compatible import Combination, conflicts
-from multipod.layout.split import ModelSplit, PipelineSplit
-from multipod.layout.sync import Sync
+from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
+from multipod.layout.sync import PLAIN, Sync
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Layout:
     """
 
     mesh: tuple[int, ...] = ()
-    split: ModelSplit = ModelSplit()
+    split: ModelSplit = UNSPLIT
     pipeline: PipelineSplit | None = None
-    sync: Sync = Sync()
+    sync: Sync = PLAIN
     failed: tuple[tuple[int, int], ...] = ()
     replica_shape: tuple[int, ...] = ()
 

@@ -52,7 +52,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def mesh_on(layout: Layout, grid: np.ndarray) -> Mesh:
-    """The mesh of `layout` on a grid of devices, rows and columns as they are wired; its replicas must divide the grid."""
+    """The mesh of `layout` on a grid of devices, rows and columns as wired; its replicas must divide the grid."""
     shape = tuple(n // side for n, side in zip(grid.shape, layout.replica_grid, strict=True))
     replicas = _replicas(shape, layout)
     live = by_replica(grid, layout.replica_grid)[list(replicas.chips)]

@@ -12,6 +12,7 @@ Dims = tuple[str | None, ...]
 Axes = tuple[tuple[str, ...], ...]
 """For each dim of a tensor the mesh axes that split it, none if it is whole."""
 
+
 @dataclass(frozen=True)
 class Tensor:
     """What a layout needs to know of a tensor.

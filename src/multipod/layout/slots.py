@@ -14,14 +14,12 @@ from multipod.layout.mesh import mesh_on
 from multipod.topology.topology import Topology
 
 
-def mesh_of_survivors(
-    layout: Layout, devices: Mapping[int, Sequence[jax.Device]], slots: int
-) -> tuple[Layout, Mesh]:
+def mesh_of_survivors(layout: Layout, devices: Mapping[int, Sequence[jax.Device]], slots: int) -> tuple[Layout, Mesh]:
     """The layout with the replicas of empty slots failed, and its mesh on the devices of the others.
 
     Slot s has the chips s * n to s * n + n - 1 of the mesh, row-major, where a slot has n devices. If the holes cut
-    the mesh in parts, or leave a process without a whole replica, those that are left move together, and the holes to the
-    end.
+    the mesh in parts, or leave a process without a whole replica, those that are left move together, and the
+    holes to the end.
 
     Raises:
       LayoutError: a process then still has no whole replica, or the layout needs more devices than all slots have.
@@ -43,8 +41,8 @@ def mesh_of_survivors(
             return found
     raise LayoutError(
         f"the {len(devices)} processes that are left have {each} devices each, and with replicas of "
-        f"{layout.replica_text} some would have no part in a whole one. Let the launcher replace the lost ones, or take "
-        "smaller replicas."
+        f"{layout.replica_text} some would have no part in a whole one. Let the launcher replace the lost ones, or "
+        "take smaller replicas."
     )
 
 

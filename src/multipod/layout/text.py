@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from multipod.errors import LayoutError, nearest
 from multipod.layout.axes import AXES
-from multipod.layout.fields import FLAGS, TYPES, to_fields
+from multipod.layout.fields import FLAGS, to_fields
 from multipod.layout.layout import Layout
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from multipod.layout.mesh import BATCH_AXES
+from multipod.layout.axes import BATCH_AXES
 from multipod.nn import hot_rows
 from multipod.nn.experts.exchange import known
 from multipod.nn.hot_rows import HotRows, Policy

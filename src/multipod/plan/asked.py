@@ -1,13 +1,13 @@
 """A layout that a user writes as for `train --layout`: found among those that were searched, or priced anew."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import PlanError
 from multipod.layout.layout import Layout
-from multipod.layout.text import WORDS, layout_changes
+from multipod.layout.split import PipelineSplit
+from multipod.layout.text import BY_NAME, WORDS, layout_changes
 from multipod.plan.machine import Machine
 from multipod.plan.network import NAMES
 from multipod.plan.predict import Choice, Prediction, micro_of, replicas_of
@@ -40,7 +40,7 @@ def asked_for(
             raise PlanError(f"--explain {text}: there are {len(found.predictions)} layouts, from 1 on.")
         return number, found.predictions[number - 1]
     changes = layout_changes(text)
-    said = {part.partition("=")[0].strip() for part in text.split(",") if part.strip()}
+    said = {BY_NAME[part.partition("=")[0].strip()].names[0] for part in text.split(",") if part.strip()}
     layout = override(Layout(), [change.removeprefix("layout.") for change in changes])
     _check_words(layout, said, text)
     choice = _choice(layout, said, batch, found)
@@ -61,25 +61,28 @@ def _check_words(layout: Layout, said: set[str], text: str) -> None:
     """
     unknown = sorted(said - set(PRICED))
     wrong = [f"nobody has priced {', '.join(unknown)}"] if unknown else []
-    if layout.gradient_sum not in (*ALGORITHMS, *NAMES):
-        wrong.append(f"sum={layout.gradient_sum} combines and does not sum, which has no price")
+    if layout.sync.gradient_sum not in (*ALGORITHMS, *NAMES):
+        wrong.append(f"sum={layout.sync.gradient_sum} combines and does not sum, which has no price")
     if wrong:
-        known = ", ".join(word for word in WORDS if word in PRICED)
+        known = ", ".join(word.names[0] for word in WORDS if word.names[0] in PRICED)
         raise PlanError(f"--explain {text}: {'; '.join(wrong)}. Leave it out; what is priced: {known}.")
 
 
 def _choice(layout: Layout, said: set[str], batch: int, found: Found) -> Choice:
     """The layout as the predictor sees it; where nothing is said of the sum, with that of the quickest split so."""
-    split = Split(math.prod(layout.spatial), layout.model, layout.expert, layout.stage)
+    split, pipeline = (
+        Split(layout.split.spatial_devices, layout.split.model, layout.split.expert, layout.stages),
+        layout.pipeline or PipelineSplit(1),
+    )
     quickest = next((step.choice.schedule for step in found.predictions if step.choice.split == split), "torus-2d")
     return Choice(
         batch,
         split,
-        layout.gradient_sum if "sum" in said else quickest,
-        layout.shard_update if "update" in said else layout.stage == 1,
-        pipeline=layout.schedule,
-        micro_batches=layout.micro_batches,
-        chunks=layout.chunks,
+        layout.sync.gradient_sum if "sum" in said else quickest,
+        layout.sync.zero1 if "update" in said else layout.stages == 1,
+        pipeline=pipeline.schedule,
+        micro_batches=pipeline.micro_batches,
+        chunks=pipeline.chunks,
         dtype=found.best.choice.dtype,
     )
 
@@ -102,8 +105,8 @@ def _check_places(layout: Layout, choice: Choice, workload: Workload, machine: M
     if layout.mesh and layout.mesh != mesh:
         these = f"data={_times(mesh)} on {machine}" if mesh else f"{replicas} replicas, which are no mesh on {machine}"
         wrong.append(f"data={_times(layout.mesh)} is not how a plan lies there: {these}")
-    if layout.tile and layout.tile != tile:
-        wrong.append(f"tile={_times(layout.tile)} has no price: a plan's tile is {_times(tile)}")
+    if layout.replica_shape and layout.replica_shape != tile:
+        wrong.append(f"tile={_times(layout.replica_shape)} has no price: a plan's tile is {_times(tile)}")
     if wrong:
         raise PlanError(f"--explain {text}: {'; '.join(wrong)}. Change it, or leave it out.")
 
@@ -112,13 +115,13 @@ def _likeness(layout: Layout, said: set[str], machine: Machine) -> Callable[[Cho
     """Whether a choice of the same split has all else that was said."""
 
     def alike(choice: Choice) -> bool:
-        staged = choice.split.stage > 1
+        staged, pipeline = choice.split.stage > 1, layout.pipeline or PipelineSplit(1)
         wanted = {
-            "sum": choice.schedule == layout.gradient_sum,
-            "update": choice.shard_update == layout.shard_update,
-            "schedule": not staged or choice.pipeline == layout.schedule,
-            "chunks": choice.pipeline != "interleaved" or choice.chunks == layout.chunks,
-            "micro": not staged or not layout.micro_batches or micro_of(choice, machine) == layout.micro_batches,
+            "sum": choice.schedule == layout.sync.gradient_sum,
+            "update": choice.shard_update == layout.sync.zero1,
+            "schedule": not staged or choice.pipeline == pipeline.schedule,
+            "chunks": choice.pipeline != "interleaved" or choice.chunks == pipeline.chunks,
+            "micro": not staged or not pipeline.micro_batches or micro_of(choice, machine) == pipeline.micro_batches,
         }
         return all(fits for word, fits in wanted.items() if word in said)
 
@@ -130,7 +133,7 @@ def spelled(choice: Choice, machine: Machine) -> str:
     plan = Plan("", str(machine), choice, mesh_of(machine, choice.split), {})
     fields = [change.removeprefix("layout.") for change in plan.changes() if change.startswith("layout.")]
     values = {SHOWN.get(name, name): value for name, _, value in (field.partition("=") for field in fields)}
-    words = [f"{word}={values[word]}" for word in WORDS if word in values]
+    words = [f"{name}={values[name]}" for word in WORDS if (name := word.names[0]) in values]
     return ",".join(word for word in words if word != "micro=0")
 
 

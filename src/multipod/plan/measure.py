@@ -14,6 +14,7 @@ from multipod.data.feed import owned_rows
 from multipod.data.source import ArraySource, Source
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
+from multipod.layout.sync import Sync
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.bert import tiny_bert
 from multipod.models.resnet import SmallResNet
@@ -92,10 +93,10 @@ def _text(layout: Layout | None) -> str:
     if layout is None:
         return ""
     rows, columns = layout.mesh
-    return f" on {rows}x{columns}" + (", sharded" if layout.shard_update else "")
+    return f" on {rows}x{columns}" + (", sharded" if layout.sync.zero1 else "")
 
 
-WHOLE, SHARED = Layout((2, 4)), Layout((2, 4), shard_update=True)
+WHOLE, SHARED = Layout((2, 4)), Layout((2, 4), sync=Sync(sharding="zero1"))
 
 CALIBRATION = (
     images(8, 16, 16),
@@ -132,7 +133,7 @@ def choice_of(recipe: Recipe) -> Choice:
     """The recipe's layout as the predictor sees it."""
     layout = recipe.layout
     devices = int(np.prod(layout.mesh)) if layout.mesh else jax.device_count()
-    return Choice(recipe.batch, schedule=layout.gradient_sum, shard_update=layout.shard_update, norm_group=devices)
+    return Choice(recipe.batch, schedule=layout.sync.gradient_sum, shard_update=layout.sync.zero1, norm_group=devices)
 
 
 def priced(recipe: Recipe, workload: Workload, machine: Machine) -> float:

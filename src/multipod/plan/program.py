@@ -14,9 +14,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from multipod.errors import LayoutError, PlanError, RecipeError
+from multipod.layout.axes import DATA_AXES
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.remembered import remembered
@@ -82,7 +84,7 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         layers=known.layers,
         optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
         slots=known.slots,
-        wire_bytes=2 if recipe.layout.sum_dtype == "bfloat16" else known.wire_bytes,
+        wire_bytes=2 if recipe.layout.sync.sum_dtype == "bfloat16" else known.wire_bytes,
         norm_group_messages=known.norm_messages,
         norm_bytes=known.norm_bytes,
         state_bytes=known.state_bytes,
@@ -223,7 +225,7 @@ def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Tr
 
 
 def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
-    layout = Layout((1, 1), expert=experts, rules=recipe.layout.rules)
+    layout = Layout((1, 1), split=ModelSplit(expert=experts, rules=recipe.layout.split.rules))
     if experts > 1:
         return Program(replace(recipe, batch=rows * experts, accumulate=1, layout=layout), abstract_mesh(layout))
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), DATA_AXES, axis_types=(AxisType.Auto,) * 2)
@@ -270,7 +272,11 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
     Raises:
       LayoutError: dims that do not divide.
     """
-    layout = Layout((1, 1), stage=len(whole), model=model, micro_batches=1, rules=recipe.layout.rules)
+    layout = Layout(
+        (1, 1),
+        split=ModelSplit(model=model, rules=recipe.layout.split.rules),
+        pipeline=PipelineSplit(len(whole), micro_batches=1),
+    )
     mesh = abstract_mesh(layout)
     program = StagedProgram(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
     found = []
@@ -285,7 +291,7 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
 
 
 def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tuple[Part, ...]:
-    layout = Layout((1, 1), stage=parts, micro_batches=1)
+    layout = Layout((1, 1), pipeline=PipelineSplit(parts, micro_batches=1))
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
     pipe = StagedProgram(small, abstract_mesh(layout)).pipe
     found: list[Part] = []

@@ -20,6 +20,7 @@ from multipod.layout.compiled import CompiledFacts, facts_of_lowered
 from multipod.layout.hlo import Product
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
 from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
 from multipod.plan.workload import Part, Split
@@ -155,7 +156,7 @@ def _around(examples: float) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def _program(recipe: Recipe, split: Split, examples: int) -> Program:
     spatial = (split.spatial,) if split.spatial > 1 else ()
-    layout = Layout((1, 1), spatial=spatial, model=split.model, rules=recipe.layout.rules)
+    layout = Layout((1, 1), split=ModelSplit(spatial=spatial, model=split.model, rules=recipe.layout.split.rules))
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
     return Program(small, make_mesh(layout))
 

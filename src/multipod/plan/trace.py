@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multipod.errors import PlanError
-from multipod.layout.layout import ASYNCHRONOUS
+from multipod.layout.split import ASYNCHRONOUS
 from multipod.pipelines.timing import timed
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s

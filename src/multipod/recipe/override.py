@@ -83,7 +83,9 @@ def _changed(value: Any, wanted: dict[str, Any]) -> Any:
 
 def _changed_layout(layout: Layout, wanted: dict[str, Any]) -> Layout:
     """The layout with all changes, by flat names or by paths."""
-    flat = {field: (name, one) for path, name, text in _leaves(wanted) for field, one in flat_change(path, text).items()}
+    flat = {
+        field: (name, one) for path, name, text in _leaves(wanted) for field, one in flat_change(path, text).items()
+    }
     return with_fields(layout, {field: _read(text, TYPES[field], name) for field, (name, text) in flat.items()})
 
 

@@ -34,7 +34,7 @@ def rearranged(
         few, statistics, moved = model.rearranged(few, statistics)
         begun = jax.tree.leaves(optimizer.init(params | few))
         follow = [
-            _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), recipe.layout.local_state)
+            _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), recipe.layout.sync.local_state)
             for k, leaf in zip(own, kept, strict=True)
         ]
         return few, statistics, follow

@@ -15,7 +15,8 @@ from multipod.collectives.adasum import leaves
 from multipod.execute.adasum_jax import combine_tree
 from multipod.execute.sums import SUMS, VectorSum, in_tile_first, scheduled
 from multipod.execute.trees import Combine, all_gather_tree, reduce_scatter_tree
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import data_axes, data_sizes, inner_axes, is_split, names_of, only, topology_of, update_spec
 from multipod.topology.topology import Topology
 
@@ -66,7 +67,7 @@ def gradient_path(
     travel = _Travel(layout, mesh, specs, base, tuple(order) or tuple(range(len(jax.tree.leaves(params)))))
     combine: Combine = travel.summed
     reported = None
-    if layout.combines:
+    if layout.sync.combines:
         reported = adasum(layout, mesh, specs)
         combine = partial(_without_report, reported)
     across = data_specs(mesh, specs)
@@ -88,14 +89,14 @@ class _Travel:
 
     def summed(self, tree: Any) -> Any:
         """The sum of the gradients `tree` over the data axes, each tensor split as `specs` says."""
-        wire = self.layout.sum_dtype
+        wire = self.layout.sync.sum_dtype
         sent = jax.tree.map(lambda leaf: leaf.astype(wire) if wire and _is_float(leaf) else leaf, tree)
         total = self._on_parts(self._sum, self.specs, self.specs)(sent)
         return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
 
     def gathered(self, tree: Any) -> Any:
         """Tensors whole over the data axes, of the shares that `specs` says, in `layout.gather_dtype`."""
-        return self._on_parts(self._gather, self.specs, self.specs)(_cast(tree, self.layout.gather_dtype))
+        return self._on_parts(self._gather, self.specs, self.specs)(_cast(tree, self.layout.sync.gather_dtype))
 
     def used(self, shares: Any) -> Any:
         """`gathered`, a layer in a message, with a derivative that sums gradients of whole weights to shares."""
@@ -155,7 +156,7 @@ class _Travel:
     ) -> list[jax.Array]:
         """The tensors summed in messages of about `layout.bucket_bytes`, in their order."""
         results: list[jax.Array] = []
-        for bucket in buckets([tensor.nbytes for tensor in tensors], self.layout.bucket_bytes):
+        for bucket in buckets([tensor.nbytes for tensor in tensors], self.layout.sync.bucket_bytes):
             part = slice(bucket.start, bucket.stop)
             results += reduce_scatter_tree(tensors[part], specs[part], axes, total)
         return results
@@ -200,15 +201,15 @@ def adasum(layout: Layout, mesh: Mesh | AbstractMesh, specs: Any) -> Callable[[A
     changes that optimizers made are combined as they are.
     """
     axes = _axes(mesh)
-    rows = layout.gradient_sum == "adasum-rows"
+    rows = layout.sync.gradient_sum == "adasum-rows"
     tree_leaves = leaves(Topology((axes[DATA_AXES[0]],)) if rows else topology_of(layout, mesh))
     names = tensor_names(specs)
-    scale = 1 if layout.local_state else math.prod(axes.values())
+    scale = 1 if layout.sync.local_state else math.prod(axes.values())
 
     def combine(tree: Any) -> tuple[Any, Values]:
         combined, report = combine_tree(tree, specs, axes, tree_leaves, DATA_AXES[1:] if rows else ())
         values = {"poisoned": report.poisoned}
-        if layout.report_orthogonality:
+        if layout.sync.report_orthogonality:
             values |= {f"orthogonality/{name}": value for name, value in zip(names, report.orthogonality, strict=True)}
         return jax.tree.map(lambda tensor: tensor * scale, combined) if scale != 1 else combined, values
 
@@ -227,18 +228,18 @@ def vector_sum(layout: Layout, mesh: Mesh | AbstractMesh, axes: Sequence[str] = 
     Over an axis inside the tiles, `expert`, the sum goes first, within each tile, so that the tiles exchange a share.
     """
     inside = tuple(axis for axis in axes if axis not in DATA_AXES)
-    if layout.combines:
+    if layout.sync.combines:
         total = SUMS["xla"](DATA_AXES)
-    elif layout.gradient_sum in SUMS:
-        total = SUMS[layout.gradient_sum](DATA_AXES)
+    elif layout.sync.gradient_sum in SUMS:
+        total = SUMS[layout.sync.gradient_sum](DATA_AXES)
     else:
-        total = scheduled(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
+        total = scheduled(layout.sync.gradient_sum, topology_of(layout, mesh), DATA_AXES)
     return in_tile_first(total, inside, math.prod(mesh.shape[axis] for axis in DATA_AXES)) if inside else total
 
 
 def update_specs(layout: Layout, mesh: Mesh | AbstractMesh, tree: Any, base: Any) -> Any:
     """The `PartitionSpec` that each tensor of `tree` has during the update; `base` is how inner axes split it."""
-    if not layout.splits_update:
+    if not layout.sync.shards_update:
         return base
     return jax.tree.map(lambda leaf, spec: update_spec(leaf.shape, _axes(mesh, names_of(spec)), spec), tree, base)
 

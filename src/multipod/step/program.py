@@ -18,7 +18,7 @@ from multipod.data.source import HostBatch, example_of, examples_of
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
 from multipod.execute.trees import all_reduce_tree
-from multipod.layout.check import lay
+from multipod.layout.check import place_tensors
 from multipod.layout.mesh import (
     batch_sharding,
     batch_spec,
@@ -111,12 +111,12 @@ class Program:
         Raises:
           LayoutError: all that is wrong with the layout for this model.
         """
-        return lay(self.recipe.layout, self.tensors, set(self.images.dims))
+        return place_tensors(self.recipe.layout, self.tensors, set(self.images.dims))
 
     @cached_property
     def stored_specs(self) -> Any:
         """The `PartitionSpec` of each parameter between updates."""
-        return self.path.specs if self.recipe.layout.keeps_shares else self.path.base
+        return self.path.specs if self.recipe.layout.sync.stores_shards else self.path.base
 
     @cached_property
     def images(self) -> SplitImages:
@@ -154,7 +154,7 @@ class Program:
         params = self._bare_shapes.params
         structure: Any = jax.tree.structure(params)
         base = structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
-        order = self._order() if self.recipe.layout.bucket_bytes and not self.row_tables else ()
+        order = self._order() if self.recipe.layout.sync.bucket_bytes and not self.row_tables else ()
         return gradient_path(self.recipe.layout, self.mesh, params, base, order)
 
     def _order(self) -> tuple[int, ...]:
@@ -184,17 +184,19 @@ class Program:
     def _fresh(self) -> State:
         """The first state; an optimizer's state that is local has a first dim of devices (`layout.local_state`)."""
         state = fresh_state(self.recipe, self.optimizer)
-        if not self.recipe.layout.local_state:
+        if not self.recipe.layout.sync.local_state:
             return state
         devices = data_devices(self.mesh)
         each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (devices, *leaf.shape)), state.optimizer)
         return state._replace(optimizer=each)
 
     def _optimizer_specs(self, optimizer: Any) -> Any:
-        if self.recipe.layout.local_state:
+        if self.recipe.layout.sync.local_state:
             return jax.tree.map(lambda _: batch_spec(self.mesh), optimizer)
         layout, sizes = self.recipe.layout, {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
-        others = (lambda leaf: update_spec(leaf.shape, sizes)) if layout.splits_update else lambda _: PartitionSpec()
+        others = (
+            (lambda leaf: update_spec(leaf.shape, sizes)) if layout.sync.shards_update else lambda _: PartitionSpec()
+        )
         return state_specs(optimizer, self._bare_shapes.params, self.path.specs, others)
 
     @property
@@ -289,7 +291,7 @@ class Program:
         """
         asked = parts_of(stop)
         params = constrain(state.params, self.mesh, self.path.specs)
-        if self.recipe.layout.local_state:
+        if self.recipe.layout.sync.local_state:
             updates, optimizer, statistics, sums = self._local_changes(state, batch, asked)
             travelled, params = updates, optax.apply_updates(params, updates)
         else:
@@ -298,7 +300,7 @@ class Program:
             params, optimizer = stepped(self.optimizer, gradients, state.optimizer, params)
         optimizer = constrain(optimizer, self.mesh, self._optimizer_specs(optimizer))
         params = constrain(params, self.mesh, self.path.specs)
-        if not self.recipe.layout.keeps_shares:
+        if not self.recipe.layout.sync.stores_shards:
             params = self.path.gather(params)
         whole = rearranged(self.recipe, self.optimizer, (params, statistics, optimizer), state.update + 1)
         params, statistics, optimizer = whole
@@ -355,7 +357,7 @@ class Program:
         """
         whole, shares = data_specs(self.mesh, self.path.base), data_specs(self.mesh, self.path.specs)
         one_way = over_data(self.path.combine, self.mesh, (whole,), shares)
-        if self.recipe.layout.keeps_shares:
+        if self.recipe.layout.sync.stores_shards:
             return jax.jit(lambda params: one_way(self.path.gather(params)))
         return jax.jit(lambda params: self.path.gather(one_way(params)))
 
@@ -367,7 +369,7 @@ class Program:
             gradients, (statistics, sums) = self._local_gradients(params, statistics, key, batch)
             gradients = flipped(gradients, flip)
             report: Sums = {}
-            if not self.recipe.layout.shard_weights:  # else their derivative has summed them
+            if not self.recipe.layout.sync.fsdp:  # else their derivative has summed them
                 gradients, report = self._combined(self._before_sum(gradients))
             statistics, sums = self._agree(statistics, sums | {"stop": stop.sum()})
             return gradients, statistics, sums | _counted(report, sums)
@@ -432,9 +434,9 @@ class Program:
         """
         layout = self.recipe.layout
         use: Callable[[Any], Any] = _as_they_are
-        if layout.shard_weights:
+        if layout.sync.fsdp:
             use = self.path.use
-        elif layout.keeps_shares:
+        elif layout.sync.stores_shards:
             params = self.path.use(params)
         kinds = jax.tree.map(lambda leaf: leaf.dtype, self._bare_shapes.params)
         step = partial(self._micro_gradients, use)
@@ -458,7 +460,7 @@ class Program:
                 sums = masked_sums(self.recipe.objective(outputs, rows), mask)
             return sums["loss"] / self.recipe.batch, (new, sums)
 
-        if self.recipe.layout.shard_weights:
+        if self.recipe.layout.sync.fsdp:
             loss = jax.checkpoint(loss, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
         params, places = with_rows(self.recipe.model, self.row_tables, params, batch)
         gradients, aside = jax.grad(loss, has_aux=True)(params)

@@ -15,4 +15,4 @@ def program_of(recipe: Recipe, mesh: Mesh | AbstractMesh, faulty: bool = False) 
 
     `faulty` is as of `Program`; no bit is flipped in stages.
     """
-    return StagedProgram(recipe, mesh) if recipe.layout.stage > 1 else Program(recipe, mesh, faulty)
+    return StagedProgram(recipe, mesh) if recipe.layout.stages > 1 else Program(recipe, mesh, faulty)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from multipod.errors import LayoutError
 from multipod.optim.pipemare import RescheduleState, VelocityState
+from multipod.step.checks import check_recipe
 from multipod.step.pipeline import join_params, split_params
 from multipod.step.program import Program
 from multipod.step.programs import AnyProgram
@@ -43,11 +43,7 @@ def relaid(program: AnyProgram, state: State, other: AnyProgram) -> State:
       LayoutError: every device has an optimizer state of its own (Adasum).
     """
     for one in (program, other):
-        if one.recipe.layout.local_state:
-            raise LayoutError(
-                f"layout.gradient_sum={one.recipe.layout.gradient_sum}: each device has an optimizer state of its own, "
-                "which no other layout can take over. Go on in the layout that it has."
-            )
+        check_recipe(one.recipe, converts=True)
     return laid_of(other, whole_of(program, state))
 
 

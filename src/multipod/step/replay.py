@@ -20,7 +20,7 @@ from multipod.step.state import State
 def can_move(program: Program) -> bool:
     """Whether a share of a batch can be worked out by another device alone: no device needs others for it."""
     layout = program.recipe.layout
-    return layout.tile_devices == 1 and not layout.shard_weights and data_devices(program.mesh) > 1
+    return layout.replica_devices == 1 and not layout.sync.fsdp and data_devices(program.mesh) > 1
 
 
 def fingerprints(program: Program, state: State, batch: Batch, asked: Asked, shift: int) -> tuple[np.ndarray, ...]:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from multipod.errors import LayoutError, RecipeError
+from multipod.errors import RecipeError
 from multipod.nn.model import rows_name
 from multipod.optim.sparse import RowGradient, row_gradient
 from multipod.recipe.recipe import Recipe
+from multipod.step.checks import check_recipe
 
 Batch = dict[str, jax.Array]
 
@@ -29,7 +30,7 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
 
     Raises:
       RecipeError: a model without tables of vectors.
-      LayoutError: names what of the recipe needs gradients of whole tables.
+      LayoutError: all that does not go with the layout, as what needs gradients of whole tables.
     """
     if not getattr(recipe.optimizer, "sparse", False):
         return ()
@@ -39,19 +40,7 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
             f"optimizer.sparse=true: {type(model).__name__} has no tables of vectors. Leave it out, or see "
             "multipod.nn.model.ReadsRows for what a model needs."
         )
-    layout = recipe.layout
-    whole = {
-        f"layout.gradient_sum={layout.gradient_sum}": layout.combines,
-        "layout.shard_update=true": layout.shard_update,
-        "layout.shard_weights=true": layout.shard_weights,
-        f"accumulate={recipe.accumulate}": recipe.accumulate > 1,
-    }
-    wrong = [name for name, asked in whole.items() if asked]
-    if wrong:
-        raise LayoutError(
-            f"{' and '.join(wrong)} with optimizer.sparse=true: that needs gradients of whole tables. Set one or the "
-            "other."
-        )
+    check_recipe(recipe)
     return tuple(model.row_tables())
 
 

@@ -19,15 +19,17 @@ from multipod.execute.flight import PipeState, first, with_first
 from multipod.execute.pipeline import Pipe
 from multipod.execute.pipeline_forward import go_forward
 from multipod.execute.trees import all_reduce_tree
-from multipod.layout.check import lay
+from multipod.layout.check import place_tensors
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
 from multipod.layout.rules import Tensor
+from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import Cut, micro_batches
 from multipod.nn.dims import dims_of
 from multipod.nn.layered import shapes_of
-from multipod.pipelines.build import PIPELINES, build
+from multipod.pipelines.build import build
 from multipod.pipelines.check import Proof, check
 from multipod.recipe.recipe import Recipe
+from multipod.step.checks import check_recipe
 from multipod.step.gradients import vector_sum
 from multipod.step.orders import Order
 from multipod.step.pipeline import cut_of, evaluations, join_params, layers_of, pipe_of, split_params
@@ -63,6 +65,12 @@ class StagedProgram:
     recipe: Recipe
     mesh: Mesh | AbstractMesh
 
+    @property
+    def split(self) -> PipelineSplit:
+        """The stages of the layout."""
+        assert self.recipe.layout.pipeline is not None, "program_of makes this program for layouts with stages"
+        return self.recipe.layout.pipeline
+
     @cached_property
     def rows(self) -> int:
         """The rows of a batch on this mesh. Those beyond `recipe.batch` are padding, and batches then have a `mask`.
@@ -73,7 +81,7 @@ class StagedProgram:
         rows = padded_batch(self.recipe.batch, self.recipe.layout, self.mesh)
         if not self.recipe.layout.failed:
             return rows
-        pieces = data_devices(self.mesh) * (self.recipe.layout.micro_batches or 1)
+        pieces = data_devices(self.mesh) * (self.split.micro_batches or 1)
         return -(-rows // pieces) * pieces
 
     @property
@@ -89,13 +97,11 @@ class StagedProgram:
           LayoutError: micro-batches that do not divide the rows.
           ScheduleError: what the schedule's builder refuses.
         """
-        layout = self.recipe.layout
-        rows = self.rows // data_devices(self.mesh)
-        count = micro_batches(layout.micro_batches, layout.stage, rows, rounds=layout.schedule == "interleaved")
+        split, rows = self.split, self.rows // data_devices(self.mesh)
+        count = micro_batches(split.micro_batches, split.stages, rows, rounds=split.in_rounds)
         # Of an asynchronous pipeline so many updates that it is full, and its delays known.
-        updates = 3 + 2 * -(-2 * layout.stage // count) if layout.asynchronous else 1
-        options = {name: getattr(layout, name) for name in PIPELINES[layout.schedule].options}
-        return check(build(layout.schedule, layout.stage, count, updates, **options))
+        updates = 3 + 2 * -(-2 * split.stages // count) if split.asynchronous else 1
+        return check(build(split.schedule, split.stages, count, updates, **split.options))
 
     @cached_property
     def cut(self) -> Cut:
@@ -110,9 +116,10 @@ class StagedProgram:
           RecipeError: a model that cannot be cut.
           LayoutError, ScheduleError: what does not fit.
         """
-        self._check_step()
+        layers_of(self.recipe)
+        check_recipe(self.recipe)
         layout, axes, over_data = self.recipe.layout, data_axes(self.mesh), None
-        if layout.gradient_sum != "xla":
+        if layout.sync.gradient_sum != "xla":
             total = vector_sum(layout, self.mesh, axes)
             over_data = partial(all_reduce_tree, total=total, devices=data_devices(self.mesh))
         example = example_of(self.recipe.data, "train") | ({"mask": np.ones(1, bool)} if self.padded else {})
@@ -136,65 +143,21 @@ class StagedProgram:
         Raises:
           LayoutError: all that is wrong with the layout for this model.
         """
-        if self.recipe.layout.model == 1:
+        if self.recipe.layout.split.model == 1:
             return {}
         dims = dims_of(self.recipe.model)
         shapes: dict[str, Any] = shapes_of(self.recipe.model)  # type: ignore[arg-type]
         tensors = {name: Tensor(s.shape, dims.get(name, ()), s.dtype.itemsize) for name, s in shapes.items()}
-        return {name: to_spec(placed.axes) for name, placed in lay(self.recipe.layout, tensors).items()}
+        return {name: to_spec(placed.axes) for name, placed in place_tensors(self.recipe.layout, tensors).items()}
 
     @cached_property
     def splits(self) -> dict[str, tuple[str, ...]]:
         """The axes inside a stage that split dims of a name, of activations."""
         return splits_of(self.recipe.layout, self.mesh)
 
-    def _check_step(self) -> None:
-        """Refuses what a layout may say and a pipeline has no way for, all at once.
-
-        Raises:
-          LayoutError: names the fields.
-        """
-        layers_of(self.recipe)
-        layout, wrong = self.recipe.layout, []
-        axes = [f"{axis}={size}" for axis, size in layout.tile_sizes.items() if axis not in ("stage", "model")]
-        if axes:
-            wrong.append(
-                f"{', '.join(axes)}: inside a stage only model splits anything. Images are split for models with batch "
-                "norm, which no pipeline takes, and experts trade tokens with data devices, for which no pass waits. "
-                "Give these devices to model, to stage or to the batch"
-            )
-        unused = ("shard_update", "shard_weights", "gather_dtype", "sum_dtype", "bucket_bytes")
-        asked = [f"{name}={getattr(layout, name)}" for name in unused if getattr(layout, name)]
-        if asked:
-            wrong.append(
-                f"{', '.join(asked)}: a stage updates its own weights, which is a share already, and each data device "
-                "all of them. Take more stages, or model, for memory, and leave these out"
-            )
-        if layout.asynchronous and layout.gradient_sum != "xla":
-            wrong.append(
-                f"gradient_sum={layout.gradient_sum}: stages of {layout.schedule} sum at different moments, and only "
-                "xla waits for nobody else. Take xla, or 1f1b"
-            )
-        if self.recipe.accumulate > 1:
-            wrong.append(
-                f"accumulate={self.recipe.accumulate}: micro-batches are that already. Set accumulate=1 and "
-                "layout.micro_batches"
-            )
-        if self.recipe.trouble.watches:
-            wrong.append(
-                f"trouble.action={self.recipe.trouble.action}: no stage sees the whole gradient that it judges. Take "
-                "ignore"
-            )
-        if self.recipe.pipemare.warmup and layout.schedule not in ("pipemare", "pipedream"):
-            wrong.append(
-                f"pipemare.warmup={self.recipe.pipemare.warmup}: {layout.schedule} is synchronous. Leave it out"
-            )
-        if wrong:
-            raise LayoutError("\n".join(f"layout.stage={layout.stage} with {line}." for line in wrong))
-
     @property
     def watched(self) -> bool:
-        """Whether an update looks at its own numbers: none does, see `_check_step`."""
+        """Whether an update looks at its own numbers: none does, see `multipod.layout.compatible`."""
         return False
 
     # What is kept.

@@ -38,11 +38,12 @@ def check_relay(folder: RunFolder, facts: dict[str, Any], before: Recipe, after:
             "Undo these changes, or start a new run without --from."
         )
     layout = _where_it_lay(facts, before)
-    needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
-    if layout.asynchronous and needed > jax.device_count():
+    needed = layout.replica_devices * layout.mesh[0] * layout.mesh[1]
+    pipeline = layout.pipeline
+    if pipeline and pipeline.asynchronous and needed > jax.device_count():
         raise LayoutError(
-            f"--from {folder.path}: micro-batches are under way in its {layout.schedule} pipeline on {needed} devices, "
-            f"and there are {jax.device_count()} to finish them on. Give it {needed} (on a CPU: --cpu-devices "
+            f"--from {folder.path}: micro-batches are under way in its {pipeline.schedule} pipeline on {needed} "
+            f"devices, and there are {jax.device_count()} to finish them on. Give it {needed} (on a CPU: --cpu-devices "
             f"{needed}); once the new run has a checkpoint, it needs its own devices only."
         )
 
@@ -61,7 +62,9 @@ def relayed(program: AnyProgram, folder: RunFolder, facts: dict[str, Any], befor
     if before.layout.asynchronous:
         old, state = _drained(folder, facts, before, at)
     else:
-        layout = replace(before.layout, mesh=(1, 1), failed=(), tile=())  # such a state has no trace of the mesh
+        layout = replace(
+            before.layout, mesh=(1, 1), failed=(), replica_shape=()
+        )  # such a state has no trace of the mesh
         old = program_of(replace(before, layout=layout), abstract_mesh(layout))
         state = _restored(folder, _everywhere(old.shapes, program), at)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.shapes)
@@ -72,7 +75,7 @@ def relayed(program: AnyProgram, folder: RunFolder, facts: dict[str, Any], befor
 def _drained(folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> tuple[AnyProgram, Any]:
     """The program of a run in an asynchronous pipeline, and its drained state as arrays of the host."""
     layout = _where_it_lay(facts, before)
-    needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
+    needed = layout.replica_devices * layout.mesh[0] * layout.mesh[1]
     old = program_of(replace(before, layout=layout), make_mesh(layout, jax.devices()[:needed]))
     assert isinstance(old, StagedProgram)
     drain = jax.jit(old.drained, out_shardings=replicated(old.mesh))
