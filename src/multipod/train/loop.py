@@ -22,17 +22,15 @@ from multipod.step.orders import Wishes, wishes_of
 from multipod.step.program import Batch, Program, Sums
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State, device_bytes
+from multipod.train.bad_updates import Coping
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
-from multipod.train.coping import Coping
 from multipod.train.evaluation import Beside, check_examples, check_not_empty, evaluate
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Observer, Skipped, Started, Troubled, Updated
 from multipod.train.goodput import Account
-from multipod.train.heartbeat import Pulse, silent
-from multipod.train.injecting import Faults, none
+from multipod.train.hooks import Faults, Left, Pulse, no_faults, silent
 from multipod.train.saving import Saving
 from multipod.train.stop import StopRequest
-from multipod.train.world import Left
 
 REGROUP = 1 << 14
 """The wish to leave, among flags that are added over the devices: more than all wishes to stop (of 16,383 devices)."""
@@ -87,7 +85,7 @@ class Surroundings:
     began: float = field(default_factory=time.monotonic)
     past: dict[str, float] = field(default_factory=dict)
     repeated: int = 0
-    faults: Faults = none
+    faults: Faults = no_faults
 
     def tell(self, event: Event) -> None:
         """Passes the event to every observer."""
