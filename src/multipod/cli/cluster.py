@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from multipod.elastic.launcher.standby import WAITS
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
-from multipod.train.standby import WAITS
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Cluster:
       processes: how many there are.
       process: the number of this one, where the environment says it.
       explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
-      survives: the processes come and go, and the launcher says who trains with whom (`multipod.train.world`).
-      waits: this process is to wait until the launcher says what it runs (`multipod.train.standby`).
+      survives: the processes come and go, and the launcher says who trains with whom (`multipod.elastic.world`).
+      waits: this process is to wait until the launcher says what it runs (`multipod.elastic.launcher.standby`).
     """
 
     name: str
@@ -110,7 +110,7 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
         return
     import jax
 
-    from multipod.train.joining import keep_compiled
+    from multipod.elastic.worker.jax_world import keep_compiled
 
     if jax.distributed.is_initialized():
         return

@@ -42,7 +42,7 @@ def doctor(where: Where) -> int:
 
 def machine(where: Where) -> list[tuple[str, str]]:
     """Versions and surroundings, as rows of a table."""
-    from multipod.train.facts import versions
+    from multipod.runs.facts import versions
 
     cache = where.cache
     kept = sum(file.stat().st_size for file in cache.glob("*") if file.is_file()) if cache and cache.is_dir() else 0

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multipod.cli.train import Request
+    from multipod.runs.example_log import ExampleLog
     from multipod.step.programs import AnyProgram
     from multipod.step.state import State
     from multipod.train.events import Updated
-    from multipod.train.example_log import ExampleLog
-    from multipod.train.heartbeat import Pulse
+    from multipod.train.hooks import Pulse
     from multipod.train.run_folder import RunFolder
 
 
@@ -48,7 +48,7 @@ def example_log(
     from multipod.data.batches import TrainBatches
     from multipod.data.feed import owned_rows
     from multipod.layout.mesh import batch_sharding
-    from multipod.train.example_log import ExampleLog
+    from multipod.runs.example_log import ExampleLog
 
     recipe, rows = program.recipe, owned_rows(batch_sharding(program.mesh), program.rows)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows, program.padded)

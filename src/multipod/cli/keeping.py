@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from multipod.cli.surviving import Here
+    from multipod.elastic.straggling import Probe
+    from multipod.elastic.worker.jax_world import Connection
+    from multipod.elastic.worker.peer_reports import Met
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.events import Regrouped, Updated
-    from multipod.train.joining import Connection
-    from multipod.train.met import Met
-    from multipod.train.straggling import Probe
 
 
 class Keeper:
@@ -22,7 +22,7 @@ class Keeper:
     def __init__(
         self, here: "Here", connection: "Connection", program: "Program", source: str, update: int, met: "Met"
     ) -> None:
-        from multipod.train.snapshots import Mirror
+        from multipod.elastic.worker.snapshots import Mirror
 
         self.here, self.connection, self.world = here, connection, connection.world
         self.source, self.update, self.met = source, update, met
@@ -45,7 +45,7 @@ class Keeper:
         """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
         import jax
 
-        from multipod.train.snapshots import taken
+        from multipod.elastic.worker.snapshots import taken
 
         here = self.here
         here.member.look(self.world)
@@ -71,7 +71,7 @@ class Keeper:
 
     def measure(self) -> None:
         """Tells the launcher how fast this process's device is, about each second."""
-        from multipod.train.straggling import Probe
+        from multipod.elastic.straggling import Probe
 
         if time.monotonic() - self.began_s < 1.0:
             return  # others wait for the first updates

@@ -13,10 +13,10 @@ import click
 
 from multipod import runtime
 from multipod.cli import cluster
+from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
 from multipod.layout.layout import parse_shape
 from multipod.layout.text import layout_changes
 from multipod.topology.machines import parse
-from multipod.train.heartbeat import CONTROL_FD, Heartbeat
 
 if TYPE_CHECKING:
     from multipod.layout.layout import Layout

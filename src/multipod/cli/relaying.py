@@ -20,9 +20,9 @@ def taken_over(
 
     Raises:
       RecipeError: another recipe's name.
-      RunFolderError, LayoutError: as of `multipod.train.relay.check_relay`.
+      RunFolderError, LayoutError: as of `multipod.runs.start_from.check_relay`.
     """
-    from multipod.train.relay import check_relay, relayed
+    from multipod.runs.start_from import check_relay, relayed
     from multipod.train.run_folder import check_same, open_folder
 
     folder, facts = open_folder(run)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from multipod.cli.cluster import join
 from multipod.cli.main import cli, starts_now
 from multipod.cli.options import Where, chosen_recipe
+from multipod.elastic.heartbeat import CONTROL_FD
+from multipod.elastic.launcher.standby import WAITS, told
 from multipod.errors import ClusterError
 from multipod.runtime import release_memory
-from multipod.train.heartbeat import CONTROL_FD
-from multipod.train.standby import WAITS, told
 
 if TYPE_CHECKING:
     from multipod.cli.train import Request
@@ -40,7 +40,7 @@ def stand_by(request: "Request", where: Where) -> int:
     when they are told to go on they read the checkpoint, and train.
     """
     from multipod.cli.train import remembered
-    from multipod.train.joining import devices_made
+    from multipod.elastic.worker.jax_world import devices_made
 
     for name in NEEDED:
         importlib.import_module(name)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from jax import Device
 
     from multipod.cli.train import Request
+    from multipod.elastic.worker.jax_world import Connection
+    from multipod.elastic.worker.peer_reports import Met
+    from multipod.elastic.worker.snapshots import Memory
+    from multipod.elastic.worker.update_buffer import Recent
+    from multipod.elastic.worker.worker import Member
     from multipod.recipe.recipe import Recipe
+    from multipod.runs.lock import RunLock
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.events import Ended, Updated
-    from multipod.train.injecting import Faults
-    from multipod.train.joining import Connection
-    from multipod.train.lock import RunLock
-    from multipod.train.member import Member
-    from multipod.train.met import Met
-    from multipod.train.recent import Recent
+    from multipod.train.hooks import Faults
     from multipod.train.run_folder import RunFolder
-    from multipod.train.snapshots import Memory
     from multipod.train.stop import StopRequest
 
 
@@ -43,11 +43,12 @@ HANDOVER_S = 15.0
 
 def run_in_worlds(request: "Request", where: Where) -> int:
     """Trains in one world after the other, as the launcher says; returns the exit code."""
+    from multipod.chaos.inject import Injector
     from multipod.cli.train import remembered
+    from multipod.elastic.worker.worker import Member, identity, live_through
     from multipod.recipe.text import to_text
-    from multipod.train.facts import data_identities, versions
-    from multipod.train.injecting import Injector, none
-    from multipod.train.member import Member, identity, live_through
+    from multipod.runs.facts import data_identities, versions
+    from multipod.train.hooks import no_faults
     from multipod.train.stop import stop_on_signals
 
     beat = where.heartbeat
@@ -57,7 +58,7 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     request, where = remembered(request, where, where.cluster.processes * where.cpu_devices)
     recipe = checked(chosen_recipe(request.recipe, request.changes, replace(where, fail=())), where)
     member = Member(beat, where.cluster.process, where.timeouts)
-    faults = Injector(request.inject, where.cluster.process) if request.inject else none
+    faults = Injector(request.inject, where.cluster.process) if request.inject else no_faults
     with stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once") as stop:
         member.ready(identity(to_text(recipe), versions(), data_identities(recipe)))
         here = Here(request, where, recipe, member, stop, faults)
@@ -125,7 +126,7 @@ class Here:
 
         from multipod.cli.example_logging import example_log
         from multipod.cli.train import finish
-        from multipod.train.loop import Surroundings
+        from multipod.train.loop import RunContext
         from multipod.train.loop import train as loop
 
         world, member = connection.world, self.member
@@ -151,14 +152,14 @@ class Here:
                 log.keep(state, event, leaving)
                 return copied_s
 
-            around = Surroundings(
+            around = RunContext(
                 checkpoints=checkpoints,
                 observers=observers,
-                pulse=log.pulse(keeper.pulse),
-                meet=keeper.meet,
-                keep=keep,
-                regroup=lambda: member.ending(world),
-                due=world.generation > 0 and update > 0,
+                on_phase=log.pulse(keeper.pulse),
+                barrier=keeper.meet,
+                on_update=keep,
+                wants_restart=lambda: member.ending(world),
+                resume_with_due=world.generation > 0 and update > 0,
                 times=self.times,
                 stop=self.stop,
                 stop_after=self.request.stop_after,
@@ -211,10 +212,10 @@ class Here:
 
     def meet_peers(self, connection: "Connection") -> "Met":
         """Tells the peers what this process has, and hears what they have."""
+        from multipod.elastic.worker.peer_reports import Met
+        from multipod.elastic.worker.snapshots import Memory
+        from multipod.elastic.worker.update_buffer import Recent
         from multipod.train.clock import Times
-        from multipod.train.met import Met
-        from multipod.train.recent import Recent
-        from multipod.train.snapshots import Memory
 
         world = connection.world
         if self.memory is None or self.recent is None:
@@ -248,7 +249,7 @@ class Here:
     def found_state(self, met: "Met", program: "Program", checkpoints: Any) -> "tuple[State | None, str]":
         """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
         from multipod.cli.train import said
-        from multipod.train.snapshots import chosen, placed
+        from multipod.elastic.worker.snapshots import chosen, placed
 
         assert self.memory is not None
         choice = chosen(met.held, program.shapes)
@@ -286,7 +287,7 @@ class Here:
         """
         import jax
 
-        from multipod.train.lock import hold
+        from multipod.runs.lock import hold
 
         if jax.process_index() > 0:
             self.let_go()
@@ -311,9 +312,9 @@ class Here:
         import jax
 
         from multipod.cli.train import before
+        from multipod.elastic.worker.update_buffer import fill
         from multipod.train.goodput import past_of
         from multipod.train.observers import jsonl
-        from multipod.train.recent import fill
 
         if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
             return {}, 0
@@ -340,7 +341,7 @@ class Here:
     def facts(self, program: "Program", generation: int) -> dict[str, Any]:
         """What the observers are told of where the run is, and of what its copies in memory cost."""
         from multipod.cli.train import facts_of
-        from multipod.train.snapshots import copy_bytes, mirror_bytes
+        from multipod.elastic.worker.snapshots import copy_bytes, mirror_bytes
 
         assert self.memory is not None
         kept = {"mirror_every": self.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}

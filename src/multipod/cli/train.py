@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multipod.plan.search import Plan
     from multipod.step.programs import AnyProgram
     from multipod.step.state import State
-    from multipod.train.injecting import Faults
+    from multipod.train.hooks import Faults
     from multipod.train.run_folder import RunFolder
 
 
@@ -136,13 +136,13 @@ def train(
 
 def run(request: Request, where: Where) -> int:
     """Prepares the run, trains, reports; returns the exit code."""
+    from multipod.chaos.inject import Injector
     from multipod.layout.mesh import topology_of
-    from multipod.train.agree import meet
     from multipod.train.checkpoint import Checkpoints
-    from multipod.train.heartbeat import silent
-    from multipod.train.injecting import Injector, none
-    from multipod.train.loop import Surroundings
+    from multipod.train.hooks import no_faults, silent
+    from multipod.train.loop import RunContext
     from multipod.train.loop import train as loop
+    from multipod.train.multihost import meet
     from multipod.train.stop import stop_on_signals
 
     if where.cluster.survives:
@@ -150,7 +150,7 @@ def run(request: Request, where: Where) -> int:
 
         return run_in_worlds(request, where)
     request, where = remembered(request, where)
-    faults = Injector(request.inject, where.cluster.process) if request.inject else none
+    faults = Injector(request.inject, where.cluster.process) if request.inject else no_faults
     program = ready_program(request, where, faults)
     recipe = program.recipe
     folder = run_folder(request, where, program)
@@ -166,12 +166,12 @@ def run(request: Request, where: Where) -> int:
         observers = stack.enter_context(watched_by(folder, request, where, state))
         state = request.begin(program) if request.begin else state
         log = stack.enter_context(example_log(request, folder, program, state))
-        around = Surroundings(
+        around = RunContext(
             checkpoints=checkpoints,
             observers=observers,
-            pulse=log.pulse(where.heartbeat or silent),
-            keep=log.keep,
-            meet=lambda name: meet(name, where.timeouts.compile_s),
+            on_phase=log.pulse(where.heartbeat or silent),
+            on_update=log.keep,
+            barrier=lambda name: meet(name, where.timeouts.compile_s),
             stop=stop,
             stop_after=request.stop_after,
             evaluate_beside=request.evaluate_beside,
@@ -196,12 +196,12 @@ def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgr
       MultipodError: it cannot be, or a process is missing or has another version, recipe or data.
     """
     from multipod.cli import standby
+    from multipod.elastic.worker.worker import identity
     from multipod.layout.mesh import make_mesh
     from multipod.recipe.text import to_text
+    from multipod.runs.facts import data_identities, versions
     from multipod.step.programs import program_of
-    from multipod.train.agree import check_alike, meet
-    from multipod.train.facts import data_identities, versions
-    from multipod.train.member import identity
+    from multipod.train.multihost import check_alike, meet
 
     recipe = chosen_recipe(request.recipe, request.changes, where)
     program = standby.ready(program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips))
@@ -245,8 +245,8 @@ def remembered(request: Request, where: Where, devices: int = 0) -> tuple[Reques
 
 def run_folder(request: Request, where: Where, program: "AnyProgram") -> "RunFolder":
     """The run's folder: made by process 0, or the one to go on in."""
-    from multipod.train.agree import decided_by_first
-    from multipod.train.facts import data_identities
+    from multipod.runs.facts import data_identities
+    from multipod.train.multihost import decided_by_first
     from multipod.train.run_folder import RunFolder, check_data, check_pipe, check_same, create, next_free, open_folder
 
     if request.resume is not None:
@@ -269,8 +269,8 @@ def held(folder: "RunFolder") -> Callable[[], None]:
     Raises:
       RunFolderError: on all processes, if a run that is alive holds it.
     """
-    from multipod.train.agree import decided_by_first
-    from multipod.train.lock import RunLock, hold
+    from multipod.runs.lock import RunLock, hold
+    from multipod.train.multihost import decided_by_first
 
     taken: list[RunLock] = []
 
@@ -311,7 +311,7 @@ def before(folder: "RunFolder", update: int | None) -> tuple[dict[str, float], i
 
 def facts_of(program: "AnyProgram", request: Request, where: Where) -> dict[str, Any]:
     """What `run.json` says of this run; what was planned, if it was."""
-    from multipod.train.facts import facts
+    from multipod.runs.facts import facts
 
     command = shlex.join(["multipod", *sys.argv[1:]])
     found = facts(program, request.recipe, request.changes, command, str(where.cache or "off"))

@@ -2,7 +2,7 @@
 
 A run is started in processes of its own and, whenever it ends before its last update, started again from its newest
 checkpoint, as often as there are faults and a few times more; the launcher may let it survive most of them.
-`multipod.train.injecting` makes the faults happen inside the processes. Then the records of both sides are held against
+`multipod.chaos.inject` makes the faults happen inside the processes. Then the records of both sides are held against
 those of a run that nothing disturbed.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from multipod.chaos.inject import KINDS, Fault, Kind, records
+from multipod.elastic.launcher.processes import Relay
+from multipod.elastic.launcher.supervise import INTERRUPTED, Outcome
+from multipod.elastic.sockets import LISTENING, sockets
 from multipod.errors import ChaosError
-from multipod.train.crew import Relay
-from multipod.train.injecting import KINDS, Fault, Kind, records
-from multipod.train.sockets import LISTENING, sockets
-from multipod.train.supervise import INTERRUPTED, Outcome
 
 SPARE = 3
 """Restarts beyond one a fault before a campaign is given up."""

@@ -1,7 +1,7 @@
 """The launcher's side of a run that survives: who trains with whom, and who takes the place of the dead.
 
 `survive` is to such a run what `supervise.supervise` is to one that ends with its first process. It starts the same
-processes with the same watch over them; where one is lost it tells the others of a new world (`multipod.train.world`)
+processes with the same watch over them; where one is lost it tells the others of a new world (`multipod.elastic.world`)
 without it, and starts another in its place. `next_step` decides, as a pure function of what is known of the ranks.
 """
 
@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from multipod.runtime import Timeouts
-from multipod.train.crew import Crew, Rank, Relay, Worker, to_stderr
-from multipod.train.services import Meeting, Services
-from multipod.train.straggling import Speeds
-from multipod.train.supervise import (
+from multipod.elastic.launcher.processes import Crew, Rank, Relay, Worker, to_stderr
+from multipod.elastic.launcher.services import Meeting, Services
+from multipod.elastic.launcher.supervise import (
     BEFORE_FIRST,
     INTERRUPTED,
     SETTLE_S,
@@ -29,7 +27,9 @@ from multipod.train.supervise import (
     silent_rank,
     stalled_rank,
 )
-from multipod.train.world import World, go_line
+from multipod.elastic.straggling import Speeds
+from multipod.elastic.world import World, go_line
+from multipod.runtime import Timeouts
 
 LOOPBACK = Meeting()
 BROKEN_S = 0.3  # a rank that lost its peers says so, and the death that caused it is seen about as soon
@@ -202,7 +202,7 @@ def survive(workers: Sequence[Worker], rules: Rules, timeouts: Timeouts, relay: 
     """Runs all workers to their end; the first `rules.seats` as the run, the others as its spares.
 
     As `supervise`; but a rank that is lost does not end the run. `told` hears of each change. Ranks on other hosts
-    (`multipod.train.distant`) need a `meeting` that they can reach.
+    (`multipod.elastic.launcher.remote`) need a `meeting` that they can reach.
 
     Raises:
       ClusterError: a worker, or the launcher's helper, could not be started.

@@ -5,10 +5,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-class Left(Exception):
-    """A world is over for this process: raised in its loop, caught where the next world is joined."""
-
-
 @dataclass(frozen=True)
 class World:
     """The processes of a run between two changes among them. The launcher makes them, every process obeys.

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from multipod.elastic.launcher.processes import Worker
+from multipod.elastic.launcher.remote import Agents
+from multipod.elastic.launcher.services import Meeting
 from multipod.errors import ClusterError
-from multipod.train.crew import Worker
-from multipod.train.distant import Agents
-from multipod.train.services import Meeting
 
 LINK = "eth0"
 PORT = 41999

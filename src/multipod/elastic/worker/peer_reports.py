@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from multipod.elastic.worker.update_buffer import heard
 from multipod.train.events import Updated
-from multipod.train.recent import heard
 
 
 @dataclass(frozen=True)

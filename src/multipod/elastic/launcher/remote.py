@@ -30,11 +30,11 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
+from multipod.elastic.heartbeat import Beat, end_group
+from multipod.elastic.launcher.processes import Worker, exit_code_of
+from multipod.elastic.launcher.services import Meeting
+from multipod.elastic.launcher.standby import spawned
 from multipod.errors import ClusterError, PeerLostError
-from multipod.train.crew import Worker, exit_code_of
-from multipod.train.heartbeat import Beat, end_group
-from multipod.train.services import Meeting
-from multipod.train.standby import spawned
 from multipod.train.stop import NOTICES
 
 POLL_S = 0.05

@@ -1,9 +1,9 @@
 """The worker's side of the launcher's watch: says where the loop is, and ends when the launcher is gone.
 
-The launcher (`multipod.train.crew`) gives each process one end of a socket pair. `Heartbeat`
+The launcher (`multipod.elastic.launcher.processes`) gives each process one end of a socket pair. `Heartbeat`
 writes a JSON line to it every `beat_s`; the fields are those of `Beat`. JAX's own heartbeat comes
 from a thread of C++, and goes on when Python hangs; this one is sent by Python and carries the phase.
-A launcher of a run that survives (`multipod.train.roster`) answers with JSON lines of its own.
+A launcher of a run that survives (`multipod.elastic.launcher.membership`) answers with JSON lines of its own.
 """
 
 import contextlib
@@ -22,24 +22,13 @@ from multipod.errors import PeerLostError
 CONTROL_FD = "MULTIPOD_CONTROL_FD"
 """The environment variable with the number of the inherited descriptor."""
 
-Pulse = Callable[[str, int], None]
-"""`pulse(phase, update)`: the loop enters a phase, with `update` updates done.
-
-`phase` is one of starting, compiling, updating, evaluating, saving, ending. Phase updating is
-entered anew for each update.
-"""
-
-
-def silent(phase: str, update: int) -> None:
-    """The pulse of a run without a launcher: does nothing."""
-
 
 @dataclass(frozen=True)
 class Beat:
     """A sign of life.
 
     Attributes:
-      phase: see `Pulse`.
+      phase: see `multipod.train.hooks.Pulse`.
       update: updates done in the whole run, those before a resume included.
       begun: updates that this process has begun, the one it is in included.
       age_s: since the phase was entered.
@@ -47,7 +36,7 @@ class Beat:
       saved: updates in the last checkpoint that this process completed; None before the first.
       done: the loop is over, and no further beat will come.
       identity: what this process would train, versions included; empty while not known. Peers must have the same.
-      generation: of the world that this process is in (`multipod.train.worlds`); -1 while in none.
+      generation: of the world that this process is in (`multipod.elastic.world`); -1 while in none.
       joined: it has all its peers in that world.
       broken: why it left that world, where no peer's death was the reason that it knew; empty while in it.
       left: the last generation that it has left for good; nothing of it is kept here.

@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from multipod.elastic.heartbeat import Heartbeat
+from multipod.elastic.worker.jax_world import Connection, join, leave
+from multipod.elastic.world import World, go_from, world_from
 from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
-from multipod.train.heartbeat import Heartbeat
-from multipod.train.joining import Connection, join, leave
-from multipod.train.world import Left, World, go_from, world_from
+from multipod.train.hooks import Left
 
 ESCAPE_S = 3.0
 T = TypeVar("T")

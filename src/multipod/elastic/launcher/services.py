@@ -23,7 +23,7 @@ class Meeting:
 
 
 class Services:
-    """The launcher's helper (`multipod.train.coordinator`): a coordination service for each world."""
+    """The launcher's helper (`multipod.elastic.launcher.coordinator`): a coordination service for each world."""
 
     def __init__(self, environment: Mapping[str, str], meeting: Meeting) -> None:
         self._host = meeting.host
@@ -31,7 +31,7 @@ class Services:
         quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             self._helper = subprocess.Popen(
-                [*meeting.within, sys.executable, "-m", "multipod.train.coordinator"],
+                [*meeting.within, sys.executable, "-m", "multipod.elastic.launcher.coordinator"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet,
                 start_new_session=True,
             )  # fmt: skip

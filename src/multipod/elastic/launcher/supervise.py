@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from multipod.elastic.heartbeat import Beat
+from multipod.elastic.launcher.processes import Crew, Rank, Relay, Worker, to_stderr
 from multipod.errors import PeerLostError
 from multipod.runtime import Timeouts
-from multipod.train.crew import Crew, Rank, Relay, Worker, to_stderr
-from multipod.train.heartbeat import Beat
 from multipod.train.stop import NOTICES
 
 SETTLE_S = 0.5  # the ranks that lost a peer end within this of it: wait for all before naming one

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from multipod.elastic.heartbeat import CONTROL_FD
 from multipod.errors import ClusterError
-from multipod.train.heartbeat import CONTROL_FD
 
 WAITS = "MULTIPOD_STANDBY"
 """In the environment of a process that is to wait until it is told what to run."""

@@ -4,7 +4,7 @@
 dies is to abort. So each world here is a new one: its own coordination service (held by the launcher's helper, so that
 no rank's death takes it away), a new client, new CPU devices and new connections among them. The names used are not all
 public: `jax._src.distributed.global_state`, `get_distributed_runtime_client` and `backends_are_initialized`. They are
-used in this file alone, and are the same in JAX 0.10.2 and 0.12.0.
+used in this file and, the first, in `multipod.train.jax_service` alone, and are the same in JAX 0.10.2 and 0.12.0.
 """
 
 import gc
@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.extend.backend
 
+from multipod.elastic.sockets import ESTABLISHED, LISTENING, sockets
+from multipod.elastic.world import World
 from multipod.errors import PeerLostError
-from multipod.train.sockets import ESTABLISHED, LISTENING, sockets
-from multipod.train.world import World
 
 POLL_S = 0.01
 FOREVER_S = 7 * 24 * 3600
@@ -104,13 +104,6 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     connection.ports = {one.local for one in sockets(LISTENING)} - before
     keep_compiled()
     return connection
-
-
-def service() -> Any:
-    """This process's client of JAX's coordination service, which JAX does not publish; None where it is alone."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
 
 
 def keep_compiled() -> None:

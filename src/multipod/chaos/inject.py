@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 Kind = Literal["kill", "stop", "slow", "cut", "fill-disk", "corrupt", "flip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -53,48 +53,6 @@ class Fault:
     sticky: bool = False
 
 
-class Faults(Protocol):
-    """What goes wrong in a process, asked by the loop around each update."""
-
-    sticky: bool
-    """Whether a bit that is flipped stays so when the update is done again."""
-
-    flips: bool
-    """Whether a bit is to flip in some process: the update must then be compiled for it."""
-
-    def of_run(self, checkpoints: Path, world: int = 0) -> "Faults":
-        """The same, told where the run saves, and the number of the world that it is in (`multipod.train.world`)."""
-        ...
-
-    def before(self, update: int, given: Callable[[], list[int]]) -> int:
-        """Lets happen what is due after `update` updates; returns the bit to flip in the next (`step.guard.Asked`).
-
-        `given` are the numbers of the examples that this process gives to the next.
-        """
-        ...
-
-    def after(self, update: int) -> None:
-        """Notes that `update` updates are done."""
-        ...
-
-
-class _None:
-    sticky = flips = False
-
-    def of_run(self, checkpoints: Path, world: int = 0) -> Faults:
-        return self
-
-    def before(self, update: int, given: Callable[[], list[int]]) -> int:
-        return 0
-
-    def after(self, update: int) -> None:
-        return
-
-
-none: Faults = _None()
-"""Nothing goes wrong."""
-
-
 class Injector:
     """The `Faults` of process `rank`, as `folder` says."""
 
@@ -111,13 +69,13 @@ class Injector:
         self._due = [(number, fault) for number, fault in due if fault.rank == rank or fault.kind == "fill-disk"]
         self._slow: list[float] = []
 
-    def of_run(self, checkpoints: Path, world: int = 0) -> Faults:
+    def of_run(self, checkpoints: Path, world: int = 0) -> "Injector":
         """The same, told where the run saves: there a bit may flip."""
         self._checkpoints, self._world = checkpoints, [self._attempt, world]
         return self
 
     def before(self, update: int, given: Callable[[], list[int]]) -> int:
-        """As of `Faults`. May not return."""
+        """Lets happen what is due, see `multipod.train.hooks.Faults`. Does not return where that ends the process."""
         self.sticky = False
         flip = 0
         for number, fault in [one for one in self._due if one[1].at <= update]:
@@ -135,7 +93,7 @@ class Injector:
         return flip
 
     def after(self, update: int) -> None:
-        """As of `Faults`."""
+        """Notes that `update` updates are done."""
         self._saw({"update": update})
 
     def _saw(self, record: dict[str, Any]) -> None:

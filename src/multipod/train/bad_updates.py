@@ -14,8 +14,8 @@ from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.clock import Clock
 from multipod.train.events import Troubled
+from multipod.train.loss_spikes import Watch, kind_of
 from multipod.train.replay import verdict
-from multipod.train.watch import Watch, kind_of
 
 NAMES = "loss", "gradient_norm"
 PASSING = "good when done again on the same devices: a passing fault, not the batch"

@@ -1,7 +1,7 @@
 """Starts the ranks of a run as processes, hears them, and ends what is left of them.
 
 Every rank is in a session of its own, so that it can be ended with all the processes it started, and sends beats
-(`multipod.train.heartbeat`) over an inherited socket. When the launcher itself dies, even by SIGKILL, that socket
+(`multipod.elastic.heartbeat`) over an inherited socket. When the launcher itself dies, even by SIGKILL, that socket
 closes and the ranks end by themselves.
 
 What this cannot reach: a grandchild that moved to another session, and a rank that is stopped (SIGSTOP) while the
@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
+from multipod.elastic.heartbeat import Beat
+from multipod.elastic.launcher.standby import Warm, spawned
 from multipod.errors import ClusterError
-from multipod.train.heartbeat import Beat
-from multipod.train.standby import Warm, spawned
 
 POLL_S = 0.05
 KILL_S = 5.0  # after SIGKILL; longer only while the kernel itself holds a process
