@@ -13,9 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from processes import clean_environment
 
-from multipod.cli.train import Request, moved
 from multipod.data.batches import TrainBatches
-from multipod.data.reading import Reading
 from multipod.errors import LayoutError, ScheduleError, TopologyError
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
@@ -24,10 +22,11 @@ from multipod.layout.sync import Sync
 from multipod.models.resnet import SmallResNet
 from multipod.nn.padding import example_mask, masked
 from multipod.recipes.digits import digits
+from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.gradients import over_data, vector_sum
 from multipod.step.program import Program
 from multipod.train.events import Ended, Evaluated, Updated
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 ONE_FAILED = Layout((2, 4), sync=Sync("detour-ring"), failed=((0, 1),))
@@ -43,7 +42,7 @@ def short(layout, **fields):
 def curve(recipe):
     """The values of each update, those of the evaluation, and the last state."""
     events = []
-    state, _ = train(Program(recipe, make_mesh(recipe.layout)), Surroundings(observers=[events.append]))
+    state, _ = train(Program(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
     updates = [event.values for event in events if isinstance(event, Updated)]
     assert any(isinstance(event, Ended) for event in events)
     return updates, next(event for event in events if isinstance(event, Evaluated)), state
@@ -140,7 +139,7 @@ def test_an_unknown_sum_is_refused_with_the_nearest():
 
 @pytest.mark.parametrize("name", ["detour-ring", "double-tree", "ordered"])
 def test_a_layout_sums_over_the_live_chips(name):
-    layout = replace(ONE_FAILED, gradient_sum=name)
+    layout = replace(ONE_FAILED, sync=Sync(name))
     mesh = make_mesh(layout)
     values = np.arange(7 * 10, dtype=np.int32).reshape(7, 10)
     total = partial(vector_sum(layout, mesh).all_reduce)
@@ -182,8 +181,8 @@ def test_two_processes_without_a_chip_train_bit_for_bit_like_one_and_a_run_survi
 
 def resumed(facts, layout, tmp_path, monkeypatch):
     """What is added to the command that goes on with a run that began as `facts` say."""
-    monkeypatch.setattr("multipod.train.run_folder.open_folder", lambda path: (None, facts))
-    return moved(Request("", [], None, tmp_path, None, 0, True, Reading()), layout)
+    monkeypatch.setattr("multipod.runs.request.open_folder", lambda path: (None, facts))
+    return relocation_arguments(TrainRequest(resume=tmp_path), layout)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_words_in_any_order_become_fields():
     )
     assert laid("data=-1,model=2").mesh == ()
     assert laid("update=false").sync.sharding == "none"
-    assert laid("buckets=500KB").bucket_bytes == 500_000
+    assert laid("buckets=500KB").sync.bucket_bytes == 500_000
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from sklearn.metrics import accuracy_score, top_k_accuracy_score
 from tiny_recipe import tiny
 
 from multipod.errors import MetricError
+from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.execute.trees import all_reduce_tree
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, data_devices, make_mesh
