@@ -241,12 +241,12 @@ def test_a_mesh_closes_around_empty_seats(empty, failed):
     assert dict(mesh.shape) == ({"y": 2, "x": 4} if not empty else {"y": 1, "x": 8 - len(failed)})
 
 
-def test_a_layout_that_the_seats_cannot_carry_is_refused():
+def test_a_layout_that_the_slots_cannot_carry_is_refused():
     devices = {0: jax.devices()[:2], 1: jax.devices()[2:4]}
     with pytest.raises(LayoutError, match="mesh 2x4 needs 8 devices, and 2 processes have 4"):
         mesh_of_survivors(Layout(mesh=(2, 4)), devices, 2)
     with pytest.raises(
-        LayoutError, match=r"the 1 processes that are left have 2 devices each, and with tiles of model=4"
+        LayoutError, match=r"the 1 processes that are left have 2 devices each, and with replicas of model=4"
     ):
         mesh_of_survivors(Layout(split=ModelSplit(model=4)), {0: jax.devices()[:2]}, 2)
 
