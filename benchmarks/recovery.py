@@ -77,7 +77,11 @@ class Run:
     def children(self) -> list[tuple[int, list[bytes]]]:
         """The launcher's living ranks, the oldest first, each with its environment. Its helper has rank 0's."""
         pids = Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split()
-        ranks = [pid for pid in pids if b"multipod.train.coordinator" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        ranks = [
+            pid
+            for pid in pids
+            if b"multipod.elastic.launcher.coordinator" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         words = [(int(pid), Path(f"/proc/{pid}/environ").read_bytes()) for pid in ranks]
         return [(pid, said.split(b"\0")) for pid, said in words if said]
 

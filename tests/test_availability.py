@@ -21,17 +21,17 @@ from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipe.trouble import Trouble
+from multipod.runs import lock
 from multipod.step.program import Program
-from multipod.train import lock
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.checksums import damaged_files, seal
 from multipod.train.events import Compiled, Ended, Evaluated, Saved, SaveFailed, Started, Troubled, Updated
 from multipod.train.goodput import Account, account_of, past_of
-from multipod.train.injecting import none
-from multipod.train.loop import Surroundings, train
+from multipod.train.hooks import no_faults
+from multipod.train.loop import RunContext, train
+from multipod.train.loss_spikes import Watch, kind_of
 from multipod.train.replay import finding
 from multipod.train.saving import Saving
-from multipod.train.watch import Watch, kind_of
 
 # Checksums and checkpoints.
 
@@ -153,7 +153,7 @@ def test_tries_grow_rarer_and_the_last_state_is_tried_for_some_seconds():
 
 def test_a_held_folder_names_its_owner_and_is_free_when_the_owner_dies(tmp_path):
     program = (
-        "import sys, time; from pathlib import Path; from multipod.train.lock import hold\n"
+        "import sys, time; from pathlib import Path; from multipod.runs.lock import hold\n"
         "held = hold(Path(sys.argv[1]), 'multipod train x'); print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -255,17 +255,17 @@ class Flips:
     def before(self, update, given):
         return self.at.pop(update, 0)
 
-    after = none.after
+    after = no_faults.after
 
 
 EXPONENT = 31
 """1 + the bit that turns a small float32 into a huge one: its highest of the exponent."""
 
 
-def run(recipe: Recipe, faults=none, store=None, **options):
+def run(recipe: Recipe, faults=no_faults, store=None, **options):
     told: list = []
     program = Program(recipe, make_mesh(Layout((2, 4))), faulty=True)
-    state, ended = train(program, Surroundings(observers=[told.append], faults=faults, checkpoints=store, **options))
+    state, ended = train(program, RunContext(observers=[told.append], faults=faults, checkpoints=store, **options))
     return state, ended, told
 
 
@@ -325,7 +325,7 @@ def test_stopping_saves_the_weights_before_the_bad_update(short, tmp_path):
         ):
             run(recipe, Flips({18: EXPONENT}), store)
         assert store.updates() == [19]
-        before = run(recipe, none, stop_after=18)[0]
+        before = run(recipe, no_faults, stop_after=18)[0]
         program = Program(recipe, make_mesh(Layout((2, 4))))
         assert same(store.restore(program.shapes).params, before.params)
 

@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from processes import files_no_larger_than
 from test_cli import TINY
 
-from multipod.cli.chaos import settled
-from multipod.errors import ChaosError, ClusterError, PlanError
-from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
-from multipod.runtime import Timeouts
-from multipod.train.chaos import (
+from multipod.chaos.campaign import (
     Plan,
     Random,
     blows,
@@ -28,10 +24,14 @@ from multipod.train.chaos import (
     loss_difference,
     read_plan,
 )
-from multipod.train.crew import Worker
-from multipod.train.hosts import LINK, hosts
-from multipod.train.injecting import Fault, Injector, flip_newest, note, records
-from multipod.train.supervise import supervise
+from multipod.chaos.hosts import LINK, hosts
+from multipod.chaos.inject import Fault, Injector, flip_newest, note, records
+from multipod.cli.chaos import settled
+from multipod.elastic.launcher.processes import Worker
+from multipod.elastic.launcher.supervise import supervise
+from multipod.errors import ChaosError, ClusterError, PlanError
+from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
+from multipod.runtime import Timeouts
 
 # Plans.
 
@@ -123,7 +123,7 @@ def test_a_full_disk_is_one_whose_files_cannot_grow(tmp_path):
 def test_cutting_the_network_ends_connections_in_this_process_alone():
     """In a process of its own: it cuts all connections there are."""
     program = (
-        "import socket; from multipod.train.injecting import cut\n"
+        "import socket; from multipod.chaos.inject import cut\n"
         "with socket.create_server(('127.0.0.1', 0)) as server:\n"
         "    a = socket.create_connection(server.getsockname()); b = server.accept()[0]\n"
         "    one, two = socket.socketpair()\n"
@@ -266,7 +266,7 @@ def test_a_run_that_is_killed_and_whose_checkpoint_is_damaged_ends_as_if_nothing
 TALK = """
 import socket, sys, time
 number, link, file = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-from multipod.train.injecting import cut
+from multipod.chaos.inject import cut
 if number == 0:
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 4000)) as server:
         open(file, "w").close()

@@ -37,10 +37,10 @@ from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
+from multipod.runs.facts import data_identities
 from multipod.step.program import Program
 from multipod.train.events import Ended, Skipped
-from multipod.train.facts import data_identities
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder, check_data
 
@@ -230,7 +230,7 @@ def small(folder, **how):
 def run(recipe, reading=None):
     events = []
     program = Program(recipe, make_mesh(recipe.layout))
-    state, _ = train(program, Surroundings(observers=[events.append], reading=reading or Reading()))
+    state, _ = train(program, RunContext(observers=[events.append], reading=reading or Reading()))
     return state, events
 
 

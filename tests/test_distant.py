@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from multipod.cli.launch import agents_of, workers
+from multipod.elastic.launcher.remote import PASSED_ON, Line, Order, StandIn, end_as, read_secret, serve, split_address
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
-from multipod.train.distant import PASSED_ON, Line, Order, StandIn, end_as, read_secret, serve, split_address
 
 SECRET = b"known to launcher and agent"
 PATIENCE_S = 60

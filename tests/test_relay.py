@@ -12,10 +12,10 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
+from multipod.runs.start_from import check_relay, relayed
 from multipod.step.programs import program_of
 from multipod.step.relaid import relaid, whole_of
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.relay import check_relay, relayed
 from multipod.train.run_folder import create
 
 

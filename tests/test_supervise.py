@@ -17,11 +17,12 @@ from click.testing import CliRunner
 
 import multipod
 from multipod.cli import launch
+from multipod.elastic.heartbeat import Beat, Heartbeat
+from multipod.elastic.launcher.processes import Channel, Rank, Worker
+from multipod.elastic.launcher.supervise import Outcome, judge, supervise
 from multipod.errors import ClusterError, LayoutError
 from multipod.runtime import Timeouts
-from multipod.train.crew import Channel, Rank, Worker
-from multipod.train.heartbeat import Beat, Heartbeat, silent
-from multipod.train.supervise import Outcome, judge, supervise
+from multipod.train.hooks import silent
 
 SOURCE = Path(multipod.__file__).parents[1]
 SHORT = Timeouts(limit_s=3)
@@ -31,7 +32,7 @@ LONG_S = 20.0  # far more than any of the runs below may take
 # What every worker script can use: `rank`, `beat`, and a folder to leave notes in.
 BEGIN = """
 import os, pathlib, signal, subprocess, sys, time
-from multipod.train.heartbeat import Heartbeat
+from multipod.elastic.heartbeat import Heartbeat
 rank = int(os.environ["MULTIPOD_PROCESS_ID"])
 notes = pathlib.Path(os.environ["NOTES"])
 beat = Heartbeat(int(os.environ["MULTIPOD_CONTROL_FD"]), 0.1)
@@ -367,8 +368,8 @@ def test_an_exception_in_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 LAUNCHER = """
 import json, sys
 from multipod.runtime import Timeouts
-from multipod.train.crew import Worker
-from multipod.train.supervise import supervise
+from multipod.elastic.launcher.processes import Worker
+from multipod.elastic.launcher.supervise import supervise
 outcome = supervise([Worker(*worker) for worker in json.loads(sys.argv[1])], Timeouts())
 print(outcome.exit_code, outcome.reason, outcome.folder, outcome.saved, sep="|", flush=True)
 """

@@ -18,23 +18,23 @@ from tiny_recipe import tiny
 
 from multipod.cli.launch import launch
 from multipod.data.batches import TrainBatches
+from multipod.elastic.heartbeat import Beat, Heartbeat
+from multipod.elastic.launcher.membership import Now, Rules, next_step, verdict
+from multipod.elastic.launcher.processes import Rank
+from multipod.elastic.launcher.supervise import Outcome
+from multipod.elastic.straggling import Speeds, stragglers
+from multipod.elastic.worker.snapshots import Memory, Snapshot, chosen, placed, taken
+from multipod.elastic.worker.update_buffer import Recent, fill, heard
+from multipod.elastic.world import World, world_from
 from multipod.errors import ClusterError, LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.seats import seated
+from multipod.runs.example_log import ExampleLog, used
 from multipod.runtime import Timeouts
-from multipod.train import agree
-from multipod.train.crew import Rank
+from multipod.train import multihost as agree
 from multipod.train.events import Regrouped, Updated
-from multipod.train.example_log import ExampleLog, used
-from multipod.train.heartbeat import Beat, Heartbeat
 from multipod.train.observers import jsonl
 from multipod.train.observers.text import regrouped_text
-from multipod.train.recent import Recent, fill, heard
-from multipod.train.roster import Now, Rules, next_step, verdict
-from multipod.train.snapshots import Memory, Snapshot, chosen, placed, taken
-from multipod.train.straggling import Speeds, stragglers
-from multipod.train.supervise import Outcome
-from multipod.train.world import World, world_from
 
 RULES, LIMITS = Rules(seats=4), Timeouts(6)
 

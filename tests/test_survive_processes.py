@@ -13,10 +13,10 @@ import pytest
 from processes import clean_environment
 from test_cli import TINY, losses
 
+from multipod.chaos.hosts import LINK, hosts
+from multipod.elastic.launcher.services import Meeting, Services
 from multipod.errors import ClusterError
-from multipod.train.example_log import used
-from multipod.train.hosts import LINK, hosts
-from multipod.train.services import Meeting, Services
+from multipod.runs.example_log import used
 
 pytestmark = [pytest.mark.processes, pytest.mark.jax_version]
 CHANGES = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=100"]
@@ -56,8 +56,8 @@ import sys
 from multipod import runtime
 runtime.prepare(cpu_devices=2, survives=True)
 import jax
-from multipod.train.joining import join, leave
-from multipod.train.world import World
+from multipod.elastic.worker.jax_world import join, leave
+from multipod.elastic.world import World
 rank, *addresses = int(sys.argv[1]), *sys.argv[2:]
 for generation, address in enumerate(addresses):
     connection = join(World(generation, (0, 1), (0, 1), 2, address), rank, 10.0)

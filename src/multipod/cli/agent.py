@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from multipod.elastic.heartbeat import CONTROL_FD
+from multipod.elastic.launcher.remote import OURS, Order, StandIn, end_as, read_secret, serve, split_address
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
-from multipod.train.distant import OURS, Order, StandIn, end_as, read_secret, serve, split_address
-from multipod.train.heartbeat import CONTROL_FD
 
 SECRET = click.option(
     "--secret",

@@ -19,9 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multipod import runtime
-from multipod.cli.launch import settle_timeouts, worker_arguments, workers
-from multipod.errors import ChaosError
-from multipod.train.chaos import (
+from multipod.chaos.campaign import (
     Attempt,
     Blow,
     Campaign,
@@ -40,13 +38,15 @@ from multipod.train.chaos import (
     read_plan,
     shared_memory,
 )
-from multipod.train.crew import Relay
-from multipod.train.hosts import LINK, Hosts
-from multipod.train.hosts import hosts as make_hosts
-from multipod.train.injecting import KINDS, Fault, records
-from multipod.train.roster import Rules
-from multipod.train.roster import survive as survive_run
-from multipod.train.supervise import Outcome, supervise
+from multipod.chaos.hosts import LINK, Hosts
+from multipod.chaos.hosts import hosts as make_hosts
+from multipod.chaos.inject import KINDS, Fault, records
+from multipod.cli.launch import settle_timeouts, worker_arguments, workers
+from multipod.elastic.launcher.membership import Rules
+from multipod.elastic.launcher.membership import survive as survive_run
+from multipod.elastic.launcher.processes import Relay
+from multipod.elastic.launcher.supervise import Outcome, supervise
+from multipod.errors import ChaosError
 
 CLOSE = 1e-4
 """What sums that are rounded otherwise may make of losses, over the largest."""

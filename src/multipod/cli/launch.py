@@ -11,16 +11,16 @@ from pathlib import Path
 
 import click
 
+from multipod.elastic.launcher.membership import Rules
+from multipod.elastic.launcher.membership import survive as survive_run
+from multipod.elastic.launcher.processes import Worker, to_stderr
+from multipod.elastic.launcher.remote import Agents, own_address, read_secret, split_address
+from multipod.elastic.launcher.services import Meeting
+from multipod.elastic.launcher.standby import Reserve
+from multipod.elastic.launcher.supervise import INTERRUPTED, Outcome, supervise
 from multipod.errors import ClusterError
 from multipod.layout.layout import parse_shape
 from multipod.runtime import CPU_DEVICES, Timeouts
-from multipod.train.crew import Worker, to_stderr
-from multipod.train.distant import Agents, own_address, read_secret, split_address
-from multipod.train.roster import Rules
-from multipod.train.roster import survive as survive_run
-from multipod.train.services import Meeting
-from multipod.train.standby import Reserve
-from multipod.train.supervise import INTERRUPTED, Outcome, supervise
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from multipod.elastic.launcher.standby import spawned
+from multipod.elastic.launcher.supervise import BEFORE_FIRST, INTERRUPTED, Outcome, Presses, signals
 from multipod.errors import ClusterError, PeerLostError
-from multipod.train.standby import spawned
-from multipod.train.supervise import BEFORE_FIRST, INTERRUPTED, Outcome, Presses, signals
 
 POLL_S = 0.5
 START_S = 120.0

@@ -17,7 +17,8 @@ from jax import lax
 
 from multipod.layout.layout import DATA_AXES
 from multipod.metrics.objective import Objective, masked_sums
-from multipod.nn.model import Batch, Model
+from multipod.nn.model import Model
+from multipod.pytrees import Batch
 
 Arrays = Mapping[str, np.ndarray]
 Settings = dict[str, jax.Array]
@@ -78,7 +79,7 @@ def grid(**choices: Any) -> dict[str, np.ndarray]:
 
 
 def tree(vectors: jax.Array) -> jax.Array:
-    """Adasum of [2^k, ...] in float32, the formula as it stands: `multipod.execute.adasum.tree` of equal sides."""
+    """Adasum of [2^k, ...] in float32, the formula as it stands: `execute.adasum.operator.tree` of equal sides."""
     dims = tuple(range(1, vectors.ndim))
     while len(vectors) > 1:
         a, b = vectors[::2], vectors[1::2]

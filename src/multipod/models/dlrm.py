@@ -28,10 +28,11 @@ from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Packed, Tables
 from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
-from multipod.nn.model import Batch, Moved, Params, Statistics, rows_name
+from multipod.nn.model import Moved, rows_name
 from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
 from multipod.nn.tensor_train_bag import Way, bag
 from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
+from multipod.pytrees import Batch, Params, Statistics
 
 Lookup = Callable[..., jax.Array]
 
@@ -59,7 +60,7 @@ class Dlrm:
     """A DLRM; `kaggle`, `terabyte` and `mlperf` are the published ones.
 
     Batches have `dense`, float32 [examples, dense], and `ids`, int32 [examples, sum of hots]; ids outside their table
-    give NaN. (`multipod.data.criteo` checks them when it reads.) `params` is a flat dictionary: `bottom/0/kernel` and
+    give NaN, and `check_batch` refuses them on the host. `params` is a flat dictionary: `bottom/0/kernel` and
     so on; `tables/dense`, all dense tables one below the other, so that one gather serves them all; `tables/2/core0`
     and so on, the cores of a tensor train.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from multipod.train.joining import service
+from multipod.train.jax_service import service
 
 SOON_S, POLL_S = 0.01, 0.5
 WORD = "failed"

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from multipod.errors import CheckpointError
 from multipod.step.state import State
-from multipod.train import agree
+from multipod.train import multihost as agree
 from multipod.train.barriers import Barriers
 from multipod.train.checksums import damaged_files, is_sealed, seal
 

@@ -11,7 +11,7 @@ from multipod.step.guard import Asked
 from multipod.step.program import Batch, Program
 from multipod.step.replay import can_move, fingerprints
 from multipod.step.state import State
-from multipod.train import agree
+from multipod.train import multihost as agree
 
 PLACEMENTS = 3
 """Two disagree, and the third says which is wrong."""

@@ -1,0 +1,1 @@
+"""The launcher's side: starts processes, watches them, and decides who trains with whom."""

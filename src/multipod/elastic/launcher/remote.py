@@ -1,0 +1,372 @@
+"""Ranks on other hosts: an agent there starts them, a stand-in here speaks for each.
+
+The launcher knows processes of its own host only. So it starts, for a rank on another host, a *stand-in*: a small
+process that connects to that host's *agent*, has it start the rank, and carries beats, words, output and signals
+between the two. It ends as the rank ends. When the host is silent it ends itself, and a new one waits until the host is
+back; the launcher sees a rank that died and one that is starting, as on its own host.
+
+Nobody is left behind. A rank whose stand-in is gone, or silent, is ended by its agent, and somewhat sooner than the
+launcher lets the others go on without it: what is cut off writes nothing any more (`LEASE`). A rank whose agent is gone
+ends itself, as it does when a launcher of its own host has died.
+
+Messages are small JSON objects. Who connects shows by a challenge that it knows the secret, on both sides
+(`multiprocessing.connection`, HMAC); nothing is encrypted.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+from multipod.elastic.heartbeat import Beat, end_group
+from multipod.elastic.launcher.processes import Worker, exit_code_of
+from multipod.elastic.launcher.services import Meeting
+from multipod.elastic.launcher.standby import spawned
+from multipod.errors import ClusterError, PeerLostError
+from multipod.train.stop import NOTICES
+
+POLL_S = 0.05
+MEET_S = 5.0  # for a connection and its challenges
+LEASE = 2 / 3  # of the silence after which the launcher gives a host up
+LARGEST = 1 << 20
+SHORTEST_SECRET = 16
+PASSED_ON = (signal.SIGINT, signal.SIGCONT, *NOTICES)
+OURS = ("MULTIPOD_", "JAX_", "XLA_", "NCCL_", "GLOO_")
+"""Variables that a rank has from the launcher's environment; the others are those of its agent."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a stand-in asks an agent for.
+
+    Attributes:
+      arguments: what follows `multipod`.
+      environment: variables with names of `OURS`.
+      folder: to run in.
+      silent_s: each side takes the other for lost after so long without a message; the agent after `LEASE` of it.
+      beat_s: between two messages.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    silent_s: float
+    beat_s: float
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret that launcher and agents share.
+
+    Raises:
+      ClusterError: there is none, it is short, or others can read it.
+    """
+    try:
+        secret, mode = path.read_bytes().strip(), path.stat().st_mode
+    except OSError as error:
+        raise ClusterError(
+            f"the secret {path} cannot be read: {error.strerror}. Make one, the same on all hosts: "
+            f"(umask 077; openssl rand -hex 32 > {path})"
+        ) from error
+    if mode & 0o077:
+        raise ClusterError(f"the secret {path} can be read by others. Change that: chmod 600 {path}")
+    if len(secret) < SHORTEST_SECRET:
+        raise ClusterError(f"the secret {path} has {len(secret)} bytes. Take {SHORTEST_SECRET} or more.")
+    return secret
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+      ClusterError: it is something else.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ClusterError(f"{text} is no address of an agent. Write HOST:PORT, as 10.0.0.2:4100.")
+    return host, int(port)
+
+
+class Line:
+    """Messages to and from the other side of a connection. `heard_s` is when the last one came."""
+
+    def __init__(self, sock: socket.socket, limit_s: float) -> None:
+        sock.settimeout(None)
+        for what in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # nobody waits for a link that is down
+            sock.setsockopt(socket.SOL_SOCKET, what, pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = Connection(sock.detach())
+        self.heard_s = time.monotonic()
+        self._saying = threading.Lock()
+
+    def say(self, **message: Any) -> None:
+        """Sends one message; raises OSError if the other side is gone or takes nothing."""
+        with self._saying:
+            self.connection.send_bytes(json.dumps(message).encode())
+
+    def hear(self, limit_s: float) -> dict[str, Any] | None:
+        """The next message, None if there is none in time; raises EOFError or OSError if the other side is gone."""
+        if not self.connection.poll(limit_s):
+            return None
+        message: dict[str, Any] = json.loads(self.connection.recv_bytes(LARGEST))
+        self.heard_s = time.monotonic()
+        return message
+
+    @property
+    def silent_s(self) -> float:
+        """Since the last message."""
+        return time.monotonic() - self.heard_s
+
+
+def serve(
+    listener: socket.socket, secret: bytes, environment: Mapping[str, str], report: Callable[[str], None]
+) -> None:
+    """An agent: takes orders from whoever knows the secret, each in a thread of its own; never returns.
+
+    The ranks get `environment` beside what the order says. Leaving by an exception ends all of them.
+    """
+    sessions: list[_Session] = []
+    try:
+        while True:
+            sock, (host, port, *_) = listener.accept()
+            sessions = [one for one in sessions if one.thread.is_alive()]
+            sessions.append(_Session(sock, f"{host}:{port}", secret, environment, report))
+    finally:
+        for one in sessions:
+            one.stopped = True
+        for one in sessions:
+            one.thread.join(timeout=MEET_S)
+
+
+class _Session:
+    """One connection to an agent: one rank."""
+
+    def __init__(self, sock: socket.socket, who: str, secret: bytes, environment: Mapping[str, str],
+                 report: Callable[[str], None]) -> None:  # fmt: skip
+        self.who, self.environment, self.report = who, environment, report
+        self.stopped = False
+        self.line = Line(sock, MEET_S)
+        self.thread = threading.Thread(target=self._run, args=(secret,), name=f"session {who}", daemon=True)
+        self.thread.start()
+
+    def _run(self, secret: bytes) -> None:
+        try:
+            deliver_challenge(self.line.connection, secret)
+            answer_challenge(self.line.connection, secret)
+            said = self.line.hear(MEET_S)
+            order = Order(**said["order"])  # type: ignore[index]
+        except (AuthenticationError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
+            self.report(f"{self.who} was turned away: {error or type(error).__name__}")
+            self.line.connection.close()
+            return
+        try:
+            self._obey(order)
+        except (EOFError, OSError) as error:
+            self.report(f"{self.who}: {error or 'gone'}")
+        finally:
+            self.line.connection.close()
+
+    def _obey(self, order: Order) -> None:
+        command = [sys.executable, "-m", "multipod", *order.arguments]
+        theirs = {name: value for name, value in order.environment.items() if name.startswith(OURS)}
+        try:
+            process, ours = spawned(1, command, {**self.environment, **theirs}, order.folder)
+        except OSError as error:
+            self.line.say(refused=f"{error.strerror or error}: {error.filename or order.folder}")
+            return
+        self.report(f"{self.who} started process {process.pid}: multipod {' '.join(order.arguments)[:100]}")
+        readers = [
+            threading.Thread(target=self._carry, args=(ours.makefile("rb"), "beat"), daemon=True),
+            threading.Thread(target=self._carry, args=(process.stdout, "out"), daemon=True),
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            why = self._watch(process, ours, order)
+        finally:
+            code = _ended(process)
+            ours.close()
+        for reader in readers:
+            reader.join(timeout=1.0)
+        self.report(f"process {process.pid} ended with {code}{why}")
+        with suppress(OSError):
+            self.line.say(code=code)
+
+    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, order: Order) -> str:
+        """Until the rank has ended, or is to; why, if it is."""
+        said_s = 0.0
+        while exit_code_of(process.pid) is None:
+            if self.stopped:
+                return ": the agent is stopped"
+            if self.line.silent_s > LEASE * order.silent_s:
+                return f": its launcher was silent for {self.line.silent_s:.1f} s"
+            try:
+                message = self.line.hear(POLL_S)
+                if time.monotonic() - said_s > order.beat_s:
+                    said_s = time.monotonic()
+                    self.line.say()
+            except (EOFError, OSError):
+                return ": its launcher is gone"
+            if message and "told" in message:
+                with suppress(OSError):
+                    ours.sendall(message["told"].encode() + b"\n")
+            if message and message.get("signal") in PASSED_ON:
+                os.kill(process.pid, message["signal"])
+        return ""
+
+    def _carry(self, source: Any, name: str) -> None:
+        with suppress(OSError, ValueError), source:  # the connection may be closed
+            for text in source:
+                self.line.say(**{name: text.decode(errors="replace").rstrip("\n")})
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Ends the rank and what it started, whatever is left of them; its exit code, or minus the signal."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # it is not reaped: its number is still its own
+    return process.wait()
+
+
+class StandIn:
+    """The launcher's side: what a stand-in does from its start to its rank's end.
+
+    Args:
+      address: of the agent.
+      control: the socket to the launcher, as a rank has one.
+      show: given each line that the rank prints.
+      lost: called when the launcher has closed its end, which only its death does; the agent then ends the rank.
+    """
+
+    def __init__(self, address: str, secret: bytes, order: Order, control: socket.socket,
+                 show: Callable[[str], None], lost: Callable[[], None] = end_group) -> None:  # fmt: skip
+        self.address, self.secret, self.order = address, secret, order
+        self.control, self.show, self.lost = control, show, lost
+        self.line: Line | None = None
+        self.signals: list[int] = []
+
+    def __call__(self) -> int:
+        """Returns the rank's exit code, or minus its signal; `PeerLostError`'s if its host is lost.
+
+        Raises:
+          ClusterError: the agent refuses the secret or the order.
+        """
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, frame: self.signals.append(number))
+        threading.Thread(target=self._listen, name="launcher", daemon=True).start()
+        self.line = self._met()
+        self.line.say(order=asdict(self.order))
+        try:
+            return self._follow(self.line)
+        except (EOFError, OSError) as error:
+            self.show(f"the agent at {self.address} is gone: {error or 'it closed the connection'}")
+            return PeerLostError.exit_code
+
+    def _met(self) -> Line:
+        """A connection to the agent; waits for its host as long as it takes."""
+        told = False
+        while True:
+            try:
+                sock = socket.create_connection(split_address(self.address), timeout=max(1.0, self.order.beat_s))
+                line = Line(sock, MEET_S)
+                answer_challenge(line.connection, self.secret)
+                deliver_challenge(line.connection, self.secret)
+                return line
+            except AuthenticationError as error:
+                raise ClusterError(
+                    f"the agent at {self.address} has another secret. Give launcher and agents the same --secret."
+                ) from error
+            except (EOFError, OSError) as error:
+                if not told:
+                    self.show(f"waiting for the agent at {self.address}: {error or 'it closed the connection'}")
+                told = True
+            if self.signals and self.signals[-1] != signal.SIGCONT:
+                raise ClusterError(f"stopped while waiting for the agent at {self.address}.")
+            waiting = Beat(f"waiting for its host {self.address}", 0, 0, 0.0)
+            self.control.sendall(json.dumps(asdict(waiting)).encode() + b"\n")
+            time.sleep(self.order.beat_s)
+
+    def _follow(self, line: Line) -> int:
+        said_s = 0.0
+        while line.silent_s <= self.order.silent_s:
+            message = line.hear(POLL_S) or {}
+            if "beat" in message:
+                self.control.sendall(message["beat"].encode() + b"\n")
+            if "out" in message:
+                self.show(message["out"])
+            if "refused" in message:
+                raise ClusterError(f"the agent at {self.address} cannot start this rank: {message['refused']}.")
+            if "code" in message:
+                return int(message["code"])
+            while self.signals:
+                line.say(signal=self.signals.pop(0))
+            if time.monotonic() - said_s > self.order.beat_s:
+                said_s = time.monotonic()
+                line.say()
+        self.show(f"its host gave no sign of life for {line.silent_s:.1f} s ({self.address})")
+        return PeerLostError.exit_code
+
+    def _listen(self) -> None:
+        """Passes on what the launcher says."""
+        with suppress(OSError), self.control.makefile("rb") as said:
+            for text in said:
+                if self.line is not None:
+                    self.line.say(told=text.decode().rstrip("\n"))
+        self.lost()
+
+
+def end_as(code: int) -> None:
+    """Ends this process as the rank ended: by its exit code, or by the same signal."""
+    if code < 0:
+        with suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def own_address(host: str, port: int) -> str:
+    """This host's address on the way to another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The agents of a run.
+
+    Attributes:
+      addresses: `HOST:PORT` of each.
+      secret: the file.
+      limit_s: the time-out that all others follow from.
+      meeting: where the processes find each world's coordination service.
+      within: what goes before a stand-in's command, as of `Meeting`.
+    """
+
+    addresses: tuple[str, ...]
+    secret: Path
+    limit_s: float
+    meeting: Meeting
+    within: tuple[str, ...] = ()
+
+    def place(self, workers: Sequence[Worker], processes: int) -> list[Worker]:
+        """The same workers, as stand-ins for what agents run: neighbours share a host, spares go round."""
+        placed = []
+        for rank, worker in enumerate(workers):
+            at = rank * len(self.addresses) // processes if rank < processes else rank % len(self.addresses)
+            words = ["stand-in", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
+            python, arguments = worker.command[:3], worker.command[3:]
+            command = [*self.within, *python, *words, self.addresses[at], *arguments]
+            placed.append(replace(worker, command=command))
+        return placed

@@ -1,0 +1,308 @@
+"""Copies of the state in the memory of the hosts, from which a run goes on when a process has died.
+
+Each process keeps what its own devices hold. What no other process holds (shares of optimizer states and of weights
+that the layout splits) is also kept by the next process in the ring: its mirror. The last two copies are kept, because
+one process may have finished an update that another has not. When processes come together anew, each says what it has
+(`manifest`), all choose the same newest copy that is whole between them, and who lacks a part gets it from one who has
+it (`_Gathering`), by a sum to which only one process gives anything.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Key = tuple[int, tuple[int, ...]]
+"""A piece of the state: the number of its leaf, and where it begins in each dim."""
+
+Stamp = tuple[int, int]
+"""Of a copy: updates done, and the generation of the world that did them."""
+
+CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pieces of a state that one process keeps in its memory; `copies` are those that it keeps for another."""
+
+    stamp: Stamp
+    pieces: Mapping[Key, np.ndarray]
+    copies: frozenset[Key] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(piece.nbytes for piece in self.pieces.values())
+
+
+@dataclass
+class Memory:
+    """What one process keeps: the last two snapshots.
+
+    Attributes:
+      every: updates between two.
+      kept: the snapshots, oldest first.
+    """
+
+    every: int = 1
+    kept: list[Snapshot] = field(default_factory=list)
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keeps this one and the one before it, if it is of an earlier update: a run may go back to a checkpoint."""
+        self.kept = [*(old for old in self.kept[-1:] if old.stamp[0] < snapshot.stamp[0]), snapshot]
+
+    def manifest(self) -> str:
+        """What is here, for the others to read."""
+        return json.dumps(
+            [
+                [kept.stamp, [(*key, kept.pieces[key].size, key in kept.copies) for key in sorted(kept.pieces)]]
+                for kept in self.kept
+            ]
+        )
+
+    def at(self, stamp: Stamp) -> Snapshot | None:
+        """The snapshot with this stamp."""
+        return next((snapshot for snapshot in self.kept if snapshot.stamp == stamp), None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What processes that come together go on from.
+
+    Attributes:
+      stamp: of the copy.
+      holders: for each piece the processes that have it, lowest first.
+      local: every process has every piece: nothing needs to be sent.
+      mirrored: some piece is there only as the copy that was kept for a process that is no more.
+    """
+
+    stamp: Stamp
+    holders: Mapping[Key, tuple[int, ...]]
+    local: bool
+    mirrored: bool
+
+    @property
+    def source(self) -> str:
+        """As `Regrouped` names it."""
+        return "mirror" if self.mirrored else "memory" if self.local else "peers"
+
+
+def taken(state: Any, stamp: Stamp) -> Snapshot:
+    """A copy of what this process's devices hold of `state`, each piece once. Waits for the devices."""
+    pieces: dict[Key, np.ndarray] = {}
+    for number, leaf in enumerate(jax.tree.leaves(state)):
+        for shard in leaf.addressable_shards:
+            key = number, _begin(shard.index)
+            if key not in pieces:
+                pieces[key] = np.array(shard.data, copy=True)
+    return Snapshot(stamp, pieces)
+
+
+def alone(shapes: Any) -> dict[int, dict[Key, tuple[int, ...]]]:
+    """By process, the pieces that it alone holds: what dies with it, and what is mirrored."""
+    found: dict[int, dict[Key, tuple[int, ...]]] = {}
+    for key, (shape, owners) in _owners(shapes).items():
+        if len(owners) == 1:
+            found.setdefault(min(owners), {})[key] = shape
+    return found
+
+
+def mirror_bytes(shapes: Any) -> int:
+    """Bytes that the busiest process sends to its neighbour, and that one keeps, at each copy."""
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
+    sizes = [sum(_nbytes(shape, kinds[key[0]]) for key, shape in own.items()) for own in alone(shapes).values()]
+    return max(sizes, default=0)
+
+
+def copy_bytes(shapes: Any) -> int:
+    """Bytes of a copy of what this process's devices hold, each piece once."""
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
+    here = jax.process_index()
+    return sum(_nbytes(shape, kinds[key[0]]) for key, (shape, owners) in _owners(shapes).items() if here in owners)
+
+
+def _owners(shapes: Any) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
+    owners: dict[Key, tuple[tuple[int, ...], set[int]]] = {}
+    for number, leaf in enumerate(jax.tree.leaves(shapes)):
+        part = leaf.sharding.shard_shape(leaf.shape)
+        for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
+            owners.setdefault((number, _begin(index)), (part, set()))[1].add(device.process_index)
+    return owners
+
+
+class Mirror:
+    """Sends what a process alone holds to the next process, around the ring of processes.
+
+    One `ppermute` of all its bytes. Nothing is sent where nothing is held alone, or by a process alone in its world.
+    """
+
+    def __init__(self, shapes: Any, mesh: Mesh) -> None:
+        self.kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
+        self.alone = alone(shapes)
+        self.ring = _one_each(mesh)
+        self.size = -(-mirror_bytes(shapes) // 4)
+        count = self.ring.size
+        self.needed = self.size > 0 and count > 1
+        if self.needed:
+            steps = [(k, (k + 1) % count) for k in range(count)]
+            spec = PartitionSpec("process")
+            send = partial(jax.lax.ppermute, axis_name="process", perm=steps)
+            self._moved = jax.jit(jax.shard_map(send, mesh=self.ring, in_specs=spec, out_specs=spec))
+
+    def __call__(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the pieces of the process before this one. All processes call it at the same update."""
+        if not self.needed:
+            return snapshot
+        here = jax.process_index()
+        row = np.zeros(self.size, np.uint32)
+        _write(row, (snapshot.pieces[key] for key in sorted(self.alone.get(here, {}))))
+        sent = self._moved(_rows(self.ring, row))
+        theirs = self.alone.get((here - 1) % self.ring.size, {})
+        received = np.array(sent.addressable_shards[0].data)[0]
+        parts = _read(received, [(theirs[key], self.kinds[key[0]]) for key in sorted(theirs)])
+        kept = dict(zip(sorted(theirs), parts, strict=True))
+        return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept))
+
+
+def chosen(manifests: Sequence[str], shapes: Any) -> Choice | None:
+    """The newest copy that is whole between processes with these manifests; None if there is none.
+
+    A pure function of its arguments: all processes choose alike.
+    """
+    holders: dict[Stamp, dict[Key, list[int]]] = {}
+    volumes: dict[Stamp, dict[int, int]] = {}
+    originals: dict[Stamp, set[Key]] = {}
+    for process, manifest in enumerate(manifests):
+        for (update, generation), pieces in json.loads(manifest):
+            stamp = update, generation
+            for number, begin, size, copied in pieces:
+                key = number, tuple(begin)
+                having = holders.setdefault(stamp, {}).setdefault(key, [])
+                if not copied:
+                    originals.setdefault(stamp, set()).add(key)
+                if not having:
+                    filled = volumes.setdefault(stamp, {})
+                    filled[number] = filled.get(number, 0) + size
+                having.append(process)
+    whole = {number: leaf.size for number, leaf in enumerate(jax.tree.leaves(shapes))}
+    for stamp in sorted(holders, reverse=True):
+        if volumes[stamp] == whole:
+            found = {key: tuple(processes) for key, processes in holders[stamp].items()}
+            local = all(len(processes) == len(manifests) for processes in found.values())
+            return Choice(stamp, found, local, mirrored=found.keys() != originals.get(stamp, set()))
+    return None
+
+
+def placed(choice: Choice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any:
+    """The state of `choice` on this mesh, split as `shapes` says. All processes of the mesh call it.
+
+    Leaf after leaf becomes whole in the memory of the host, then the devices take their parts of it: a process needs
+    room for `CHUNK_BYTES` or the largest leaf, whichever is more, twice.
+    """
+    leaves, structure = jax.tree.flatten(shapes)
+    gathering = _Gathering(choice, own, mesh)
+    results = []
+    for batch in _chunks(leaves):
+        for number, whole in zip(batch, gathering.whole([(number, leaves[number]) for number in batch]), strict=True):
+            leaf = leaves[number]
+            results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, partial(_part, whole)))
+    return jax.tree.unflatten(structure, results)
+
+
+class _Gathering:
+    """Makes leaves whole on every process, of the pieces that each has."""
+
+    def __init__(self, choice: Choice, own: Snapshot | None, mesh: Mesh) -> None:
+        self.choice, self.own = choice, own
+        self.ring = _one_each(mesh)
+        rows, whole = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
+        self._summed: Any = jax.jit(_added, in_shardings=rows, out_shardings=whole)
+
+    def whole(self, leaves: Sequence[tuple[int, Any]]) -> list[np.ndarray]:
+        made = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves]
+        here = jax.process_index()
+        places = {number: place for place, (number, _) in enumerate(leaves)}
+        for key, processes in self.choice.holders.items():
+            if key[0] in places and here in processes and (self.choice.local or here == processes[0]):
+                assert self.own is not None
+                piece = self.own.pieces[key]
+                made[places[key[0]]][_index(key[1], piece.shape)] = piece
+        if self.choice.local:
+            return made
+        size = -(-sum(array.nbytes for array in made) // 4)
+        row = np.zeros(1 << max(8, (size - 1).bit_length()), np.uint32)  # few sizes, so few programs
+        _write(row, made)
+        total = np.array(self._summed(_rows(self.ring, row)).addressable_shards[0].data)
+        return _read(total, [(leaf.shape, leaf.dtype) for _, leaf in leaves])
+
+
+def _part(whole: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    part: np.ndarray = whole[index]
+    return part
+
+
+def _added(rows: jax.Array) -> jax.Array:
+    return rows.sum(axis=0, dtype=jnp.uint32)
+
+
+def _chunks(leaves: Sequence[Any]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    filled = 0
+    for number, leaf in enumerate(leaves):
+        nbytes = _nbytes(leaf.shape, leaf.dtype)
+        if batch and filled + nbytes > CHUNK_BYTES:
+            yield batch
+            batch, filled = [], 0
+        batch.append(number)
+        filled += nbytes
+    yield batch
+
+
+def _one_each(mesh: Mesh) -> Mesh:
+    """A row of one device of each process."""
+    first: dict[int, jax.Device] = {}
+    for device in mesh.devices.flat:
+        first.setdefault(device.process_index, device)
+    return Mesh(np.array([first[process] for process in sorted(first)]), ("process",))
+
+
+def _rows(ring: Mesh, row: np.ndarray) -> jax.Array:
+    sharding = NamedSharding(ring, PartitionSpec("process"))
+    return jax.make_array_from_callback((ring.size, len(row)), sharding, lambda index: row[None])
+
+
+def _write(row: np.ndarray, arrays: Any) -> None:
+    """The bytes of `arrays`, one after the other, into `row`."""
+    target, at = row.view(np.uint8), 0
+    for array in arrays:
+        target[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        at += array.nbytes
+
+
+def _read(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
+    """The inverse of `_write`, given shapes and dtypes."""
+    source, at, arrays = row.view(np.uint8), 0, []
+    for shape, kind in parts:
+        nbytes = _nbytes(shape, kind)
+        arrays.append(source[at : at + nbytes].view(kind).reshape(shape).copy())
+        at += nbytes
+    return arrays
+
+
+def _nbytes(shape: Sequence[int], kind: Any) -> int:
+    return math.prod(shape) * np.dtype(kind).itemsize
+
+
+def _begin(index: tuple[slice, ...]) -> tuple[int, ...]:
+    return tuple(side.start or 0 for side in index)
+
+
+def _index(begin: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))

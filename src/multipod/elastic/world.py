@@ -1,0 +1,65 @@
+"""A `World`: the processes that train together for a while, as plain data. See docs/design/availability.md."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run between two changes among them. The launcher makes them, every process obeys.
+
+    Attributes:
+      generation: counts the worlds of a run, from 0.
+      seats: the taken places of the mesh, increasing: process k of this world, to JAX, sits on `seats[k]`.
+      ranks: the launcher's number of each process, in the same order.
+      total: how many seats there are; those not taken are holes in the mesh.
+      address: of this world's own coordination service.
+      planned: all processes of the world before are well: they leave it together after an update.
+      folder: of the run; empty while none is known.
+      lost: ranks of the world before that are no more, with why.
+      came: ranks that were not in the world before.
+      mirror_every: updates between two copies of the state in memory.
+    """
+
+    generation: int
+    seats: tuple[int, ...]
+    ranks: tuple[int, ...]
+    total: int
+    address: str
+    planned: bool = False
+    folder: str = ""
+    lost: dict[str, str] = field(default_factory=dict)
+    came: tuple[int, ...] = ()
+    mirror_every: int = 1
+
+    def process_of(self, rank: int) -> int:
+        """What JAX calls this rank."""
+        return self.ranks.index(rank)
+
+    def to_line(self) -> str:
+        """What the launcher says of it."""
+        return json.dumps({"world": asdict(self)})
+
+
+def go_line(generation: int) -> str:
+    """What the launcher says when all processes of this world have left the one before: join now."""
+    return json.dumps({"go": generation})
+
+
+def go_from(line: str) -> int:
+    """The generation of the world that is to be joined now; -1 if the line says something else."""
+    try:
+        return int(json.loads(line)["go"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def world_from(line: str) -> World | None:
+    """The world in a line from the launcher; None if it says something else."""
+    try:
+        said: dict[str, Any] = json.loads(line)["world"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    lists = {name: tuple(said[name]) for name in ("seats", "ranks", "came")}
+    return World(**{**said, **lists})
