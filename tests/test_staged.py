@@ -225,7 +225,7 @@ def test_what_a_pipeline_cannot_do_is_said(tmp_path):
         assert line in str(error.value)
     both = dense(Layout((1, 1), pipeline=PipelineSplit(2)), pipemare=T123, accumulate=2)
     said = refused(both)
-    assert "accumulate=2: micro-batches are that already. Set accumulate=1 and layout.pipeline.micro_batches." in said
+    assert "accumulate=2: micro-batches are that already. Set accumulate=1 and layout.micro_batches." in said
     assert "pipemare.warmup=2 with layout.schedule=1f1b: it is synchronous" in said
     said = refused(pictures(Layout((1, 1), pipeline=PipelineSplit(2))), RecipeError)
     assert "recipe pictures: SmallResNet normalises over the batch: in a pipeline that would be a micro-batch" in said
