@@ -30,7 +30,7 @@ from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.split import ModelSplit  # noqa: E402
 from multipod.plan.machine import here  # noqa: E402
 from multipod.plan.measure import memory_bytes  # noqa: E402
-from multipod.plan.predict import Choice, predict_step  # noqa: E402
+from multipod.plan.predict import predict_step  # noqa: E402
 from multipod.plan.program import workload_of  # noqa: E402
 from multipod.plan.splits import Splits  # noqa: E402
 from multipod.recipe.override import override  # noqa: E402
@@ -89,11 +89,10 @@ def measured(name: str) -> dict[str, Any]:
         devices, own = math.prod(MESH), recipe.layout
         laid = Layout(MESH, split=ModelSplit(rules=own.split.rules), sync=own.sync)
         small = replace(recipe, batch=ROWS * devices, layout=laid)
-        choice = Choice(small.batch, schedule="xla", shard_update=own.shard_update)
         host = here(devices, 2)
         found: dict[str, Any] = {"recipe": name}
         for key, splits in (("guess", None), ("plan", Splits(recipe))):
-            found[key] = predict_step(workload_of(recipe, splits), choice, host).memory.total
+            found[key] = predict_step(workload_of(recipe, splits), laid, small.batch, host).memory.total
         return found | {"xla": memory_bytes(small)}
 
 

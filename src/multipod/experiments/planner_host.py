@@ -11,8 +11,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
 from multipod.plan.calibrate import Fit
 from multipod.plan.machine import Machine, here
-from multipod.plan.measure import CALIBRATION, calibrate, choice_of, images, memory_bytes, priced, step_s, words
-from multipod.plan.predict import predict_step
+from multipod.plan.measure import CALIBRATION, calibrate, images, memory_bytes, predict_recipe, priced, step_s, words
 from multipod.plan.program import workload_of
 from multipod.plan.splits import Splits
 from multipod.plan.workload import Workload
@@ -64,8 +63,7 @@ def run(report: Callable[[str], None]) -> Outcome:
 
 
 def _memory(workload: Workload, recipe: Recipe, machine: Machine) -> float:
-    devices = int(np.prod(recipe.layout.mesh))
-    return predict_step(workload, choice_of(recipe), replace(machine, devices_per_chip=devices)).memory.total
+    return predict_recipe(recipe, workload, machine).memory.total
 
 
 def _layout(recipe: Recipe) -> str:

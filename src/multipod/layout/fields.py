@@ -3,7 +3,7 @@
 Files of runs have these names, so they stay; `Layout` itself has its fields where they mean something.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -93,6 +93,19 @@ def with_fields(layout: Layout, changes: Mapping[str, Any]) -> Layout:
         gone = {flat for path, flat in FLAT_NAMES.items() if path.startswith("pipeline.")} - changes.keys()
         values = {flat: value for flat, value in values.items() if flat not in gone}
     return from_fields(values)
+
+
+def changes_to(layout: Layout, always: Collection[str] = ()) -> list[str]:
+    """What a recipe must be changed by to lie like this, as `layout.model=4`: all that is unusual or `always` said."""
+    usual = to_fields(Layout())
+    values = {name: value for name, value in to_fields(layout).items() if value != usual[name] or name in always}
+    return [f"layout.{name}={_text(value)}" for name, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value)) if all(isinstance(size, int) for size in value) else str(list(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _pipeline(stages: int = 1, **others: Any) -> PipelineSplit | None:

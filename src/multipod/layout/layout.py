@@ -61,6 +61,11 @@ class Layout:
         return self.stages * self.split.devices
 
     @property
+    def weight_devices(self) -> int:
+        """Devices of a replica that hold different weights, at least in part."""
+        return self.stages * self.split.weight_devices
+
+    @property
     def replica_grid(self) -> tuple[int, int]:
         """Rows and columns of the devices of a replica."""
         rows, columns = self.replica_shape or default_shape(self.replica_devices)

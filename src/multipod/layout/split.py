@@ -49,6 +49,11 @@ class ModelSplit:
         """The number of devices."""
         return math.prod(self.sizes.values())
 
+    @cached_property
+    def weight_devices(self) -> int:
+        """Devices that hold different weights, at least in part."""
+        return math.prod(size for axis, size in self.sizes.items() if AXES[axis].weights)
+
     @property
     def spatial_devices(self) -> int:
         """The devices that share an image."""

@@ -1,7 +1,7 @@
 """A layout as one line of text: `data=2x2,model=4,update`, or in the field's short words `dp=2x2,tp=4,zero1`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from multipod.errors import LayoutError, nearest
@@ -94,8 +94,11 @@ def layout_changes(text: str) -> list[str]:
     return changes
 
 
-def spelled(layout: Layout) -> str:
-    """The text of a layout; rules, failed replicas and what is as always are left out."""
+def spelled(layout: Layout, always: Collection[str] = ()) -> str:
+    """The text of a layout; rules, failed replicas and what is as usual are left out.
+
+    always: flat fields that are said even so.
+    """
     values, usual = to_fields(layout), to_fields(Layout())
     if layout.pipeline is not None:
         usual["schedule"] = ""
@@ -103,7 +106,7 @@ def spelled(layout: Layout) -> str:
     for word in WORDS:
         value = values[word.field]
         if word.field in FLAGS:
-            parts += [word.names[0]] if value else []
-        elif value != usual[word.field]:
+            parts += [word.names[0]] if value else [f"{word.names[0]}=false"] if word.field in always else []
+        elif value != usual[word.field] or word.field in always:
             parts.append(f"{word.names[0]}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}")
     return ",".join(parts)

@@ -21,7 +21,7 @@ from multipod.models.resnet import SmallResNet
 from multipod.optim.optimizer import Optimizer
 from multipod.plan.calibrate import Fit, Measurement, fit
 from multipod.plan.machine import Machine
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.predict import Prediction, predict_step
 from multipod.plan.program import workload_of
 from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
@@ -129,17 +129,16 @@ def step_s(recipe: Recipe, repeats: int = 9) -> float:
     return float(np.median(times[2:]))
 
 
-def choice_of(recipe: Recipe) -> Choice:
-    """The recipe's layout as the predictor sees it."""
-    layout = recipe.layout
-    devices = int(np.prod(layout.mesh)) if layout.mesh else jax.device_count()
-    return Choice(recipe.batch, schedule=layout.sync.gradient_sum, shard_update=layout.sync.zero1, norm_group=devices)
+def predict_recipe(recipe: Recipe, workload: Workload, machine: Machine) -> Prediction:
+    """The recipe's step on a host with as many devices as its layout has."""
+    devices = int(np.prod(recipe.layout.mesh)) if recipe.layout.mesh else machine.devices
+    host = replace(machine, devices_per_chip=devices)
+    return predict_step(workload, recipe.layout, recipe.batch, host, norm_group=devices)
 
 
 def priced(recipe: Recipe, workload: Workload, machine: Machine) -> float:
-    """The recipe's step on a host with as many devices as its layout has."""
-    devices = int(np.prod(recipe.layout.mesh)) if recipe.layout.mesh else machine.devices
-    return predict_step(workload, choice_of(recipe), replace(machine, devices_per_chip=devices)).step_s
+    """The seconds of `predict_recipe`."""
+    return predict_recipe(recipe, workload, machine).step_s
 
 
 def calibrate(
