@@ -39,7 +39,7 @@ def test_a_table_of_layouts_with_parts_and_price(run):
     assert "resnet50, batch 4,096, on tpu-v3-pod:4x4: 32 devices" in text
     assert "fitted to the steps of MLPerf v0.6" in text
     assert "row-column" in text
-    assert "none left out" in text
+    assert "left out fully sharded weights, which nothing here needs" in text
     assert "gradient sum" in text
     assert "price" in text
     assert "of the peak" in text
@@ -57,7 +57,7 @@ def test_a_hole_a_scale_and_plans(run, tmp_path):
     text = run("compare", "a.json", "b.json")
     assert "step_s" in text
     saved = json.loads((tmp_path / "b.json").read_text())
-    assert saved["format"] == "multipod-plan-1"
+    assert saved["format"] == "multipod-plan-2"
     assert saved["prediction"]["run_s"] > 500 * saved["prediction"]["step_s"]
 
 
