@@ -40,7 +40,7 @@ class Coping:
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.program.recipe.trouble)
+        self.watch = Watch(self.program.recipe.bad_updates)
 
     def asked(self, stop: int, flip: int = 0) -> Asked:
         """What goes with the next update: the wish to stop, and what is usual."""
@@ -64,15 +64,15 @@ class Coping:
         if not int(sums["bad"]):
             self.watch.saw(*numbers)
             return Coped(state, sums, None)
-        start, number, trouble = self.clock(), int(state.update), self.program.recipe.trouble
-        action: str = trouble.action
+        start, number, policy = self.clock(), int(state.update), self.program.recipe.bad_updates
+        action: str = policy.action
         found = ""
-        if trouble.replay:
+        if policy.replay:
             state, sums, found = self._once_more(update, state, batch, asked if again is None else again)
             action = action if found else "repeated"
         if action != "repeated" and self.watch.is_too_much():
             action = "stop"
-            found += f"; more than {trouble.most} bad updates among {trouble.window}"
+            found += f"; more than {policy.most} bad updates among {policy.window}"
         limits = tuple(float(limit) for limit in np.asarray(asked.limits))
         event = Troubled(
             number,

@@ -402,7 +402,7 @@ class _Run:
             raise PoisonedError(
                 f"update {troubled.update}: {troubled.kind} ({said}). {troubled.verdict or 'It was not tried again'}. "
                 f"The weights before it are saved as update {self.update}. To leave its batch out, go on with --resume "
-                f"{self.context.folder} --set trouble.action=skip."
+                f"{self.context.folder} --set bad_updates.action=skip."
             )
 
     def roll_back(self) -> None:
