@@ -22,7 +22,7 @@ class AdamW(RegularizedOptimizer):
       eps: beside the root of the second moment.
     """
 
-    aliases: ClassVar[Mapping[str, str]] = RegularizedOptimizer.aliases | {"momentum": "beta1"}
+    aliases: ClassVar[Mapping[str, str]] = {**RegularizedOptimizer.aliases, "momentum": "beta1"}
 
     _: KW_ONLY
     beta1: float = 0.9

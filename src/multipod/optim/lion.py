@@ -21,7 +21,7 @@ class Lion(RegularizedOptimizer):
       beta2: the decay of the momentum.
     """
 
-    aliases: ClassVar[Mapping[str, str]] = RegularizedOptimizer.aliases | {"momentum": "beta1"}
+    aliases: ClassVar[Mapping[str, str]] = {**RegularizedOptimizer.aliases, "momentum": "beta1"}
 
     _: KW_ONLY
     beta1: float = 0.9

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from multipod.errors import RecipeError, nearest
-from multipod.recipe.draft import Draft, optional_dataclass
+from multipod.recipe.draft import Draft, draft_of, optional_dataclass
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def override(value: T, changes: Sequence[str]) -> T:
     settings = dict(map(_setting, changes))
     if not settings:
         return value
-    root = Draft.of(value)
+    root = _draft(value)
     # Types first, since fields are those of the type that is chosen; outer ones before what they hold.
     chosen = [
         name for name in sorted(settings, key=lambda name: name.count(".")) if _choose(root, name, settings[name])
@@ -59,7 +59,7 @@ def override(value: T, changes: Sequence[str]) -> T:
     for name, text in settings.items():
         if name not in chosen:
             _set(root, value, name, text)
-    return cast(T, root.build(""))
+    return cast(T, root.build())
 
 
 def names(value: Any, prefix: str = "") -> Iterator[str]:
@@ -75,6 +75,12 @@ def names(value: Any, prefix: str = "") -> Iterator[str]:
 def aliases_of(kind: type) -> Mapping[str, str]:
     """Returns the short names that a dataclass declares for fields further inside."""
     return getattr(kind, "aliases", {})
+
+
+def _draft(value: Any) -> Draft:
+    from multipod.recipe.choices import CHOICES  # which brings JAX in, and the command line starts without it
+
+    return draft_of(value, CHOICES)
 
 
 def _setting(change: str) -> tuple[str, str]:
@@ -152,14 +158,12 @@ def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> Place:
     """Returns the place of a field: in the draft, in what it wraps, or in the wrapper that is then put around it."""
     if draft.has(name):
         return Place(draft, name)
-    choice = draft.choice
-    if draft.kind is choice.wrapper:
-        inner = draft.child(choice.inside)
-        assert inner is not None
+    inner = draft.child(draft.choice.inside) if draft.kind is draft.choice.wrapper else None
+    if inner is not None:
         if inner.has(name):
             return Place(inner, name)
         raise _Unknown(inner, path)
-    if wraps and choice.wrapper and Draft(choice.wrapper, {}).has(name):
+    if wraps and draft.can_wrap(name):
         draft.wrap()
         return Place(draft, name)
     raise _Unknown(draft, path)
@@ -174,7 +178,7 @@ def _known(value: Any, prefix: str = "") -> Iterator[str]:
             yield from _known(inner, f"{prefix}{field.name}.")
     for alias in aliases_of(type(value)):
         with contextlib.suppress(_Unknown):
-            _find(Draft.of(value), [alias])
+            _find(_draft(value), [alias])
             yield prefix + alias
 
 

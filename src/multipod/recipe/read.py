@@ -55,7 +55,7 @@ def import_kind(kind: str, path: str) -> Any:
 
 def _dataclass(table: dict[str, Any], kind: type, path: str) -> Any:
     annotations = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = [name for name in table if name not in fields and name != "kind"]
     if unknown:
         said = " ".join(f"{path}.{name}: {nearest(name, fields)}" for name in unknown)
