@@ -314,13 +314,24 @@ def options_trouble(words: list[str], context: click.Context) -> str:
 def values_trouble(words: list[str], context: click.Context, tree: Tree) -> str:
     """What is wrong with recipes, fields and layouts among the words of a command."""
     params = {param.name for param in context.command.params}
-    for option, value in pairwise(words):
-        if PLACEHOLDER.search(value) or option not in ("--set", "--layout"):
-            continue
-        if wrong := layout_trouble(value) if option == "--layout" else field_trouble(value.partition("=")[0], tree):
-            return wrong
+    if wrong := settings_trouble(words, tree):
+        return wrong
     if "recipe" in params and words and HYPHENED.fullmatch(words[0]) and words[0] not in tree.texts:
         return f"no recipe {words[0]}"
+    return ""
+
+
+def settings_trouble(words: list[str], tree: Tree) -> str:
+    """What is wrong with the values of `--set` and `--layout`."""
+    for option, value in pairwise(words):
+        if option == "--layout" and not value.startswith(("-", "...")) and not PLACEHOLDER.search(value):
+            wrong = layout_trouble(value)
+        elif option == "--set" and "." in value.partition("=")[0]:
+            wrong = field_trouble(value.partition("=")[0], tree)
+        else:
+            continue
+        if wrong:
+            return wrong
     return ""
 
 
@@ -335,7 +346,8 @@ def layout_trouble(text: str) -> str:
 def option_trouble(text: str, tree: Tree) -> str:
     """Options that no program of this tree takes."""
     named = re.findall(r"(?<!\S)--[a-z][\w-]*", text)
-    return next((f"no option {name}" for name in named if name not in tree.options | FOREIGN), "")
+    unknown = [f"no option {name}" for name in named if name not in tree.options | FOREIGN]
+    return unknown[0] if unknown else settings_trouble(text.split(), tree)
 
 
 def report(spans: Iterator[Span], tree: Tree) -> list[str]:
@@ -430,6 +442,19 @@ def test_contracts_are_in_the_files_that_the_table_names():
         text = "\n".join(file.read_text() for file in ([place] if place.is_file() else sorted(place.glob("*.py"))))
         for name in SPAN.findall(names):
             assert re.search(rf"^(class {name}\b|{name} = |{name}: )", text, re.MULTILINE), (name, where)
+
+
+def test_the_glossary_names_what_its_files_hold():
+    """The second cell's names stand in the file of the last."""
+    page = ROOT / "docs" / "glossary.md"
+    words = [row for row in rows(page) if len(row) == 4 and row[0] != "you look for" and set(row[0]) != {"-"}]
+    assert len(words) > 40
+    for theirs, ours, _, where in words:
+        file = PACKAGE / where.strip("`")
+        assert file.is_file(), (theirs, where)
+        names = [name for name in SPAN.findall(ours) if DOTTED.fullmatch(name) or IDENTIFIER.fullmatch(name)]
+        text = file.read_text(encoding="utf-8")
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], (theirs, where)
 
 
 def test_the_way_of_a_gradient_names_functions_with_their_files():
