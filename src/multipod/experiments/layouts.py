@@ -28,8 +28,9 @@ from multipod.models.images import IMAGE_DIMS
 from multipod.models.resnet import SmallResNet
 from multipod.models.transformer import small_transformer
 from multipod.nn.conv_norm import ConvNorm, Style
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
 from multipod.optim.optimizer import Optimizer
+from multipod.pytrees import Batch
 from multipod.recipe.recipe import Recipe
 from multipod.step.inspect import totals
 from multipod.step.program import Program

@@ -8,7 +8,8 @@ import jax
 from flax import nnx
 
 from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
+from multipod.pytrees import Batch
 
 
 @dataclass(frozen=True)

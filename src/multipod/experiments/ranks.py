@@ -17,7 +17,8 @@ from jax import lax
 
 from multipod.layout.layout import DATA_AXES
 from multipod.metrics.objective import Objective, masked_sums
-from multipod.nn.model import Batch, Model
+from multipod.nn.model import Model
+from multipod.pytrees import Batch
 
 Arrays = Mapping[str, np.ndarray]
 Settings = dict[str, jax.Array]

@@ -14,9 +14,10 @@ from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropp
 from multipod.nn.dims import constant
 from multipod.nn.embedding import Embedding
 from multipod.nn.layered import ModelLayer, names_under
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, called
 from multipod.nn.transformer import EncoderLayer, LayerSpec
+from multipod.pytrees import Batch
 
 EPSILON = 1e-12
 

@@ -28,10 +28,11 @@ from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Packed, Tables
 from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
-from multipod.nn.model import Batch, Moved, Params, Statistics, rows_name
+from multipod.nn.model import Moved, rows_name
 from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
 from multipod.nn.tensor_train_bag import Way, bag
 from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
+from multipod.pytrees import Batch, Params, Statistics
 
 Lookup = Callable[..., jax.Array]
 

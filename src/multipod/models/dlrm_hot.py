@@ -18,10 +18,11 @@ from multipod.layout.mesh import BATCH_AXES
 from multipod.nn import hot_rows
 from multipod.nn.experts.exchange import known
 from multipod.nn.hot_rows import HotRows, Policy
-from multipod.nn.model import Moved, Params, Statistics
+from multipod.nn.model import Moved
 from multipod.nn.padding import example_mask
 from multipod.nn.tensor_train import LARGEST, Cores, TensorTrain
 from multipod.nn.tensor_train_bag import Way
+from multipod.pytrees import Params, Statistics
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import optax
 
 from multipod.errors import RecipeError
 from multipod.models.dlrm import Dlrm
-from multipod.nn.model import Batch
 from multipod.optim.sparse import EPS, adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
+from multipod.pytrees import Batch
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 TABLE = "tables/dense"

@@ -12,9 +12,10 @@ from multipod.errors import RecipeError, nearest
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
 from multipod.nn.batch_norm import Moving, Tile
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
 from multipod.nn.remat import REMATS, Remat, called
 from multipod.nn.squeeze_excite import SqueezeExcite
+from multipod.pytrees import Batch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from jax.nn.initializers import variance_scaling
 from multipod.errors import RecipeError
 from multipod.nn.dense import Dense
 from multipod.nn.layered import ModelLayer, names_under
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
+from multipod.pytrees import Batch
 
 
 @dataclass(frozen=True)

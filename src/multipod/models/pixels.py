@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from multipod.errors import RecipeError
 from multipod.nn.conv_norm import Dtype
 from multipod.nn.dims import Dims, dims_of, input_dims
-from multipod.nn.model import Batch, Model, Params, Statistics
+from multipod.nn.model import Model
+from multipod.pytrees import Batch, Params, Statistics
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of ImageNet's training images, red, green and blue, in shares of 255."""

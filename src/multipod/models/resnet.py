@@ -14,8 +14,9 @@ from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
 from multipod.nn.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.convolution import convolution
 from multipod.nn.laid import laid
-from multipod.nn.model import Batch, FlaxModel
+from multipod.nn.model import FlaxModel
 from multipod.nn.remat import REMATS, Remat, called
+from multipod.pytrees import Batch
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

@@ -15,10 +15,11 @@ from multipod.nn.embedding import Embedding
 from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
 from multipod.nn.merge import merged
-from multipod.nn.model import Batch, FlaxModel, Params
+from multipod.nn.model import FlaxModel
 from multipod.nn.padding import example_mask
 from multipod.nn.relative_positions import RelativePositions
 from multipod.nn.remat import Remat, called
+from multipod.pytrees import Batch, Params
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
 """A tenth of the usual variance, as in arXiv:2101.03961, for kernels of one input dim."""

@@ -14,9 +14,10 @@ from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
 from multipod.nn.embedding import Embedding, sinusoids
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merged
-from multipod.nn.model import Batch, FlaxModel, Params
+from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, called
 from multipod.nn.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
+from multipod.pytrees import Batch, Params
 
 PAD = 0
 """The token that fills rows."""

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.model import Batch, FlaxModel, skeleton, unflat, with_key
+from multipod.nn.model import FlaxModel, skeleton, unflat, with_key
+from multipod.pytrees import Batch
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from multipod.nn.model import FlaxModel, Params, Statistics, skeleton, unflat, with_key
+from multipod.nn.model import FlaxModel, skeleton, unflat, with_key
+from multipod.pytrees import Params, Statistics
 
 
 def merged(model: FlaxModel, params: Params, statistics: Statistics = None) -> Any:

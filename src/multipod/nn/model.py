@@ -2,19 +2,13 @@
 
 import abc
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Params = Any
-"""A pytree of arrays that are differentiated and updated."""
-Statistics = Any
-"""A pytree of arrays that a forward pass in training replaces (batch norm's moving moments); may be empty."""
-Batch = dict[str, jax.Array]
-"""Named arrays whose first dim counts examples."""
+from multipod.pytrees import Batch, KeyPath, Outputs, Params, Pytree, Shapes, Statistics
 
 
 class Model(Protocol):
@@ -33,7 +27,7 @@ class Model(Protocol):
 
     def apply(
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
-    ) -> tuple[Any, Statistics]:
+    ) -> tuple[Outputs, Statistics]:
         """The outputs for `batch`, first dim examples, and the statistics after it."""
         ...
 
@@ -103,7 +97,7 @@ class FlaxModel(abc.ABC):
         """A fresh module."""
 
     @abc.abstractmethod
-    def forward(self, module: Any, batch: Batch) -> Any:
+    def forward(self, module: nnx.Module, batch: Batch) -> Outputs:
         """The module's outputs for a batch."""
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
@@ -113,7 +107,7 @@ class FlaxModel(abc.ABC):
 
     def apply(
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
-    ) -> tuple[Any, Statistics]:
+    ) -> tuple[Outputs, Statistics]:
         """The outputs for `batch` and the statistics after it; see `Model`."""
         graph, shapes = skeleton(self)
         states = unflat(shapes[0], params), with_key(shapes[1], key), unflat(shapes[2], statistics)
@@ -124,27 +118,27 @@ class FlaxModel(abc.ABC):
 
 
 @functools.lru_cache(maxsize=32)
-def skeleton(model: FlaxModel) -> tuple[Any, tuple[Any, Any, Any]]:
+def skeleton(model: FlaxModel) -> tuple[nnx.GraphDef, tuple[Shapes, Shapes, Shapes]]:
     """The module's structure and the shapes of its parameters, random state and statistics."""
     module = nnx.eval_shape(lambda: model.module(nnx.Rngs(0)))
     graph, *shapes = nnx.split(module, nnx.Param, nnx.RngState, ...)
     return graph, tuple(shapes)
 
 
-def _flat(state: Any) -> dict[str, jax.Array]:
+def _flat(state: Pytree) -> dict[str, jax.Array]:
     return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
 
-def unflat(shapes: Any, values: dict[str, jax.Array]) -> Any:
+def unflat(shapes: Shapes, values: dict[str, jax.Array]) -> Pytree:
     """The values, by their path, in the structure of `shapes`."""
     return jax.tree.map_with_path(lambda path, _: values[_name(path)], shapes)
 
 
-def with_key(shapes: Any, key: jax.Array) -> Any:
+def with_key(shapes: Shapes, key: jax.Array) -> Pytree:
     """Random state that starts from `key`, one stream for each generator of the module."""
     leaves = jax.tree.leaves(shapes)
-    structure: Any = jax.tree.structure(shapes)
-    is_key: Callable[[Any], bool] = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    structure: Pytree = jax.tree.structure(shapes)
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     filled = [
         jax.random.fold_in(key, number) if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype)
         for number, leaf in enumerate(leaves)
@@ -152,6 +146,6 @@ def with_key(shapes: Any, key: jax.Array) -> Any:
     return structure.unflatten(filled)
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: KeyPath) -> str:
     """`blocks/0/conv1/kernel`; the last step of the path enters NNX's variable and has no name of its own."""
     return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from multipod.nn.model import Batch
+from multipod.pytrees import Batch
 
 
 def accumulated(
