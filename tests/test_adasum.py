@@ -25,8 +25,8 @@ from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
 from multipod.execute.adasum import operator as adasum
 from multipod.execute.adasum.devices import combine_tree, tree_weights
-from multipod.execute.adasum.double_float import Pair
-from multipod.execute.adasum.native import functions
+from multipod.execute.adasum.double_float import DoubleFloat
+from multipod.execute.adasum.native import load_functions
 from multipod.execute.adasum.operator import Layers, gram_weights
 from multipod.execute.adasum.ranks import Arithmetic
 from multipod.execute.engines.numpy import run
@@ -107,7 +107,7 @@ def by_pairs(vectors):
     for rank, number in enumerate(vectors):
         places[number] = rank
     found = jax.jit(tree_weights, static_argnums=2)(
-        Pair(jnp.asarray(high), jnp.asarray((gram - high).astype(np.float32))),
+        DoubleFloat(jnp.asarray(high), jnp.asarray((gram - high).astype(np.float32))),
         jnp.asarray(exponents[None], jnp.int32),
         tuple(places),
     )
@@ -499,7 +499,7 @@ def test_layouts_that_cannot_be_are_refused():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_functions_in_c_are_those_of_numpy(dtype):
     fast, plain = Arithmetic(), Arithmetic(native=False)
-    if functions(np.dtype(dtype)) is None:
+    if load_functions(np.dtype(dtype)) is None:
         pytest.skip("no C compiler")
     rng = np.random.default_rng(0)
     for length in (0, 1, 15, 16, 4097):

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec
 from multipod.errors import LayoutError
 from multipod.execute.adasum.double_float import (
     NOTHING,
-    Pair,
+    DoubleFloat,
     added_up,
     exponent_of,
     joined,
@@ -64,7 +64,7 @@ MOST = 128
 """Vectors that the Gram form takes. The p x p dots of each tensor, and their p products an element, grow with p."""
 
 
-class Report(NamedTuple):
+class AdasumReport(NamedTuple):
     """What a combination found out, for each tensor in the order of `jax.tree.leaves`; the same on every device.
 
     Attributes:
@@ -78,7 +78,7 @@ class Report(NamedTuple):
 
 def combine_tree(
     tree: Tree, specs: Tree, axes: Mapping[str, int], leaves: Sequence[int], inside: Sequence[str] = ()
-) -> tuple[Tree, Report]:
+) -> tuple[Tree, AdasumReport]:
     """Adasum of `tree` over the devices, tensor by tensor, each tensor split as its `PartitionSpec` says.
 
     Tensors whose spec splits nothing end whole on every device. Costs the bytes of a reduce-scatter (and an
@@ -107,7 +107,7 @@ def combine_tree(
     structure, tensors = structure_of(tree), jax.tree.leaves(tree)
     tensor_specs = structure.flatten_up_to(specs)
     if not tensors:
-        return tree, Report(jnp.zeros(0), jnp.zeros((math.prod(axes.values()), 0), bool))
+        return tree, AdasumReport(jnp.zeros(0), jnp.zeros((math.prod(axes.values()), 0), bool))
     groups, exponents, poisoned = _exchange(tensors, tensor_specs, axes, outer, tuple(inside))
     gram = joined([_dots(group.shares, group.lengths) for group in groups])
     order = [place for group in groups for place in group.places]
@@ -120,10 +120,10 @@ def combine_tree(
             combined[place] = part
         begin = end
     spread = _spread(combined, tensors, tensor_specs, axes)
-    return structure.unflatten(spread), Report(found.orthogonality[np.argsort(order)], poisoned)
+    return structure.unflatten(spread), AdasumReport(found.orthogonality[np.argsort(order)], poisoned)
 
 
-class Group(NamedTuple):
+class DtypeGroup(NamedTuple):
     """Tensors of one dtype: this device's share of all vectors, [p, sum of lengths], normalised."""
 
     places: list[int]
@@ -137,7 +137,7 @@ def _exchange(
     axes: Mapping[str, int],
     outer: tuple[str, ...],
     inside: tuple[str, ...],
-) -> tuple[list[Group], jax.Array, jax.Array]:
+) -> tuple[list[DtypeGroup], jax.Array, jax.Array]:
     """The tensors by dtype; their exponents, int32 [tensors, p]; what is poisoned."""
     names = tuple(axes)
     devices, p = math.prod(axes.values()), math.prod(axes[name] for name in outer)
@@ -155,7 +155,7 @@ def _exchange(
             matrix = matrix.reshape(p, devices // p, -1) / (devices // p)
             matrix = lax.psum_scatter(matrix, inside, scatter_dimension=1)
         matrix = lax.all_to_all(matrix, outer, 0, 0, tiled=True) if outer else matrix
-        groups.append(Group(places, [row.shape[1] for row in rows], matrix))
+        groups.append(DtypeGroup(places, [row.shape[1] for row in rows], matrix))
     return groups, exponents.T, poisoned
 
 
@@ -192,7 +192,7 @@ def _spread(
 # Dots and weights.
 
 
-def _dots(shares: jax.Array, lengths: Sequence[int]) -> Pair:
+def _dots(shares: jax.Array, lengths: Sequence[int]) -> DoubleFloat:
     """[tensors, p, p]: the dots of this device's shares of tensors, which are so long.
 
     The blocks are one matrix product each, of the place in `shares` where they lie, with zeros for other tensors'
@@ -220,11 +220,11 @@ def _dots(shares: jax.Array, lengths: Sequence[int]) -> Pair:
     products = []
     if blocks:
         high = _block_dots(shares, jnp.asarray(np.array(blocks, np.int32)))
-        products.append(Pair(high, jnp.zeros_like(high)))
+        products.append(DoubleFloat(high, jnp.zeros_like(high)))
     if exact:
         few = shares[:, np.array(exact)].astype(jnp.float32).T
         products.append(two_product(few[:, :, None], few[:, None, :]))
-    return Pair(*(part[np.argsort(order)] for part in sums_of_runs(joined(products), counts)))
+    return DoubleFloat(*(part[np.argsort(order)] for part in sums_of_runs(joined(products), counts)))
 
 
 def _wide(shares: jax.Array) -> jax.Array:
@@ -255,7 +255,7 @@ def _block_dots(shares: jax.Array, blocks: jax.Array) -> jax.Array:
     return dots(jax.vmap(block)(blocks))
 
 
-def _weights(dots: Pair, exponents: jax.Array, names: tuple[str, ...], leaves: Sequence[int]) -> "Weights":
+def _weights(dots: DoubleFloat, exponents: jax.Array, names: tuple[str, ...], leaves: Sequence[int]) -> "GramWeights":
     """The weights of the normalised vectors, from the dots of this device's shares.
 
     Each device adds the dots of some tensors and finds their weights, then all tell theirs.
@@ -268,7 +268,7 @@ def _weights(dots: Pair, exponents: jax.Array, names: tuple[str, ...], leaves: S
         part = jnp.pad(part, ((0, padding), (0, 0), (0, 0)))
         return lax.all_to_all(part, names, 0, 0, tiled=True).reshape(devices, each, *part.shape[1:])
 
-    gram = added_up(Pair(own(dots.high), own(dots.low)))
+    gram = added_up(DoubleFloat(own(dots.high), own(dots.low)))
     place = lax.axis_index(names) * each
     exponents = lax.dynamic_slice_in_dim(jnp.pad(exponents, ((0, padding), (0, 0))), place, each)
     found = tree_weights(gram, exponents, leaves)
@@ -276,10 +276,10 @@ def _weights(dots: Pair, exponents: jax.Array, names: tuple[str, ...], leaves: S
     told = lax.all_gather(jnp.concatenate([columns, found.high, found.low], 1), names)
     told = told.reshape(devices * each, -1)[:tensors]
     high, low = jnp.split(told[:, 3:], 2, axis=1)
-    return Weights(high, low, told[:, 0].astype(jnp.int32), told[:, 1], told[:, 2])
+    return GramWeights(high, low, told[:, 0].astype(jnp.int32), told[:, 1], told[:, 2])
 
 
-class Weights(NamedTuple):
+class GramWeights(NamedTuple):
     """Of each tensor: the combination is 2^top sum_i (high + low)[i] normalised[i].
 
     Attributes:
@@ -296,12 +296,12 @@ class Weights(NamedTuple):
     orthogonality: jax.Array
     loss: jax.Array
 
-    def at(self, begin: int, end: int) -> "Weights":
+    def at(self, begin: int, end: int) -> "GramWeights":
         """Those of some tensors."""
-        return Weights(*(column[begin:end] for column in self))
+        return GramWeights(*(column[begin:end] for column in self))
 
 
-def tree_weights(gram: Pair, exponents: jax.Array, leaves: Sequence[int]) -> Weights:
+def tree_weights(gram: DoubleFloat, exponents: jax.Array, leaves: Sequence[int]) -> GramWeights:
     """The weights of normalised vectors, from their dots: `operator.gram_weights` in pairs of float32.
 
     With vector i being 2^exponents[i] times its normalised self, the combination is 2^top sum_i weights[i]
@@ -315,17 +315,17 @@ def tree_weights(gram: Pair, exponents: jax.Array, leaves: Sequence[int]) -> Wei
     ranks = np.array(leaves)
     there, taken = ranks >= 0, np.maximum(ranks, 0)
     both = there[:, None] & there[None, :]
-    gram = Pair(*(jnp.where(both, part[:, taken][:, :, taken], 0) for part in gram))
+    gram = DoubleFloat(*(jnp.where(both, part[:, taken][:, :, taken], 0) for part in gram))
     exponents = jnp.where(there, exponents[:, taken], NOTHING)
     ones, zeros = jnp.ones(exponents.shape), jnp.zeros(exponents.shape)
     lengths = jnp.sqrt(jnp.maximum(_diagonal(gram).high, 0))
     nodes = _Nodes(gram, exponents, jnp.asarray(there, jnp.float32), lengths)
-    begin = nodes, Pair(ones, zeros), jnp.arange(len(ranks))
+    begin = nodes, DoubleFloat(ones, zeros), jnp.arange(len(ranks))
 
-    def level(_: int, carry: tuple[_Nodes, Pair, jax.Array]) -> tuple[_Nodes, Pair, jax.Array]:
+    def level(_: int, carry: tuple[_Nodes, DoubleFloat, jax.Array]) -> tuple[_Nodes, DoubleFloat, jax.Array]:
         nodes, weights, node_of_leaf = carry
         above, factor = _level(nodes)
-        return above, times(weights, Pair(*(part[:, node_of_leaf] for part in factor))), node_of_leaf // 2
+        return above, times(weights, DoubleFloat(*(part[:, node_of_leaf] for part in factor))), node_of_leaf // 2
 
     levels = len(ranks).bit_length() - 1
     top, weights, _ = lax.fori_loop(0, levels, level, begin) if levels else begin
@@ -335,7 +335,7 @@ def tree_weights(gram: Pair, exponents: jax.Array, leaves: Sequence[int]) -> Wei
     went_in = (jnp.abs(weights.high) * lengths).sum(1)
     length = jnp.maximum(jnp.sqrt(jnp.maximum(squared, 0)), jnp.finfo(jnp.float32).tiny)
     order = np.argsort(ranks)[len(ranks) - there.sum() :]
-    return Weights(
+    return GramWeights(
         weights.high[:, order],
         weights.low[:, order],
         exponent,
@@ -350,13 +350,13 @@ class _Nodes(NamedTuple):
     `gram` are their dots in units of 2^exponent, `size` in the same units at least the length of what went in.
     """
 
-    gram: Pair
+    gram: DoubleFloat
     exponent: jax.Array
     leaves: jax.Array
     size: jax.Array
 
 
-def _level(nodes: _Nodes) -> tuple[_Nodes, Pair]:
+def _level(nodes: _Nodes) -> tuple[_Nodes, DoubleFloat]:
     """The nodes above, and the factor of each node in the one above it."""
     gram, exponent, leaves, size = nodes
     half = len(leaves) // 2
@@ -365,42 +365,42 @@ def _level(nodes: _Nodes) -> tuple[_Nodes, Pair]:
     top = jnp.maximum(exponent[:, ::2], exponent[:, 1::2])
     scale = power_of_two(exponent - jnp.repeat(top, 2, axis=1))
     zeros = jnp.zeros_like(scale)
-    dot = Pair(*(jnp.repeat(jnp.diagonal(part[:, ::2, 1::2], axis1=1, axis2=2), 2, axis=1) for part in gram))
-    ratio = over(dot, select(none, Pair(zeros + 1, zeros), squared))
+    dot = DoubleFloat(*(jnp.repeat(jnp.diagonal(part[:, ::2, 1::2], axis1=1, axis2=2), 2, axis=1) for part in gram))
+    ratio = over(dot, select(none, DoubleFloat(zeros + 1, zeros), squared))
     together = jnp.repeat(jnp.maximum(leaves[::2] + leaves[1::2], 1), 2)
-    share = over(Pair(zeros + leaves, zeros), Pair(zeros + together, zeros))
-    less = times(times(share, ratio), Pair(_swapped(scale), zeros))
-    plain = Pair(scale, zeros)
+    share = over(DoubleFloat(zeros + leaves, zeros), DoubleFloat(zeros + together, zeros))
+    less = times(times(share, ratio), DoubleFloat(_swapped(scale), zeros))
+    plain = DoubleFloat(scale, zeros)
     factor = select(none, plain, plus(plain, negative(less)))
     size = jnp.abs(factor.high) * size
     return _Nodes(
-        Pair(*(jnp.pad(part, ((0, 0), (0, half), (0, half))) for part in _merged(gram, factor))),
+        DoubleFloat(*(jnp.pad(part, ((0, 0), (0, half), (0, half))) for part in _merged(gram, factor))),
         jnp.pad(top, ((0, 0), (0, half)), constant_values=NOTHING),
         jnp.pad(leaves[::2] + leaves[1::2], (0, half)),
         jnp.pad(size[:, ::2] + size[:, 1::2], ((0, 0), (0, half))),
     ), factor
 
 
-def _diagonal(gram: Pair) -> Pair:
-    return Pair(*(jnp.diagonal(part, axis1=1, axis2=2) for part in gram))
+def _diagonal(gram: DoubleFloat) -> DoubleFloat:
+    return DoubleFloat(*(jnp.diagonal(part, axis1=1, axis2=2) for part in gram))
 
 
 def _swapped(x: jax.Array) -> jax.Array:
     return x.reshape(len(x), -1, 2)[:, :, ::-1].reshape(x.shape)
 
 
-def _merged(gram: Pair, factor: Pair) -> Pair:
+def _merged(gram: DoubleFloat, factor: DoubleFloat) -> DoubleFloat:
     """The dots of the nodes above: each the sum of two, with their factors."""
     for axis in (1, 2):
-        along = Pair(*(jnp.expand_dims(part, 3 - axis) for part in factor))
-        scaled = times(gram, Pair(*(jnp.broadcast_to(part, gram.high.shape) for part in along)))
+        along = DoubleFloat(*(jnp.expand_dims(part, 3 - axis) for part in factor))
+        scaled = times(gram, DoubleFloat(*(jnp.broadcast_to(part, gram.high.shape) for part in along)))
         even = (slice(None),) * axis + (slice(0, None, 2),)
         odd = (slice(None),) * axis + (slice(1, None, 2),)
-        gram = plus(Pair(*(part[even] for part in scaled)), Pair(*(part[odd] for part in scaled)))
+        gram = plus(DoubleFloat(*(part[even] for part in scaled)), DoubleFloat(*(part[odd] for part in scaled)))
     return gram
 
 
-def _summed(group: Group, weights: Weights) -> list[jax.Array]:
+def _summed(group: DtypeGroup, weights: GramWeights) -> list[jax.Array]:
     """The combination of each tensor's shares, in the tensors' dtype."""
     p = len(group.shares)
     ends = [0, *itertools.accumulate(group.lengths)]
@@ -413,7 +413,7 @@ def _summed(group: Group, weights: Weights) -> list[jax.Array]:
         if not chosen:
             continue
         columns = np.concatenate([np.arange(ends[k], ends[k + 1]) for k in chosen])
-        own = Weights(*(part[np.array(chosen)] for part in weights))
+        own = GramWeights(*(part[np.array(chosen)] for part in weights))
         lengths = [group.lengths[k] for k in chosen]
         matrix = group.shares if len(chosen) == len(short) else group.shares[:, columns]
         if yes:
@@ -428,7 +428,7 @@ def _summed(group: Group, weights: Weights) -> list[jax.Array]:
     return found
 
 
-def _sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> jax.Array:
+def _sum(shares: jax.Array, lengths: Sequence[int], weights: GramWeights) -> jax.Array:
     """The combinations, one after the other, summed in float32 or the tensors' wider dtype.
 
     On CPU devices block by block: there each matrix product of another shape takes a tenth of a second to compile.
@@ -462,7 +462,7 @@ def _sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> jax.Arr
     return lax.scan(block, begin, jnp.asarray(np.array(rows, np.int32)))[0][:length]
 
 
-def _exact_sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> jax.Array:
+def _exact_sum(shares: jax.Array, lengths: Sequence[int], weights: GramWeights) -> jax.Array:
     """The same in pairs of float32: some ten times the arithmetic."""
     ends = jnp.asarray(np.cumsum(lengths), jnp.int32)
     tensor = jnp.searchsorted(ends, lax.iota(jnp.int32, shares.shape[1]), side="right")
@@ -470,10 +470,12 @@ def _exact_sum(shares: jax.Array, lengths: Sequence[int], weights: Weights) -> j
     def spread(column: jax.Array) -> jax.Array:
         return column[tensor]
 
-    def add(k: jax.Array, total: Pair) -> Pair:
+    def add(k: jax.Array, total: DoubleFloat) -> DoubleFloat:
         one = shares[k].astype(jnp.float32)
-        return plus(total, times(Pair(spread(weights.high[:, k]), spread(weights.low[:, k])), Pair(one, zeros)))
+        return plus(
+            total, times(DoubleFloat(spread(weights.high[:, k]), spread(weights.low[:, k])), DoubleFloat(one, zeros))
+        )
 
     zeros = jnp.zeros(shares.shape[1], jnp.float32)
-    total = lax.fori_loop(0, len(shares), add, Pair(zeros, zeros))
+    total = lax.fori_loop(0, len(shares), add, DoubleFloat(zeros, zeros))
     return ((total.high + total.low) * spread(power_of_two(weights.top))).astype(shares.dtype)

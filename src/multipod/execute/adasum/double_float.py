@@ -15,7 +15,7 @@ NOTHING = -126
 """The exponent of a vector of zeros."""
 
 
-class Pair(NamedTuple):
+class DoubleFloat(NamedTuple):
     """high + low, where low is at most half of the last bit of high."""
 
     high: jax.Array
@@ -40,17 +40,17 @@ def power_of_two(exponent: jax.Array) -> jax.Array:
 # Pairs of float32.
 
 
-def two_sum(a: jax.Array, b: jax.Array) -> Pair:
+def two_sum(a: jax.Array, b: jax.Array) -> DoubleFloat:
     """a + b, exactly (Knuth)."""
     high = a + b
     back = high - a
-    return Pair(high, (a - (high - back)) + (b - back))
+    return DoubleFloat(high, (a - (high - back)) + (b - back))
 
 
-def _quick(high: jax.Array, low: jax.Array) -> Pair:
+def _quick(high: jax.Array, low: jax.Array) -> DoubleFloat:
     """high + low, exactly, where high is the larger (Dekker)."""
     total = high + low
-    return Pair(total, low - (total - high))
+    return DoubleFloat(total, low - (total - high))
 
 
 def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -59,7 +59,7 @@ def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return high, a - high
 
 
-def two_product(a: jax.Array, b: jax.Array) -> Pair:
+def two_product(a: jax.Array, b: jax.Array) -> DoubleFloat:
     """a b to 48 bits, unless it is near the ends of the range.
 
     Only products that are exact are formed: XLA lets compilers join a product and a sum into one operation with
@@ -71,7 +71,7 @@ def two_product(a: jax.Array, b: jax.Array) -> Pair:
     return _quick(high, low + (middle.low + al * bl))
 
 
-def plus(x: Pair, y: Pair) -> Pair:
+def plus(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x + y."""
     high, error = two_sum(x.high, y.high)
     low, rest = two_sum(x.low, y.low)
@@ -79,36 +79,36 @@ def plus(x: Pair, y: Pair) -> Pair:
     return _quick(high, error + rest)
 
 
-def times(x: Pair, y: Pair) -> Pair:
+def times(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x y."""
     high, error = two_product(x.high, y.high)
     return _quick(high, error + (x.high * y.low + x.low * y.high))
 
 
-def over(x: Pair, y: Pair) -> Pair:
+def over(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x / y."""
     first = x.high / y.high
-    rest = plus(x, negative(times(y, Pair(first, jnp.zeros_like(first)))))
+    rest = plus(x, negative(times(y, DoubleFloat(first, jnp.zeros_like(first)))))
     return _quick(first, rest.high / y.high)
 
 
-def negative(x: Pair) -> Pair:
+def negative(x: DoubleFloat) -> DoubleFloat:
     """-x."""
-    return Pair(-x.high, -x.low)
+    return DoubleFloat(-x.high, -x.low)
 
 
-def select(yes: jax.Array, x: Pair, y: Pair) -> Pair:
+def select(yes: jax.Array, x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x where `yes`, y elsewhere."""
-    return Pair(jnp.where(yes, x.high, y.high), jnp.where(yes, x.low, y.low))
+    return DoubleFloat(jnp.where(yes, x.high, y.high), jnp.where(yes, x.low, y.low))
 
 
-def added_up(x: Pair) -> Pair:
+def added_up(x: DoubleFloat) -> DoubleFloat:
     """The sum over the first axis, one after the other: a loop, because XLA takes long to compile many pairs."""
-    first = Pair(x.high[0], x.low[0])
-    return lax.fori_loop(1, len(x.high), lambda k, total: plus(total, Pair(x.high[k], x.low[k])), first)
+    first = DoubleFloat(x.high[0], x.low[0])
+    return lax.fori_loop(1, len(x.high), lambda k, total: plus(total, DoubleFloat(x.high[k], x.low[k])), first)
 
 
-def sums_of_runs(x: Pair, counts: Sequence[int]) -> Pair:
+def sums_of_runs(x: DoubleFloat, counts: Sequence[int]) -> DoubleFloat:
     """[len(counts), ...]: sums of the first, the next, ... so many along the first axis; all of them together."""
     while max(counts) > 1:
         table, groups, begin = [], [], 0
@@ -119,11 +119,11 @@ def sums_of_runs(x: Pair, counts: Sequence[int]) -> Pair:
             groups.append(len(rows))
             begin += count
         padded = (jnp.pad(part, [(0, 1)] + [(0, 0)] * (part.ndim - 1)) for part in x)
-        x = added_up(Pair(*(part[jnp.asarray(np.array(table).T)] for part in padded)))
+        x = added_up(DoubleFloat(*(part[jnp.asarray(np.array(table).T)] for part in padded)))
         counts = groups
     return x
 
 
-def joined(pairs: Sequence[Pair]) -> Pair:
+def joined(pairs: Sequence[DoubleFloat]) -> DoubleFloat:
     """One after the other, along the first axis."""
-    return Pair(*(jnp.concatenate(parts) for parts in zip(*pairs, strict=True)))
+    return DoubleFloat(*(jnp.concatenate(parts) for parts in zip(*pairs, strict=True)))

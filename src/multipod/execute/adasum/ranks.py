@@ -4,7 +4,7 @@ There are two forms. The *tree* runs the schedule: in each step that combines, t
 dots are taken piece by piece as the pieces arrive, while they are in the cache, then summed over the nodes' ranks, and
 then the vectors are blended. The *Gram form* has no levels: every rank gets its share of all vectors, the p x p dots of
 each tensor are summed over all ranks, and of these follow the weights of the one sum that is left to do. Both take the
-bytes of a sum; `form_for` chooses.
+bytes of a sum; `choose_form` chooses.
 """
 
 import itertools
@@ -17,7 +17,7 @@ import numpy as np
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, split
 from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
 from multipod.errors import ScheduleError
-from multipod.execute.adasum.native import Functions, functions
+from multipod.execute.adasum.native import NativeFunctions, load_functions
 from multipod.execute.adasum.operator import LARGEST, Layers, coefficients, gram_weights, refuse_poisoned
 
 CHUNK = 1 << 15
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class Engine(Protocol):
-    """What a transport brings to `follow`."""
+    """What a transport brings to `combine_vector`."""
 
     @property
     def piece_bytes(self) -> int:
@@ -64,7 +64,7 @@ class Engine(Protocol):
         ...
 
 
-def follow(
+def combine_vector(
     engine: Engine,
     math: "Arithmetic",
     vector: Any,
@@ -73,20 +73,22 @@ def follow(
     layers: Layers,
     form: Form | None = None,
 ) -> None:
-    """One rank's part of a schedule that combines, in place; in the given form, or in the one that `form_for` says.
+    """One rank's part of a schedule that combines, in place; in the given form, or in the one that `choose_form` says.
 
     Raises:
       PoisonedError: on all ranks, if a tensor of any is not finite; the vector is then of no use.
       ScheduleError: layers that do not fit the vector, or the Gram form of a schedule that has none.
     """
     layers.check(len(vector))
-    chosen = form or form_for(schedule, len(vector) * math.itemsize(vector))
+    chosen = form or choose_form(schedule, len(vector) * math.itemsize(vector))
     if chosen == "gram" and not has_gram(schedule):
         raise ScheduleError(
             f"{schedule}: no Gram form: it is for 2 to {GRAM_MOST} ranks that combine along the tree of their numbers, "
             'without means inside nodes. Ask for form="tree".'
         )
-    flags, good = (_by_gram if chosen == "gram" else _by_tree)(engine, math, vector, schedule, rank, layers)
+    flags, good = (_combine_by_gram if chosen == "gram" else _combine_by_tree)(
+        engine, math, vector, schedule, rank, layers
+    )
     ranks = len(schedule.topology.chips)
     if ranks == 1:
         refuse_poisoned(str(schedule), flags[None], layers.names)
@@ -94,17 +96,17 @@ def follow(
         told = math.zeros(vector, ranks * len(flags))
         for layer in np.flatnonzero(flags).tolist():
             told[rank * len(flags) + layer] = 1
-        engine.run(told, flag_sum(schedule))
+        engine.run(told, build_flag_sum(schedule))
         refuse_poisoned(f"{schedule} on rank {rank}", math.numbers(told).reshape(ranks, -1), layers.names)
 
 
-def form_for(schedule: Schedule, nbytes: int) -> Form:
+def choose_form(schedule: Schedule, nbytes: int) -> Form:
     """The faster form for a vector of so many bytes; of two ranks both send the same messages."""
     few = 2 < len(schedule.topology.chips) <= GRAM_MOST
     return "gram" if few and nbytes <= GRAM_BYTES and has_gram(schedule) else "tree"
 
 
-def noted(layers: Layers | None, form: Form | None) -> str:
+def describe_combination(layers: Layers | None, form: Form | None) -> str:
     """What ranks compare before the first combination of a kind; empty for a plain sum."""
     return "" if layers is None else layers.text + (f" by {form}" if form else "")
 
@@ -112,18 +114,18 @@ def noted(layers: Layers | None, form: Form | None) -> str:
 # The tree.
 
 
-def _by_tree(
+def _combine_by_tree(
     engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, rank: int, layers: Layers
 ) -> tuple[np.ndarray, bool]:
     """Which of this rank's tensors are not finite; and whether all of all ranks are."""
     # The first combination tells whether this rank's tensors are finite, if its vector is its own until then.
-    flags = None if begins_alone(schedule, rank) else broken(math, vector, layers)
+    flags = None if begins_alone(schedule, rank) else flag_broken(math, vector, layers)
     good, piece = True, engine.piece_bytes // math.itemsize(vector)
     for number, steps in split(schedule):
         if steps is not None:
             engine.run(vector, steps)
             continue
-        part = meeting(schedule, number, rank, layers, piece)
+        part = find_rank_combination(schedule, number, rank, layers, piece)
         dots = math.zeros(vector, 3 * len(layers.sizes))
         arrived = []
         if part is not None:
@@ -145,7 +147,7 @@ def _by_tree(
     return flags, good
 
 
-class Meeting(NamedTuple):
+class RankCombination(NamedTuple):
     """What one rank does in a step that combines.
 
     Attributes:
@@ -164,7 +166,9 @@ class Meeting(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def meeting(schedule: Schedule, number: int, rank: int, layers: Layers, piece: int = 0) -> Meeting | None:
+def find_rank_combination(
+    schedule: Schedule, number: int, rank: int, layers: Layers, piece: int = 0
+) -> RankCombination | None:
     """The part of `rank` in step `number`, in pieces of at most `piece` elements (0: whole); None if it has none."""
     mine = next((one for one in combinations(schedule)[number] if rank in one.left or rank in one.right), None)
     if mine is None:
@@ -177,28 +181,28 @@ def meeting(schedule: Schedule, number: int, rank: int, layers: Layers, piece: i
             Span(ranks[int(theirs[k])], int(places[step.first[k]]), int(places[step.stop[k]]))
             for k in np.flatnonzero(ours == chip).tolist()
         )
-        return tuple(part for span in whole for part in pieces(span, piece))
+        return tuple(part for span in whole for part in cut_span(span, piece))
 
     left = rank in mine.left
     sizes = len(mine.left), len(mine.right)
     receives = spans(step.dst, step.src)
-    cuts = tuple(cut(layers, span) for span in receives)
-    return Meeting(spans(step.src, step.dst), receives, cuts, left, *(sizes if left else sizes[::-1]))
+    cuts = tuple(cut_at_layers(layers, span) for span in receives)
+    return RankCombination(spans(step.src, step.dst), receives, cuts, left, *(sizes if left else sizes[::-1]))
 
 
-def pieces(span: Span, most: int) -> list[Span]:
+def cut_span(span: Span, most: int) -> list[Span]:
     """The span in pieces of at most `most` elements (0: whole); none if it is empty."""
     begins = range(span.begin, span.end, most or max(1, span.end - span.begin))
     return [span._replace(begin=begin, end=min(begin + (most or span.end), span.end)) for begin in begins]
 
 
-def cut(layers: Layers, span: Span) -> np.ndarray:
+def cut_at_layers(layers: Layers, span: Span) -> np.ndarray:
     """int64 [parts, 3]: tensor, from, to of each tensor's part of a span, counted from its beginning."""
     parts = [(layer, begin - span.begin, end - span.begin) for layer, begin, end in layers.cut(span.begin, span.end)]
     return np.array(parts, np.int64).reshape(-1, 3)
 
 
-def _blend(math: "Arithmetic", vector: Any, part: Meeting, arrived: Sequence[Any], dots: Any) -> bool:
+def _blend(math: "Arithmetic", vector: Any, part: RankCombination, arrived: Sequence[Any], dots: Any) -> bool:
     """Combines what arrived into `vector`, given the sums of dots; whether all of these are finite."""
     leaves = (part.own, part.others) if part.left else (part.others, part.own)
     own, other = coefficients(dots.reshape(-1, 3), *leaves, math.xp)[:: 1 if part.left else -1]
@@ -208,7 +212,7 @@ def _blend(math: "Arithmetic", vector: Any, part: Meeting, arrived: Sequence[Any
     return bool(np.isfinite(math.numbers(dots)).all())
 
 
-def lockstep(
+def combine_in_lockstep(
     schedule: Schedule,
     number: int,
     held: dict[int, np.ndarray],
@@ -218,7 +222,7 @@ def lockstep(
     """Step `number`, which combines, for all chips at once, in place on `held`; `run` adds the dots by a schedule."""
     math, chips = Arithmetic(), schedule.topology.chips
     piece = PIECE_BYTES // held[chips[0]].itemsize
-    parts = {chip: meeting(schedule, number, rank, layers, piece) for rank, chip in enumerate(chips)}
+    parts = {chip: find_rank_combination(schedule, number, rank, layers, piece) for rank, chip in enumerate(chips)}
     arrived = {
         chip: [held[chips[span.peer]][span.begin : span.end].copy() for span in part.receives] if part else []
         for chip, part in parts.items()
@@ -245,7 +249,7 @@ def begins_alone(schedule: Schedule, rank: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def flag_sum(schedule: Schedule) -> Schedule:
+def build_flag_sum(schedule: Schedule) -> Schedule:
     """A sum over all ranks of a vector that is short."""
     return Schedule("all-reduce", "flags", schedule.topology, 1, np.arange(2), group_sum(schedule.topology.chips))
 
@@ -265,12 +269,12 @@ def has_gram(schedule: Schedule) -> bool:
     return tree(schedule) == tree(halving(schedule.topology))
 
 
-def _by_gram(
+def _combine_by_gram(
     engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, rank: int, layers: Layers
 ) -> tuple[np.ndarray, bool]:
-    """As `_by_tree`."""
-    ranks, back = len(schedule.topology.chips), shares(schedule)
-    part = _sharing(schedule, rank, layers, engine.piece_bytes // math.itemsize(vector))
+    """As `_combine_by_tree`."""
+    ranks, back = len(schedule.topology.chips), build_share_broadcast(schedule)
+    part = _build_gram_exchange(schedule, rank, layers, engine.piece_bytes // math.itemsize(vector))
     arriving = engine.exchange(vector, part.sends, part.receives)
     gram = math.zeros(vector, len(layers.sizes) * ranks * ranks)
     rows: list[list[Any]] = []
@@ -278,7 +282,7 @@ def _by_gram(
         rows.append([vector[span.begin : span.end] if peer == rank else next(arriving) for peer in range(ranks)])
         math.add_gram(gram, rows[-1], cuts)
     list(arriving)  # no more comes, and at its end all has left
-    engine.run(gram, flag_sum(schedule))
+    engine.run(gram, build_flag_sum(schedule))
     found = math.numbers(gram).reshape(-1, ranks, ranks)
     good = bool(np.isfinite(found).all())
     if good:
@@ -289,7 +293,7 @@ def _by_gram(
     return ~np.isfinite(found[:, rank, rank]), good
 
 
-class Sharing(NamedTuple):
+class GramExchange(NamedTuple):
     """The pieces of all vectors that go to the rank that adds them up. `own`: of its share; `cuts` of each."""
 
     sends: tuple[Span, ...]
@@ -299,19 +303,19 @@ class Sharing(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _sharing(schedule: Schedule, rank: int, layers: Layers, piece: int) -> Sharing:
-    ends = shares(schedule).elements(layers.ends[-1]).tolist()
-    all_shares = [pieces(Span(peer, *ends[peer : peer + 2]), piece) for peer in range(len(ends) - 1)]
+def _build_gram_exchange(schedule: Schedule, rank: int, layers: Layers, piece: int) -> GramExchange:
+    ends = build_share_broadcast(schedule).elements(layers.ends[-1]).tolist()
+    all_shares = [cut_span(Span(peer, *ends[peer : peer + 2]), piece) for peer in range(len(ends) - 1)]
     turns = itertools.zip_longest(*(share for peer, share in enumerate(all_shares) if peer != rank))
     sends = tuple(span for turn in turns for span in turn if span is not None)
     others = [peer for peer in range(len(all_shares)) if peer != rank]
     receives = tuple(span._replace(peer=peer) for span in all_shares[rank] for peer in others)
     own = tuple(all_shares[rank])
-    return Sharing(sends, receives, own, tuple(cut(layers, span) for span in own))
+    return GramExchange(sends, receives, own, tuple(cut_at_layers(layers, span) for span in own))
 
 
 @lru_cache(maxsize=64)
-def shares(schedule: Schedule) -> Schedule:
+def build_share_broadcast(schedule: Schedule) -> Schedule:
     """Copies of share r of the vector from rank r to all others."""
     chips = schedule.topology.chips
     pairs = [(src, dst, k) for k, src in enumerate(chips) for dst in chips if src != dst]
@@ -415,13 +419,13 @@ class Arithmetic:
         """From `begin` to `end`, so many elements at a time."""
         return [slice(low, min(low + CHUNK, end)) for low in range(begin, end, CHUNK)]
 
-    def _fast(self, *arrays: np.ndarray) -> Functions | None:
+    def _fast(self, *arrays: np.ndarray) -> NativeFunctions | None:
         """The functions in C, if they take these arrays."""
         if not self._native or any(a.dtype != arrays[0].dtype or not a.flags.c_contiguous for a in arrays):
             return None
-        return functions(arrays[0].dtype)
+        return load_functions(arrays[0].dtype)
 
 
-def broken(math: Arithmetic, vector: Any, layers: Layers) -> np.ndarray:
+def flag_broken(math: Arithmetic, vector: Any, layers: Layers) -> np.ndarray:
     """float64 [layers]: 1 where the tensor is not finite on this rank."""
     return np.array([0.0 if math.finite(vector[begin:end]) else 1.0 for begin, end in itertools.pairwise(layers.ends)])
