@@ -24,11 +24,12 @@ from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
 from multipod.execute.adasum import operator as adasum
-from multipod.execute.adasum.devices import combine_tree, tree_weights
+from multipod.execute.adasum.arithmetic import Arithmetic
+from multipod.execute.adasum.devices import combine_tree
 from multipod.execute.adasum.double_float import DoubleFloat
 from multipod.execute.adasum.native import load_functions
 from multipod.execute.adasum.operator import Layers, gram_weights
-from multipod.execute.adasum.ranks import Arithmetic
+from multipod.execute.adasum.weights import find_tree_weights
 from multipod.execute.engines.numpy import run
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, topology_of
@@ -106,7 +107,7 @@ def by_pairs(vectors):
     places = [-1] * (1 << max(vectors).bit_length())
     for rank, number in enumerate(vectors):
         places[number] = rank
-    found = jax.jit(tree_weights, static_argnums=2)(
+    found = jax.jit(find_tree_weights, static_argnums=2)(
         DoubleFloat(jnp.asarray(high), jnp.asarray((gram - high).astype(np.float32))),
         jnp.asarray(exponents[None], jnp.int32),
         tuple(places),

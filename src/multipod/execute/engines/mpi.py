@@ -15,8 +15,9 @@ from mpi4py import MPI
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PeerLostError, ScheduleError
+from multipod.execute.adasum.arithmetic import Arithmetic
 from multipod.execute.adasum.operator import Layers
-from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, combine_vector, describe_combination
+from multipod.execute.adasum.ranks import PIECE_BYTES, Form, Span, combine_vector, describe_combination
 from multipod.execute.engines.rank_program import (
     Post,
     Scratch,

@@ -6,8 +6,9 @@ import numpy as np
 
 from multipod.collectives.schedule import ADASUM, ADD, Schedule
 from multipod.errors import ScheduleError
+from multipod.execute.adasum.arithmetic import Arithmetic, flag_broken
 from multipod.execute.adasum.operator import Layers, refuse_poisoned
-from multipod.execute.adasum.ranks import Arithmetic, combine_in_lockstep, flag_broken
+from multipod.execute.adasum.ranks import combine_in_lockstep
 
 
 def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | None = None) -> dict[int, np.ndarray]:

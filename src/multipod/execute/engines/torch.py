@@ -16,9 +16,10 @@ from torch.distributed import ProcessGroup
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import MultipodError, PeerLostError, ScheduleError
+from multipod.execute.adasum.arithmetic import Arithmetic
 from multipod.execute.adasum.native import NativeFunctions, load_functions
 from multipod.execute.adasum.operator import LARGEST, Layers
-from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, combine_vector, describe_combination
+from multipod.execute.adasum.ranks import PIECE_BYTES, Form, Span, combine_vector, describe_combination
 from multipod.execute.engines.rank_program import (
     Post,
     Scratch,
