@@ -137,7 +137,7 @@ def test_tied_weights_stay_equal_and_learn_as_one():
 
 @pytest.mark.parametrize("name", ["1f1b", "pipemare"])
 def test_a_pass_that_is_not_due_is_not_computed(name):
-    """XLA must leave the products of a pass inside its loop of one round or none (`flight.in_turn`)."""
+    """XLA must leave the products of a pass inside its loop of one round or none (`in_flight.run_in_turn`)."""
     pipe = pipe_of(name, 2, 1)
     state = pipe.begin(pipe.weights)
     batch = jax.tree.map(lambda b: b[0], batches(1))
