@@ -14,7 +14,16 @@ import psutil
 import pytest
 
 from multipod.cli.launch import agents_of, workers
-from multipod.elastic.launcher.remote import PASSED_ON, Line, Order, StandIn, end_as, read_secret, serve, split_address
+from multipod.elastic.launcher.remote import (
+    FORWARDED_SIGNALS,
+    LaunchRequest,
+    MessageLink,
+    RankProxy,
+    end_as,
+    read_secret,
+    serve,
+    split_address,
+)
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -51,7 +60,7 @@ class Agent:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Puts the handlers of signals back."""
-    before = {number: signal.getsignal(number) for number in PASSED_ON}
+    before = {number: signal.getsignal(number) for number in FORWARDED_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -65,16 +74,18 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def order(secret: Path, silent_s: float = 60.0) -> Order:
+def order(secret: Path, silent_s: float = 60.0) -> LaunchRequest:
     """To run a rank that says a line and stays."""
-    return Order(["agent", "--listen", "127.0.0.1:0", "--secret", str(secret)], {}, str(secret.parent), silent_s, 0.1)
+    return LaunchRequest(
+        ["agent", "--listen", "127.0.0.1:0", "--secret", str(secret)], {}, str(secret.parent), silent_s, 0.1
+    )
 
 
-def stand_in(address: str, known: bytes, wanted: Order, show=lambda line: None) -> tuple[int, list[dict]]:
+def stand_in(address: str, known: bytes, wanted: LaunchRequest, show=lambda line: None) -> tuple[int, list[dict]]:
     """What it returns, and the beats that the launcher hears of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        code = StandIn(address, known, wanted, theirs, show, lost=lambda: None)()
+        code = RankProxy(address, known, wanted, theirs, show, lost=lambda: None)()
         ours.setblocking(False)
         try:
             heard = ours.recv(1 << 16)
@@ -83,10 +94,10 @@ def stand_in(address: str, known: bytes, wanted: Order, show=lambda line: None) 
     return code, [json.loads(line) for line in heard.splitlines()]
 
 
-def connected(agent: Agent) -> Line:
+def connected(agent: Agent) -> MessageLink:
     """Another side of an agent's, which knows the secret."""
     agent_is_there(agent)
-    line = Line(socket.create_connection(("127.0.0.1", agent.port)), 5.0)
+    line = MessageLink(socket.create_connection(("127.0.0.1", agent.port)), 5.0)
     answer_challenge(line.connection, SECRET)
     deliver_challenge(line.connection, SECRET)
     return line
@@ -122,7 +133,7 @@ def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, han
     assert beats[0]["phase"] == f"waiting for its host {agent.address}"
     assert not beats[0]["identity"]  # so that no world is made with it
     assert "ended with 130" in agent.wait("ended with")
-    nowhere = Order(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
+    nowhere = LaunchRequest(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
     with pytest.raises(ClusterError, match=r"cannot start this rank: No such file or directory: .*nowhere"):
         stand_in(agent.address, SECRET, nowhere)
     with pytest.raises(ClusterError, match=r"has another secret. Give launcher and agents the same --secret."):
@@ -150,12 +161,12 @@ def test_a_stand_in_gives_up_a_host_that_is_silent(secret, handlers):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def agree() -> None:
-            line = Line(listener.accept()[0], 5.0)
+            line = MessageLink(listener.accept()[0], 5.0)
             deliver_challenge(line.connection, SECRET)
             answer_challenge(line.connection, SECRET)
             held.append(line)
 
-        held: list[Line] = []
+        held: list[MessageLink] = []
         threading.Thread(target=agree, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert stand_in(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multipod.elastic.launcher.standby import WAITS
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -69,7 +69,9 @@ def _launcher(env: Mapping[str, str]) -> Cluster | None:
     if "MULTIPOD_PROCESSES" not in env:
         return None
     processes, process = int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"])
-    return Cluster("multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=WAITS in env)
+    return Cluster(
+        "multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=STANDBY_VARIABLE in env
+    )
 
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from multipod.step.programs import AnyProgram
     from multipod.step.state import State
     from multipod.train.events import Updated
-    from multipod.train.hooks import Pulse
+    from multipod.train.hooks import PhaseHook
     from multipod.train.run_folder import RunFolder
 
 
@@ -20,7 +20,7 @@ class Logged:
     def __init__(self, log: "ExampleLog | None") -> None:
         self._log = log
 
-    def pulse(self, pulse: "Pulse") -> "Pulse":
+    def pulse(self, pulse: "PhaseHook") -> "PhaseHook":
         """The same pulse; an update that begins is written down."""
 
         def both(phase: str, update: int) -> None:

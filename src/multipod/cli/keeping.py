@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     from multipod.cli.surviving import Here
     from multipod.elastic.straggling import Probe
-    from multipod.elastic.worker.jax_world import Connection
-    from multipod.elastic.worker.peer_reports import Met
+    from multipod.elastic.worker.jax_world import WorldConnection
+    from multipod.elastic.worker.peer_reports import PeerReports
     from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.events import Regrouped, Updated
@@ -20,7 +20,13 @@ class Keeper:
     """Keeps the state and the peace of one world: what the loop calls at each update."""
 
     def __init__(
-        self, here: "Here", connection: "Connection", program: "Program", source: str, update: int, met: "Met"
+        self,
+        here: "Here",
+        connection: "WorldConnection",
+        program: "Program",
+        source: str,
+        update: int,
+        met: "PeerReports",
     ) -> None:
         from multipod.elastic.worker.snapshots import Mirror
 
@@ -33,28 +39,28 @@ class Keeper:
 
     def pulse(self, phase: str, update: int) -> None:
         """Tells the launcher, and stops here if this world is over."""
-        self.here.member.look(self.world)
+        self.here.member.check(self.world)
         self.here.member.beat(phase, update)
 
     def meet(self, name: str) -> None:
         """Waits until all processes of this world are here."""
-        self.connection.post(name, "")
-        self.connection.posted(name, lambda: self.here.member.look(self.world))
+        self.connection.publish(name, "")
+        self.connection.collect(name, lambda: self.here.member.check(self.world))
 
     def keep(self, state: "State", event: "Updated", leaving: bool, observers: list[Any]) -> float:
         """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
         import jax
 
-        from multipod.elastic.worker.snapshots import taken
+        from multipod.elastic.worker.snapshots import take_snapshot
 
         here = self.here
-        here.member.look(self.world)
+        here.member.check(self.world)
         assert here.memory is not None
         assert here.recent is not None
         update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
         start = now = time.monotonic()
         if leaving or update % here.memory.every == 0 or update < event.update:
-            here.memory.add(self.mirror(taken(state, (update, self.world.generation))))
+            here.memory.add(self.mirror(take_snapshot(state, (update, self.world.generation))))
             now = time.monotonic()
         if self.first:
             self.first = False
@@ -88,12 +94,12 @@ class Keeper:
         return Regrouped(
             update=self.update,
             generation=self.world.generation,
-            processes=len(self.world.seats),
+            processes=len(self.world.slots),
             seats=self.world.total,
             lost=self.world.lost,
-            came=list(self.world.came),
+            came=list(self.world.newcomers),
             source=self.source,
-            repeated=max(0, self.met.made - self.update),
+            repeated=max(0, self.met.updates_done - self.update),
             seconds=max(0.0, idle_s) + now - self.began_s,
             planned=self.world.planned,
         )

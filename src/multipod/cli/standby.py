@@ -11,7 +11,7 @@ from multipod.cli.cluster import join
 from multipod.cli.main import cli, starts_now
 from multipod.cli.options import Where, chosen_recipe
 from multipod.elastic.heartbeat import CONTROL_FD
-from multipod.elastic.launcher.standby import WAITS, told
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE, wait_for_command
 from multipod.errors import ClusterError
 from multipod.runtime import release_memory
 
@@ -40,7 +40,7 @@ def stand_by(request: "Request", where: Where) -> int:
     when they are told to go on they read the checkpoint, and train.
     """
     from multipod.cli.train import remembered
-    from multipod.elastic.worker.jax_world import devices_made
+    from multipod.elastic.worker.jax_world import has_devices
 
     for name in NEEDED:
         importlib.import_module(name)
@@ -49,7 +49,7 @@ def stand_by(request: "Request", where: Where) -> int:
         recipe = chosen_recipe(request.recipe, request.changes, replace(where, fail=()))
         recipe.data.train()
         recipe.data.test()
-    if devices_made():
+    if has_devices():
         return 0  # such a process cannot join others any more: one that starts then takes its place
     try:
         join(where.cluster, where.timeouts)
@@ -57,11 +57,11 @@ def stand_by(request: "Request", where: Where) -> int:
         return 0  # one of them has ended: the launcher starts new ones
     with suppress(Exception):
         _prepared.append(prepared(request, where))
-    said = told(int(os.environ[CONTROL_FD]))
+    said = wait_for_command(int(os.environ[CONTROL_FD]))
     if said is None:
         return 0
     arguments, environment = said
-    del os.environ[WAITS]
+    del os.environ[STANDBY_VARIABLE]
     os.environ.update(environment)
     sys.argv[1:] = arguments
     starts_now()

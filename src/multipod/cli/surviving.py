@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from jax import Device
 
     from multipod.cli.train import Request
-    from multipod.elastic.worker.jax_world import Connection
-    from multipod.elastic.worker.peer_reports import Met
-    from multipod.elastic.worker.snapshots import Memory
-    from multipod.elastic.worker.update_buffer import Recent
-    from multipod.elastic.worker.worker import Member
+    from multipod.elastic.worker.jax_world import WorldConnection
+    from multipod.elastic.worker.peer_reports import PeerReports
+    from multipod.elastic.worker.snapshots import SnapshotMemory
+    from multipod.elastic.worker.update_buffer import UpdateBuffer
+    from multipod.elastic.worker.worker import ElasticWorker
     from multipod.recipe.recipe import Recipe
     from multipod.runs.lock import RunLock
     from multipod.step.program import Program
@@ -45,7 +45,7 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     """Trains in one world after the other, as the launcher says; returns the exit code."""
     from multipod.chaos.inject import Injector
     from multipod.cli.train import remembered
-    from multipod.elastic.worker.worker import Member, identity, live_through
+    from multipod.elastic.worker.worker import ElasticWorker, identity_of, run_worlds
     from multipod.recipe.text import to_text
     from multipod.runs.facts import data_identities, versions
     from multipod.train.hooks import no_faults
@@ -57,13 +57,13 @@ def run_in_worlds(request: "Request", where: Where) -> int:
     keep_stdout_for_python()
     request, where = remembered(request, where, where.cluster.processes * where.cpu_devices)
     recipe = checked(chosen_recipe(request.recipe, request.changes, replace(where, fail=())), where)
-    member = Member(beat, where.cluster.process, where.timeouts)
+    member = ElasticWorker(beat, where.cluster.process, where.timeouts)
     faults = Injector(request.inject, where.cluster.process) if request.inject else no_faults
     with stop_on_signals("stopping after this update and saving; Ctrl-C again exits at once") as stop:
-        member.ready(identity(to_text(recipe), versions(), data_identities(recipe)))
+        member.report_ready(identity_of(to_text(recipe), versions(), data_identities(recipe)))
         here = Here(request, where, recipe, member, stop, faults)
         try:
-            ended = live_through(member, here.train_in)
+            ended = run_worlds(member, here.train_in)
         finally:
             here.let_go()
         beat.close()
@@ -108,11 +108,11 @@ class Here:
     request: "Request"
     where: Where
     recipe: "Recipe"
-    member: "Member"
+    member: "ElasticWorker"
     stop: "StopRequest"
     faults: "Faults"
-    memory: "Memory | None" = None
-    recent: "Recent | None" = None
+    memory: "SnapshotMemory | None" = None
+    recent: "UpdateBuffer | None" = None
     folder: str = ""
     times: Any = None
     last_s: float | None = None
@@ -120,13 +120,13 @@ class Here:
     lock: "RunLock | None" = None
     prepared: set[int] = field(default_factory=set)
 
-    def train_in(self, connection: "Connection") -> "Ended":
+    def train_in(self, connection: "WorldConnection") -> "Ended":
         """Trains in one world: to the end, or until `Left`."""
         import jax
 
         from multipod.cli.example_logging import example_log
         from multipod.cli.train import finish
-        from multipod.train.loop import RunContext
+        from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
         from multipod.train.loop import train as loop
 
         world, member = connection.world, self.member
@@ -138,7 +138,7 @@ class Here:
         began_s = time.monotonic()
         self.hold(folder)
         with ExitStack() as stack:
-            checkpoints: Any = Later(lambda: self.checkpoints(folder), partial(member.look, world))
+            checkpoints: Any = Later(lambda: self.checkpoints(folder), partial(member.check, world))
             stack.callback(checkpoints.abandon)
             state, source = self.found_state(met, program, checkpoints)
             update = 0 if state is None else int(state.update)
@@ -155,30 +155,32 @@ class Here:
             around = RunContext(
                 checkpoints=checkpoints,
                 observers=observers,
-                on_phase=log.pulse(keeper.pulse),
-                barrier=keeper.meet,
-                on_update=keep,
-                wants_restart=lambda: member.ending(world),
-                resume_with_due=world.generation > 0 and update > 0,
+                hooks=LoopHooks(
+                    on_phase=log.pulse(keeper.pulse),
+                    barrier=keeper.meet,
+                    on_update=keep,
+                    wants_restart=lambda: member.is_ending(world),
+                    faults=self.faults.of_run(folder.checkpoints, world.generation),
+                ),
+                resumption=Resumption(past, repeated, due_first=world.generation > 0 and update > 0),
+                info=RunInfo(
+                    folder=str(folder.path),
+                    facts=self.facts(program, world.generation),
+                    resume_command=self.resume_command(folder),
+                ),
                 times=self.times,
                 stop=self.stop,
                 stop_after=self.request.stop_after,
                 reading=self.request.reading,
                 evaluate_beside=self.request.evaluate_beside,
-                resume=self.resume_command(folder),
-                folder=str(folder.path),
-                facts=self.facts(program, world.generation),
-                began=began_s if world.generation else started_s(),
-                past=past,
-                repeated=repeated,
-                faults=self.faults.of_run(folder.checkpoints, world.generation),
+                began_s=began_s if world.generation else started_s(),
             )
             _, ended = loop(program, around, state)
             checkpoints.close()
         finish(folder, self.where)
         return ended
 
-    def program_in(self, connection: "Connection", made: "Sequence[Device]", without: int = 0) -> "Program":
+    def program_in(self, connection: "WorldConnection", made: "Sequence[Device]", without: int = 0) -> "Program":
         """The recipe's program on the mesh of a world's devices, around the empty seats; and the last taken ones."""
         from multipod.layout.seats import seated
         from multipod.step.program import Program
@@ -186,13 +188,13 @@ class Here:
         world = connection.world
         devices: dict[int, list[Device]] = {}
         for device in made:
-            if device.process_index >= len(world.seats) - without:
+            if device.process_index >= len(world.slots) - without:
                 continue
-            devices.setdefault(world.seats[device.process_index], []).append(device)
+            devices.setdefault(world.slots[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, devices, world.total)
         return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
-    def prepare(self, connection: "Connection", made: "Sequence[Device]") -> None:
+    def prepare(self, connection: "WorldConnection", made: "Sequence[Device]") -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.
 
         In that world process k has the devices that process k has in this one, whoever dies; so this need not know. It
@@ -202,7 +204,7 @@ class Here:
         from multipod.layout.layout import BUILT_IN_SUMS
 
         world = connection.world
-        left = len(world.seats) - 1
+        left = len(world.slots) - 1
         known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
         if known or left < 1 or world.process_of(self.member.rank) >= left:
             return
@@ -210,20 +212,20 @@ class Here:
         with suppress(Exception):  # if it is for nothing, the next world says why
             self.program_in(connection, made, without=1).compile_update()
 
-    def meet_peers(self, connection: "Connection") -> "Met":
+    def meet_peers(self, connection: "WorldConnection") -> "PeerReports":
         """Tells the peers what this process has, and hears what they have."""
-        from multipod.elastic.worker.peer_reports import Met
-        from multipod.elastic.worker.snapshots import Memory
-        from multipod.elastic.worker.update_buffer import Recent
-        from multipod.train.clock import Times
+        from multipod.elastic.worker.peer_reports import PeerReports
+        from multipod.elastic.worker.snapshots import SnapshotMemory
+        from multipod.elastic.worker.update_buffer import UpdateBuffer
+        from multipod.train.clock import UpdateTimes
 
         world = connection.world
         if self.memory is None or self.recent is None:
-            self.memory, self.recent, self.times = Memory(), Recent(), Times()
+            self.memory, self.recent, self.times = SnapshotMemory(), UpdateBuffer(), UpdateTimes()
         self.memory.every = world.mirror_every
         idle_s = -1.0 if self.last_s is None else time.monotonic() - self.last_s
-        speaks = next((rank for rank in world.ranks if rank not in world.came), None)
-        recent = self.recent.told(all_of_them=speaks == self.member.rank)
+        speaks = next((rank for rank in world.ranks if rank not in world.newcomers), None)
+        recent = self.recent.last_updates(all_of_them=speaks == self.member.rank)
         said = {
             "held": self.memory.manifest(),
             "folder": self.folder or world.folder,
@@ -231,12 +233,12 @@ class Here:
             "made": self.made,
             "ports": sorted(connection.ports),
         }
-        connection.post("met", msgspec.json.encode({**said, "recent": recent}).decode())
-        heard = [msgspec.json.decode(text) for text in connection.posted("met", partial(self.member.look, world))]
-        connection.peers = {port for one in heard for port in one["ports"]}
-        return Met(heard)
+        connection.publish("met", msgspec.json.encode({**said, "recent": recent}).decode())
+        heard = [msgspec.json.decode(text) for text in connection.collect("met", partial(self.member.check, world))]
+        connection.peer_ports = {port for one in heard for port in one["ports"]}
+        return PeerReports(heard)
 
-    def found_folder(self, program: "Program", met: "Met") -> "RunFolder":
+    def found_folder(self, program: "Program", met: "PeerReports") -> "RunFolder":
         """The run's folder: known to a peer, or made now."""
         from multipod.cli.train import run_folder
         from multipod.train.run_folder import RunFolder
@@ -246,19 +248,19 @@ class Here:
         self.folder = str(folder.path)
         return folder
 
-    def found_state(self, met: "Met", program: "Program", checkpoints: Any) -> "tuple[State | None, str]":
+    def found_state(self, met: "PeerReports", program: "Program", checkpoints: Any) -> "tuple[State | None, str]":
         """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
         from multipod.cli.train import said
-        from multipod.elastic.worker.snapshots import chosen, placed
+        from multipod.elastic.worker.snapshots import choose_copy, restore_copy
 
         assert self.memory is not None
-        choice = chosen(met.held, program.shapes)
+        choice = choose_copy(met.manifests, program.shapes)
         if choice is not None:
             own = self.memory.at(choice.stamp)
-            state = placed(choice, own, program.shapes, mesh_of(program))
-            self.memory.kept = [] if own is None else [own]
+            state = restore_copy(choice, own, program.shapes, mesh_of(program))
+            self.memory.snapshots = [] if own is None else [own]
             return state, choice.source
-        self.memory.kept = []
+        self.memory.snapshots = []
         first = not any(idle_s >= 0 for idle_s in met.idle_s)
         if first and self.request.begin is not None:
             return self.request.begin(program), "start"
@@ -307,22 +309,24 @@ class Here:
             self.lock.release()
             self.lock = None
 
-    def past(self, folder: "RunFolder", update: int, met: "Met", generation: int) -> tuple[dict[str, float], int]:
+    def past(
+        self, folder: "RunFolder", update: int, met: "PeerReports", generation: int
+    ) -> tuple[dict[str, float], int]:
         """What the time of the run went into before this world, and the updates that are done again."""
         import jax
 
         from multipod.cli.train import before
-        from multipod.elastic.worker.update_buffer import fill
-        from multipod.train.goodput import past_of
+        from multipod.elastic.worker.update_buffer import append_missing
+        from multipod.train.goodput import past_seconds
         from multipod.train.observers import jsonl
 
         if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
             return {}, 0
         if not generation:
             return before(folder, update)
-        fill(folder.metrics, met.recent, update)
+        append_missing(folder.metrics, met.recent, update)
         events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
-        return past_of(events, update, max(met.idle_s), cause="regroup")
+        return past_seconds(events, update, max(met.idle_s), cause="regroup")
 
     @contextmanager
     def observers(self, folder: "RunFolder", update: int, generation: int) -> Iterator[list[Any]]:

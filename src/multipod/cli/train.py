@@ -139,10 +139,10 @@ def run(request: Request, where: Where) -> int:
     from multipod.chaos.inject import Injector
     from multipod.layout.mesh import topology_of
     from multipod.train.checkpoint import Checkpoints
-    from multipod.train.hooks import no_faults, silent
-    from multipod.train.loop import RunContext
+    from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
+    from multipod.train.hooks import ignore_phase, no_faults
     from multipod.train.loop import train as loop
-    from multipod.train.multihost import meet
+    from multipod.train.multihost import barrier
     from multipod.train.stop import stop_on_signals
 
     if where.cluster.survives:
@@ -169,20 +169,25 @@ def run(request: Request, where: Where) -> int:
         around = RunContext(
             checkpoints=checkpoints,
             observers=observers,
-            on_phase=log.pulse(where.heartbeat or silent),
-            on_update=log.keep,
-            barrier=lambda name: meet(name, where.timeouts.compile_s),
+            hooks=LoopHooks(
+                on_phase=log.pulse(where.heartbeat or ignore_phase),
+                barrier=lambda name: barrier(name, where.timeouts.compile_s),
+                on_update=log.keep,
+                faults=faults.of_run(folder.checkpoints),
+            ),
+            resumption=Resumption(past, repeated),
+            info=RunInfo(
+                folder=str(folder.path),
+                facts=facts_of(program, request, where),
+                resume_command=resume_command(
+                    folder, where, moved(request, recipe.layout) + as_options(request.reading)
+                ),
+            ),
             stop=stop,
             stop_after=request.stop_after,
             evaluate_beside=request.evaluate_beside,
             reading=request.reading,
-            resume=resume_command(folder, where, moved(request, recipe.layout) + as_options(request.reading)),
-            folder=str(folder.path),
-            facts=facts_of(program, request, where),
-            began=started_s(),
-            past=past,
-            repeated=repeated,
-            faults=faults.of_run(folder.checkpoints),
+            began_s=started_s(),
         )
         _, ended = loop(program, around, state)
     finish(folder, where)
@@ -196,19 +201,19 @@ def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgr
       MultipodError: it cannot be, or a process is missing or has another version, recipe or data.
     """
     from multipod.cli import standby
-    from multipod.elastic.worker.worker import identity
+    from multipod.elastic.worker.worker import identity_of
     from multipod.layout.mesh import make_mesh
     from multipod.recipe.text import to_text
     from multipod.runs.facts import data_identities, versions
     from multipod.step.programs import program_of
-    from multipod.train.multihost import check_alike, meet
+    from multipod.train.multihost import assert_same, barrier
 
     recipe = chosen_recipe(request.recipe, request.changes, where)
     program = standby.ready(program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips))
     _ = program.lowered  # what does not fit the mesh is refused here
-    meet("ready", where.timeouts.collective_s)
+    barrier("ready", where.timeouts.collective_s)
     if where.cluster.processes > 1:
-        check_alike(identity(to_text(recipe), versions(), data_identities(recipe)))
+        assert_same(identity_of(to_text(recipe), versions(), data_identities(recipe)))
     return program
 
 
@@ -246,7 +251,7 @@ def remembered(request: Request, where: Where, devices: int = 0) -> tuple[Reques
 def run_folder(request: Request, where: Where, program: "AnyProgram") -> "RunFolder":
     """The run's folder: made by process 0, or the one to go on in."""
     from multipod.runs.facts import data_identities
-    from multipod.train.multihost import decided_by_first
+    from multipod.train.multihost import broadcast_from_0
     from multipod.train.run_folder import RunFolder, check_data, check_pipe, check_same, create, next_free, open_folder
 
     if request.resume is not None:
@@ -260,7 +265,7 @@ def run_folder(request: Request, where: Where, program: "AnyProgram") -> "RunFol
         path = request.out or next_free(Path("runs"), program.recipe.name)
         return str(create(path, program.recipe, facts_of(program, request, where)).path)
 
-    return RunFolder(Path(decided_by_first(made)))
+    return RunFolder(Path(broadcast_from_0(made)))
 
 
 def held(folder: "RunFolder") -> Callable[[], None]:
@@ -270,7 +275,7 @@ def held(folder: "RunFolder") -> Callable[[], None]:
       RunFolderError: on all processes, if a run that is alive holds it.
     """
     from multipod.runs.lock import RunLock, hold
-    from multipod.train.multihost import decided_by_first
+    from multipod.train.multihost import broadcast_from_0
 
     taken: list[RunLock] = []
 
@@ -278,7 +283,7 @@ def held(folder: "RunFolder") -> Callable[[], None]:
         taken.append(hold(folder.path, shlex.join(["multipod", *sys.argv[1:]])))
         return ""
 
-    decided_by_first(take)
+    broadcast_from_0(take)
 
     def let_go() -> None:
         for lock in taken:
@@ -299,14 +304,14 @@ def before(folder: "RunFolder", update: int | None) -> tuple[dict[str, float], i
     """What the time of a resumed run went into before this process, and the updates that it does again."""
     import jax
 
-    from multipod.train.goodput import past_of
+    from multipod.train.goodput import past_seconds
     from multipod.train.observers import jsonl
 
     if update is None or jax.process_index() > 0 or not folder.metrics.exists():
         return {}, 0
     away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - started_s())
     events = [event for record in jsonl.read(folder.metrics) if (event := jsonl.decode(record)) is not None]
-    return past_of(events, update, away_s)
+    return past_seconds(events, update, away_s)
 
 
 def facts_of(program: "AnyProgram", request: Request, where: Where) -> dict[str, Any]:

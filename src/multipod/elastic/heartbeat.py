@@ -28,7 +28,7 @@ class Beat:
     """A sign of life.
 
     Attributes:
-      phase: see `multipod.train.hooks.Pulse`.
+      phase: see `multipod.train.hooks.PhaseHook`.
       update: updates done in the whole run, those before a resume included.
       begun: updates that this process has begun, the one it is in included.
       age_s: since the phase was entered.
