@@ -11,7 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from multipod.cli.options import Where, where_options, without_chips
+from multipod.cli.options import where_options
+from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
     import jax
@@ -25,7 +26,7 @@ VARIABLES = ("XLA_FLAGS", "NPROC", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "CUDA
 
 @click.command()
 @where_options
-def doctor(where: Where) -> int:
+def doctor(where: RuntimeOptions) -> int:
     """Print versions, devices, cluster and cache, and test the collectives. Exits 1 if a test fails."""
     console = Console()
     table = Table(Column(), Column(overflow="fold"), show_header=False, title="multipod doctor")
@@ -40,7 +41,7 @@ def doctor(where: Where) -> int:
     return 1 if any(problem for _, problem in results) else 0
 
 
-def machine(where: Where) -> list[tuple[str, str]]:
+def machine(where: RuntimeOptions) -> list[tuple[str, str]]:
     """Versions and surroundings, as rows of a table."""
     from multipod.runs.facts import versions
 
@@ -67,7 +68,7 @@ def devices() -> list[tuple[str, str]]:
     ]
 
 
-def self_tests(where: Where) -> dict[str, Callable[[], str]]:
+def self_tests(where: RuntimeOptions) -> dict[str, Callable[[], str]]:
     """Each way of summing on this mesh, against NumPy: a name, and a function that returns what is wrong."""
     import jax
     from jax.sharding import PartitionSpec
@@ -75,6 +76,7 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
     from multipod.execute.sums import SUMS
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
+    from multipod.runs.recipes import without_chips
     from multipod.step.gradients import over_data, vector_sum
 
     layout = Layout(mesh=where.mesh or ())

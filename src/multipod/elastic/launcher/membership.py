@@ -197,8 +197,14 @@ def _too_few(now: ClusterView, rules: ElasticPolicy) -> RunOutcome:
     return RunOutcome(1, number, left + why)
 
 
-def survive(workers: Sequence[WorkerCommand], rules: ElasticPolicy, timeouts: Timeouts, relay: LineSink = print_to_stderr,
-            told: Callable[["MembershipEvent"], None] = lambda news: None, meeting: CoordinatorHost = LOOPBACK) -> RunOutcome:  # fmt: skip
+def survive(
+    workers: Sequence[WorkerCommand],
+    rules: ElasticPolicy,
+    timeouts: Timeouts,
+    relay: LineSink = print_to_stderr,
+    told: Callable[["MembershipEvent"], None] = lambda news: None,
+    meeting: CoordinatorHost = LOOPBACK,
+) -> RunOutcome:
     """Runs all workers to their end; the first `rules.slots` as the run, the others as its spares.
 
     As `supervise`; but a rank that is lost does not end the run. `told` hears of each change. Ranks on other hosts
