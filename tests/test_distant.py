@@ -1,4 +1,4 @@
-"""Ranks on other hosts, here on loopback: an agent and a stand-in, and a rank that is another agent, as it is small."""
+"""Ranks on other hosts, here on loopback: an agent and a proxy, and a rank that is another agent, as it is small."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def order(secret: Path, silent_s: float = 60.0) -> LaunchRequest:
     )
 
 
-def stand_in(address: str, known: bytes, wanted: LaunchRequest, show=lambda line: None) -> tuple[int, list[dict]]:
+def run_proxy(address: str, known: bytes, wanted: LaunchRequest, show=lambda line: None) -> tuple[int, list[dict]]:
     """What it returns, and the beats that the launcher hears of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -117,7 +117,7 @@ def agent_is_there(agent: Agent) -> None:
 
 
 @pytest.mark.processes
-def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, handlers):
+def test_a_proxy_waits_for_its_host_and_carries_words_and_signals(secret, handlers):
     agent = Agent(delay_s=0.5)
     shown: list[str] = []
 
@@ -126,7 +126,7 @@ def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, han
         if line.startswith("agent at"):
             os.kill(os.getpid(), signal.SIGINT)  # as a launcher asks a rank to stop
 
-    code, beats = stand_in(agent.address, SECRET, order(secret), show)
+    code, beats = run_proxy(agent.address, SECRET, order(secret), show)
     assert code == 130
     assert shown[0].startswith(f"waiting for the agent at {agent.address}: ")
     assert shown[-1] == "interrupted"
@@ -135,9 +135,9 @@ def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, han
     assert "ended with 130" in agent.wait("ended with")
     nowhere = LaunchRequest(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
     with pytest.raises(ClusterError, match=r"cannot start this rank: No such file or directory: .*nowhere"):
-        stand_in(agent.address, SECRET, nowhere)
+        run_proxy(agent.address, SECRET, nowhere)
     with pytest.raises(ClusterError, match=r"has another secret. Give launcher and agents the same --secret."):
-        stand_in(agent.address, b"known to somebody else", order(secret))
+        run_proxy(agent.address, b"known to somebody else", order(secret))
 
 
 @pytest.mark.processes
@@ -156,7 +156,7 @@ def test_a_rank_whose_launcher_is_silent_or_gone_is_ended(secret, leaves):
     assert not psutil.pid_exists(pid)
 
 
-def test_a_stand_in_gives_up_a_host_that_is_silent(secret, handlers):
+def test_a_proxy_gives_up_a_host_that_is_silent(secret, handlers):
     shown: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -169,7 +169,7 @@ def test_a_stand_in_gives_up_a_host_that_is_silent(secret, handlers):
         held: list[MessageLink] = []
         threading.Thread(target=agree, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert stand_in(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75
+        assert run_proxy(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75
         held[0].connection.close()
     assert shown[-1].startswith("its host gave no sign of life for 0.")
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""`multipod agent`, which starts the ranks of runs that are launched on another host, and the stand-ins there."""
+"""`multipod agent`, which starts the ranks of runs that are launched on another host, and the proxies of such ranks."""
 
 import os
 import socket

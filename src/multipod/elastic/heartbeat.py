@@ -66,7 +66,7 @@ def end_group() -> None:
 
 
 class Heartbeat:
-    """A `Pulse` that two daemon threads carry to the launcher.
+    """A `PhaseHook` that two daemon threads carry to the launcher.
 
     Nothing here raises in the training thread, whatever happens to the launcher.
 

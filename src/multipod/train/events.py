@@ -233,7 +233,7 @@ EventSink = Callable[[Event], None]
 
 
 class Observer(Protocol):
-    """An `EventSink` that holds something: a file, the terminal. `multipod.train.observers.table` names them all."""
+    """An `EventSink` that holds something: a file, the terminal. `multipod.train.observers` has them."""
 
     def __call__(self, event: Event) -> None:
         """Takes an event."""

@@ -1,11 +1,11 @@
-"""Ranks on other hosts: an agent there starts them, a stand-in here speaks for each.
+"""Ranks on other hosts: an agent there starts them, a proxy here speaks for each.
 
-The launcher knows processes of its own host only. So it starts, for a rank on another host, a *stand-in*: a small
+The launcher knows processes of its own host only. So it starts, for a rank on another host, a *proxy*: a small
 process that connects to that host's *agent*, has it start the rank, and carries beats, words, output and signals
 between the two. It ends as the rank ends. When the host is silent it ends itself, and a new one waits until the host is
 back; the launcher sees a rank that died and one that is starting, as on its own host.
 
-Nobody is left behind. A rank whose stand-in is gone, or silent, is ended by its agent, and somewhat sooner than the
+Nobody is left behind. A rank whose proxy is gone, or silent, is ended by its agent, and somewhat sooner than the
 launcher lets the others go on without it: what is cut off writes nothing any more (`LEASE`). A rank whose agent is gone
 ends itself, as it does when a launcher of its own host has died.
 
@@ -49,7 +49,7 @@ PASSED_VARIABLES = ("MULTIPOD_", "JAX_", "XLA_", "NCCL_", "GLOO_")
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What a stand-in asks an agent for.
+    """What a proxy asks an agent for.
 
     Attributes:
       arguments: what follows `multipod`.
@@ -239,7 +239,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 class RankProxy:
-    """The launcher's side: what a stand-in does from its start to its rank's end.
+    """The launcher's side: what a proxy does from its start to its rank's end.
 
     Args:
       address: of the agent.
@@ -351,7 +351,7 @@ class Agents:
       secret: the file.
       limit_s: the time-out that all others follow from.
       meeting: where the processes find each world's coordination service.
-      within: what goes before a stand-in's command, as of `CoordinatorHost`.
+      within: what goes before a proxy's command, as of `CoordinatorHost`.
     """
 
     addresses: tuple[str, ...]
@@ -361,11 +361,11 @@ class Agents:
     within: tuple[str, ...] = ()
 
     def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
-        """The same workers, as stand-ins for what agents run: neighbours share a host, spares go round."""
+        """The same workers, as proxies for what agents run: neighbours share a host, spares go round."""
         placed = []
         for rank, worker in enumerate(workers):
             at = rank * len(self.addresses) // processes if rank < processes else rank % len(self.addresses)
-            words = ["stand-in", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
+            words = ["rank-proxy", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
             python, arguments = worker.command[:3], worker.command[3:]
             command = [*self.within, *python, *words, self.addresses[at], *arguments]
             placed.append(replace(worker, command=command))
