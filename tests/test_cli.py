@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from processes import clean_environment
 
-from multipod.cli.doctor import SCHEDULES
+from multipod.cli.printing.self_tests import SCHEDULES
 from multipod.cli.main import COMMANDS, main
 from multipod.execute.sums import SUMS
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from multipod.cli.machine import BYTES
+from multipod.data.reading import Reading
 
 if TYPE_CHECKING:
     pass
@@ -43,7 +44,6 @@ def reading_options(command: F) -> F:
         decoded_cache_folder: str | None,
         **kwargs: Any,
     ) -> Any:
-        from multipod.data.reading import Reading
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
         limit_s = Reading.limit_s if read_limit is None else read_limit

@@ -12,7 +12,11 @@ from rich.console import Console
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
+from multipod.plan.models import MODELS
+from multipod.plan.search import read_plan
 from multipod.runs.options import RuntimeOptions
+from multipod.train.events import Ended
+from multipod.train.observers.progress import summary_table
 
 if TYPE_CHECKING:
     from multipod.data.reading import Reading
@@ -151,8 +155,6 @@ def planned(file: Path, recipe: str, where: RuntimeOptions) -> "Plan":
     Raises:
       PlanError: no plan, one of another recipe, or a layout that recipes cannot have.
     """
-    from multipod.plan.models import MODELS
-    from multipod.plan.search import read_plan
     from multipod.recipes.find import RECIPES
 
     plan = read_plan(file)
@@ -192,14 +194,12 @@ class Summary:
 
     def __call__(self, event: Any) -> None:
         """Remembers the end."""
-        from multipod.train.events import Ended
 
         if isinstance(event, Ended):
             self._ended = event
 
     def close(self) -> None:
         """Prints, once the progress bar is gone."""
-        from multipod.train.observers.progress import summary_table
 
         if self._ended is None:
             return
