@@ -30,9 +30,9 @@ LIMITS = Timeouts(20)
 WORKER = """
 import os, sys, time
 from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
-from multipod.elastic.launcher.standby import WAITS, told
-before, waited = os.getpid(), WAITS in os.environ
-arguments, environment = told(int(os.environ[CONTROL_FD])) if waited else (sys.argv[1:], {})
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE, wait_for_command
+before, waited = os.getpid(), STANDBY_VARIABLE in os.environ
+arguments, environment = wait_for_command(int(os.environ[CONTROL_FD])) if waited else (sys.argv[1:], {})
 os.environ.update(environment)
 beat = Heartbeat(int(os.environ[CONTROL_FD]), 0.05)
 for update in range(3):
