@@ -15,7 +15,8 @@ from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 
 class Slow(ArraySource):

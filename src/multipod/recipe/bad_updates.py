@@ -9,7 +9,7 @@ Action = Literal["ignore", "skip", "roll-back", "stop"]
 
 
 @dataclass(frozen=True)
-class BadUpdatePolicy:
+class BadUpdateRules:
     """What counts as a bad update, and what is done about it.
 
     An update is bad when its loss or its gradient is not finite, or far above what was usual. It then changes nothing:

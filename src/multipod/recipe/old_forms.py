@@ -87,6 +87,6 @@ OLD_FORMS: dict[str, Callable[[Table], Table]] = {
     "multipod.optim.adafactor:Adafactor": _adafactor,
     "multipod.optim.optimizer:Optimizer": _optimizer,
     "multipod.optim.rates:WarmUp": _warm_up,
-    "multipod.recipe.trouble:Trouble": _renamed("multipod.recipe.bad_updates:BadUpdatePolicy"),
+    "multipod.recipe.trouble:Trouble": _renamed("multipod.recipe.bad_updates:BadUpdateRules"),
 }
 """What makes today's form of a table, by its `kind` as it was written then."""

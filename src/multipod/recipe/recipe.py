@@ -11,7 +11,7 @@ from multipod.metrics.objective import Objective
 from multipod.nn.model import Model
 from multipod.optim.optimizer import Builds
 from multipod.optim.pipemare import PipeMare
-from multipod.recipe.bad_updates import BadUpdatePolicy
+from multipod.recipe.bad_updates import BadUpdateRules
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Recipe:
     seed: int = 0
     accumulate: int = 1
     pipemare: PipeMare = field(default_factory=PipeMare)
-    bad_updates: BadUpdatePolicy = field(default_factory=BadUpdatePolicy)
+    bad_updates: BadUpdateRules = field(default_factory=BadUpdateRules)
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}

@@ -10,7 +10,7 @@ import tomli_w
 from multipod.errors import RecipeError
 from multipod.layout.layout import COMBINATIONS, Layout
 from multipod.optim.optimizer import RegularizedOptimizer
-from multipod.recipe.bad_updates import BadUpdatePolicy
+from multipod.recipe.bad_updates import BadUpdateRules
 from multipod.recipe.choices import CHOICES
 from multipod.recipe.old_forms import upgrade
 from multipod.recipe.override import aliases_of
@@ -29,7 +29,7 @@ of them; a run that combines by it may lose chips all the same, since its tree i
 DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 """Fields that say where the data are. Whether they are the same data, `train.run_folder.check_data` asks the data."""
 
-BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdatePolicy))
+BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdateRules))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
 
 
