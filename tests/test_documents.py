@@ -40,7 +40,7 @@ FIELD_ROOMS = {
     "data": ["data"],
     "model": ["models", "nn"],
     "objective": ["metrics"],
-    "trouble": ["recipe"],
+    "bad_updates": ["recipe"],
     "recipe": ["recipe"],
 }
 """Where the classes of a recipe's fields live: `model.tables.place` names fields of classes in `models` or `nn`."""
