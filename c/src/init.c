@@ -78,7 +78,8 @@ uint32_t mpm_builtin_of(struct mpm_file *f, uint32_t code) {
 
 static uint32_t type_of(struct mpm_prep *p, uint32_t input) {
     struct mpm_file *f = &p->m->file;
-    return mpm_field_u8(f, mpm_element(f, p->graph, GRAPH_TENSORS, mpm_u32(f, p->inputs.at + 4 * input)), TENSOR_TYPE, 0);
+    return mpm_field_u8(f, mpm_element(f, p->graph, GRAPH_TENSORS, mpm_u32(f, p->inputs.at + 4 * input)), TENSOR_TYPE,
+                        0);
 }
 
 static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
@@ -95,8 +96,9 @@ static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel *
     }
     (void)known; /* without texts */
     m->error.at = builtin;
-    return mpm_fail(p, MPM_NO_KERNEL, -1, known ? MPM_TEXT("the table of kernels has this operator, but not for these types")
-                                                : MPM_TEXT("the table of kernels lacks this operator"));
+    return mpm_fail(p, MPM_NO_KERNEL, -1,
+                    known ? MPM_TEXT("the table of kernels has this operator, but not for these types")
+                          : MPM_TEXT("the table of kernels lacks this operator"));
 }
 
 static enum mpm_status prepare_op(struct mpm_prep *p, uint32_t op, struct mpm_op *made) {
@@ -220,8 +222,9 @@ static enum mpm_status settle(struct mpm_prep *p) {
     m->error.at = m->needed_bytes + arena->persistent_used;
     if (low > arena->scratch_bytes ||
         m->persistent_bytes + arena->persistent_used >
-            (arena->persistent_bytes != 0 ? arena->persistent_bytes
-                                          : arena->scratch_bytes - (low > arena->scratch_used ? low : arena->scratch_used)))
+            (arena->persistent_bytes != 0
+                 ? arena->persistent_bytes
+                 : arena->scratch_bytes - (low > arena->scratch_used ? low : arena->scratch_used)))
         return mpm_fail(p, MPM_ARENA_TOO_SMALL, -1, MPM_TEXT("the arena is too small"));
     return MPM_OK;
 }
