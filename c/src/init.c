@@ -125,14 +125,19 @@ static enum mpm_status prepare_op(struct mpm_prep *p, uint32_t op, struct mpm_op
     return status;
 }
 
+/* Turns to a subgraph: what is prepared from now on belongs to it. */
+static struct mpm_graph *enter(struct mpm_prep *p, uint32_t g) {
+    p->subgraph = (uint16_t)g;
+    p->graph = mpm_element(&p->m->file, p->model, MODEL_SUBGRAPHS, g);
+    return &p->m->graphs[g];
+}
+
 /* Both rounds over all operators of all subgraphs. */
 static enum mpm_status prepare_all(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        struct mpm_graph *graph = enter(p, g);
         for (i = 0; i < graph->op_count; i++) {
             uint8_t *high = p->high;
             MPM_TRY(prepare_op(p, i, p->final ? &graph->ops[i] : NULL));
@@ -146,9 +151,7 @@ static enum mpm_status fill_ends(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        struct mpm_graph *graph = enter(p, g);
         for (i = 0; i < (uint32_t)graph->input_count + graph->output_count; i++) {
             const int is_in = i < graph->input_count;
             const struct mpm_vector ends = mpm_vector(&m->file, p->graph, is_in ? GRAPH_INPUTS : GRAPH_OUTPUTS, 4);
@@ -164,10 +167,8 @@ static enum mpm_status open_graphs(struct mpm_prep *p, uint32_t *variables) {
     struct mpm_interpreter *m = p->m;
     uint32_t g;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
+        struct mpm_graph *graph = enter(p, g);
         struct mpm_vector ops, inputs, outputs;
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
         ops = mpm_vector(&m->file, p->graph, GRAPH_OPS, 4);
         inputs = mpm_vector(&m->file, p->graph, GRAPH_INPUTS, 4);
         outputs = mpm_vector(&m->file, p->graph, GRAPH_OUTPUTS, 4);
@@ -209,8 +210,7 @@ static enum mpm_status settle(struct mpm_prep *p) {
     const struct mpm_arena *arena = m->arena;
     uint32_t g, end = 0, low;
     for (g = 0; g < m->graph_count; g++) {
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        enter(p, g);
         MPM_TRY(mpm_plan_place(p, end, &end));
     }
     m->scratch_bytes = end;
@@ -258,8 +258,7 @@ static enum mpm_status fill_resets(struct mpm_prep *p) {
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
         const uint32_t end = g + 1 < m->graph_count ? m->graphs[g + 1].done : p->tensor_buffers;
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        enter(p, g);
         for (i = m->graphs[g].done; i < end; i++) {
             struct mpm_tensor t;
             if (p->buffers[i].root != MPM_VARIABLE) continue;
