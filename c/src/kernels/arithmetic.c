@@ -1,4 +1,4 @@
-/* ADD, SUB, MUL, DIV, SQUARED_DIFFERENCE, MAXIMUM, MINIMUM, FLOOR_DIV, FLOOR_MOD. */
+/* ADD, SUB, MUL, DIV, SQUARED_DIFFERENCE, MAXIMUM, MINIMUM, FLOOR_DIV, FLOOR_MOD, ATAN2. */
 #include "binary.h"
 
 #include <math.h>
@@ -97,6 +97,7 @@ static float floor_mod(float x, float y) {
     return rest != 0.0f && (y < 0.0f) != (rest < 0.0f) ? rest + y : rest;
 }
 INNER(floor_mod_f32, float, floor_mod(x, y))
+INNER(atan2_f32, float, atan2f(x, y))
 
 struct forms {
     mpm_binary_fn s8, s16, s32, s64, f32;
@@ -194,3 +195,4 @@ OPERATOR(maximum, MPM_OP_MAXIMUM, PLAIN, 0, max_s8, max_s16, max_s32, max_s64, m
 OPERATOR(minimum, MPM_OP_MINIMUM, PLAIN, 0, min_s8, min_s16, min_s32, min_s64, min_f32)
 OPERATOR(floor_div, MPM_OP_FLOOR_DIV, PLAIN, 0, NULL, NULL, NULL, NULL, floor_div_f32)
 OPERATOR(floor_mod, MPM_OP_FLOOR_MOD, PLAIN, 0, NULL, NULL, NULL, NULL, floor_mod_f32)
+OPERATOR(atan2, MPM_OP_ATAN2, PLAIN, 0, NULL, NULL, NULL, NULL, atan2_f32)
