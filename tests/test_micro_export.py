@@ -141,6 +141,8 @@ CASES = {
     "pad": Case(lambda i: jnp.pad(i, ((0, 0), (1, 2), (0, 1), (0, 0)), constant_values=2.0), image, "PADV2"),
     "negative pad": Case(lambda i: lax.pad(i, 0.0, ((0, 0, 0), (-1, 2, 0), (0, -3, 0), (0, 0, 0))), image, "SLICE PAD"),
     "concatenate": Case(lambda i: jnp.concatenate([i, i * 2], -1), image, "MUL CONCATENATION"),
+    "concatenate fixed scales": Case(lambda x: jnp.concatenate([jax.nn.softmax(x), jnp.tanh(x)], -1), x,
+                                     "SOFTMAX TANH CONCATENATION"),
     "rows of a table": Case(lambda x: jnp.take(array(10, 4), jnp.abs(x * 2).astype(jnp.int32), axis=0), x),
     "nearest resize": Case(lambda i: jax.image.resize(i, (1, 18, 16, 4), "nearest"), image, "GATHER GATHER"),
     "dense": Case(lambda x: jax.nn.relu(x @ array(8, 3) + array(3)), x, "FULLY_CONNECTED+RELU"),
