@@ -22,9 +22,12 @@ from multipod.errors import RunFolderError
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Started, Updated
 from multipod.train.observers import charts, jsonl, tensorboard, text
 from multipod.train.observers.jsonl import JsonLines, decode, keep_until, read, replace_file
-from multipod.train.observers.progress import Bar, PlainLines, summary_table
+from multipod.train.observers.progress import Bar, PlainLines
 from multipod.train.observers.report import write
+from multipod.train.observers.summary import Summary, summary_table
+from multipod.train.observers.table import FILES, OBSERVERS, PRINTED, ObservedRun, as_observer, make_observers
 from multipod.train.observers.tensorboard import TensorBoard
+from multipod.train.run_folder import RunFolder
 
 needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
 
@@ -370,6 +373,42 @@ def rendered(ended: Ended) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=80).print(summary_table(ended))
     return [re.sub("  +", "  ", line).strip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("name", list(OBSERVERS))
+def test_every_observer_of_the_table_takes_a_run_and_closes_twice(name, tmp_path):
+    (observer,) = make_observers(ObservedRun(RunFolder(tmp_path), Console(file=io.StringIO(), width=80)), [name, name])
+    for event in (started(), Compiled(0.1), updated(1), evaluated(1), Saved(1, 0.1), replace(ENDED, resume="again")):
+        observer(event)
+    observer.close()
+    observer.close()
+    assert as_observer(observer) is observer
+
+
+def test_a_run_has_files_and_what_is_printed_and_a_slip_is_told():
+    assert set(FILES) | set(PRINTED) <= set(OBSERVERS)
+    with pytest.raises(
+        RunFolderError, match=r"--log tensorbord: there is no such logger. Did you mean tensorboard\? Known: json"
+    ):
+        make_observers(ObservedRun(RunFolder(Path("nowhere")), Console()), ["tensorbord"])
+
+
+def test_the_summary_says_once_how_to_go_on():
+    out = io.StringIO()
+    summary = Summary(Console(file=out, width=80))
+    summary(replace(ENDED, resume="multipod train --resume runs/a"))
+    assert out.getvalue() == ""
+    summary.close()
+    summary.close()
+    assert out.getvalue().count("Go on with:\n  multipod train --resume runs/a\n") == 1
+
+
+def test_a_function_is_an_observer_that_has_nothing_to_close():
+    events: list[Event] = []
+    observer = as_observer(events.append)
+    observer(Compiled(1.0))
+    observer.close()
+    assert events == [Compiled(1.0)]
 
 
 def test_the_summary_table_reads_well_without_colour() -> None:
