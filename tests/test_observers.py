@@ -21,6 +21,7 @@ from rich.console import Console
 from multipod.errors import RunFolderError
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Started, Updated
 from multipod.train.observers import charts, jsonl, tensorboard, text
+from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines, decode, keep_until, read, replace_file
 from multipod.train.observers.progress import Bar, PlainLines
 from multipod.train.observers.report import write
@@ -307,6 +308,26 @@ def plain(events: list[tuple[float, Event]]) -> list[str]:
         lines(event)
     lines.close()
     return stream.getvalue().splitlines()
+
+
+def test_a_table_of_text_loses_what_is_done_again(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for first, last in ((0, 3), (2, 4)):
+        table = CsvTable(path)
+        table(started(first))
+        for update in range(first + 1, last + 1):
+            table(updated(update, loss=update / 8))
+        table(evaluated(last))
+        table.close()
+        with path.open("a") as file:
+            file.write("4,train,lo")  # a process that was killed while it wrote
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    assert lines[0] == ["update", "kind", "name", "value"]
+    losses = [
+        (int(update), float(value)) for update, kind, name, value in lines[1:-1] if (kind, name) == ("train", "loss")
+    ]
+    assert losses == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
+    assert [line[0] for line in lines if line[1:3] == ["test", "accuracy"]] == ["4"]
 
 
 def test_plain_lines_tell_the_run() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from multipod.errors import RunFolderError
 from multipod.train.events import Event, EventSink, Observer
+from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines
 from multipod.train.observers.progress import make_progress
 from multipod.train.observers.summary import Summary
@@ -34,6 +35,7 @@ class ObservedRun:
 OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     "jsonl": lambda run: JsonLines(run.folder.metrics),
     "tensorboard": lambda run: TensorBoard(run.folder.tensorboard),
+    "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
     "progress": lambda run: make_progress(run.console),
     "summary": lambda run: Summary(run.console),
 }
