@@ -1,4 +1,4 @@
-"""Values as a table of text, `update,kind,name,value`: for spreadsheets, gnuplot and pandas' `pivot`."""
+"""Values as a table of text, of update, kind, name and value: for spreadsheets, gnuplot and a pivot in pandas."""
 
 from pathlib import Path
 
