@@ -32,9 +32,10 @@ from multipod.recipes.mlp_small import mlp_small
 from multipod.step.pipeline import join_params, split_params
 from multipod.step.programs import program_of
 from multipod.train.checkpoint import Checkpoints
+from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 from multipod.train.run_folder import RunFolder, check_pipe
 
 T123 = PipeMare(anneal=4, decay=0.2, warmup=2)
