@@ -444,6 +444,18 @@ def test_contracts_are_in_the_files_that_the_table_names():
             assert re.search(rf"^(class {name}\b|{name} = |{name}: )", text, re.MULTILINE), (name, where)
 
 
+def test_names_are_in_the_files_named_beside_them(tree):
+    """Where a text says `SUMS` (`execute/sums.py`), or `Source` in `data/source.py`."""
+    beside = re.compile(r"`(\w+)`,? (?:\(|in |of )`([\w/]+\.(?:py|h))`")
+    texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES] + [(file, text) for file, _, text in tree.docstrings]
+    found = [(file, *match) for file, text in texts for match in beside.findall(" ".join(text.split()))]
+    assert len(found) > 10
+    for file, name, where in found:
+        places = [base / where for base in (PACKAGE, ROOT, ROOT / "src", file.parent) if (base / where).is_file()]
+        assert places, (file, name, where)
+        assert re.search(rf"\b{name}\b", places[0].read_text(encoding="utf-8")), (file, name, where)
+
+
 def test_the_way_of_a_gradient_names_functions_with_their_files():
     """Lines such as `over_data   step/gradients.py   what happens`."""
     page = ROOT / "docs" / "ARCHITECTURE.md"
