@@ -55,7 +55,8 @@ ELSEWHERE = {
     "node01 subdomain terminationGracePeriodSeconds --kill-on-bad-exit --requeue --signal",
     "Horovod": "BroadcastGlobalVariablesCallback broadcast_optimizer_state HOROVOD_FUSION_THRESHOLD HOROVOD_TIMELINE "
     "experimental_run_tf_function",
-    "PyTorch": "fp16_compress_hook find_unused_parameters bn2 ln_f tf_efficientnet_b0",
+    "PyTorch": "fp16_compress_hook find_unused_parameters bn2 ln_f tf_efficientnet_b0 nn.TransformerEncoderLayer "
+    "nn.TransformerDecoderLayer",
     "TensorBoard, Grain": "SummaryWriter add_scalar mp_prefetch",
     "JAX, Flax, Orbax": "BatchNorm_0 jax_enable_recoverability live_devices logaddexp ragged_dot timeout_secs "
     "barrier_sync_fn xla_cpu_collective_timeout_seconds",
@@ -447,7 +448,9 @@ def test_contracts_are_in_the_files_that_the_table_names():
 def test_names_are_in_the_files_named_beside_them(tree):
     """Where a text says `SUMS` (`execute/sums.py`), or `Source` in `data/source.py`."""
     beside = re.compile(r"`(\w+)`,? (?:\(|in |of )`([\w/]+\.(?:py|h))`")
-    texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES] + [(file, text) for file, _, text in tree.docstrings]
+    texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES] + [
+        (file, text) for file, _, text in tree.docstrings
+    ]
     found = [(file, *match) for file, text in texts for match in beside.findall(" ".join(text.split()))]
     assert len(found) > 10
     for file, name, where in found:

@@ -73,7 +73,7 @@ class Tree:
       attributes: what stands behind a dot somewhere.
       parameters: what a function takes somewhere.
       foreign: first names of other packages that the code imports, and what it calls them.
-      docstrings: file, first line and text of every docstring of the package.
+      docstrings: file, first line and text of every docstring.
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class Tree:
             documents = self._read_words(tree)
             if file.is_relative_to(PACKAGE):
                 self._read_module(file, tree)
-                self.docstrings += [(file, node.lineno, node.value) for node in documents]
-        for file in code_files("*.[ch]", "c"):
+            self.docstrings += [(file, node.lineno, node.value) for node in documents]
+        for file in [*code_files("*.[ch]", "c", "src"), *code_files("*.cc", "src")]:
             text = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
             self.identifiers.update(re.findall(r"\b[A-Za-z_]\w*", text))
         self.attributes.update(*self.members.values())
@@ -155,7 +155,7 @@ class Tree:
         return set().union(*(self.members[name] for name, rooms in self.rooms.items() if room in rooms))
 
     def holds(self, dotted: str) -> bool:
-        """Whether `multipod.room.module.Class.member` leads somewhere, as far as the names are this tree's."""
+        """Whether a dotted name that begins with `multipod` leads somewhere, as far as its parts are this tree's."""
         parts = dotted.split(".")
         depth = max(n for n in range(len(parts) + 1) if n == 0 or ".".join(parts[:n]) in self.modules)
         if depth in (0, len(parts)):

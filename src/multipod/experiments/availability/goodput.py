@@ -24,8 +24,8 @@ from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.recipes.digits import digits
 from multipod.step.program import Program
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.events import Saved, Updated
 from multipod.train.context import LoopHooks, RunContext
+from multipod.train.events import Saved, Updated
 from multipod.train.loop import train
 
 INTERVALS = (4, 16, 64)
