@@ -426,6 +426,21 @@ def test_links_to_headings_lead_to_one(page):
     assert wrong == []
 
 
+def pages_behind(page: Path) -> set[Path]:
+    """The pages that a page links to; a folder stands for all in it."""
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    places = [(page.parent / target).resolve() for target in targets]
+    return {found for place in places for found in (place.glob("*.md") if place.is_dir() else [place])} & {*PAGES}
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        new = set().union(*map(pages_behind, new)) - reached
+    assert sorted({*PAGES} - reached) == []
+
+
 def rows(page: Path) -> Iterator[list[str]]:
     """The cells of each row of a page's tables."""
     for line in page.read_text(encoding="utf-8").splitlines():
