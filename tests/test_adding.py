@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 import numpy as np
+import optax
 from click.testing import CliRunner
+from rich.console import Console
 from tiny_recipe import Perceptron, tiny
 
 from multipod.cli.main import COMMANDS, cli
@@ -16,8 +18,14 @@ from multipod.data.files.formats import FORMATS, Format, open_records
 from multipod.data.files.records import Record, Records, files_identity, located
 from multipod.execute.engines.numpy import run as run_schedule
 from multipod.layout.layout import Layout
+from multipod.optim.optimizer import Optimizer
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.recipe.override import override
+from multipod.recipe.text import from_text, to_text
 from multipod.recipes.find import RECIPES, load
 from multipod.topology.machines import parse
+from multipod.train.observers.table import OBSERVERS, CallOnly, ObservedRun, make_observers
+from multipod.train.run_folder import RunFolder
 
 
 def command(*words: str) -> str:
@@ -81,6 +89,33 @@ def test_a_data_format_is_a_class_and_a_line(tmp_path, monkeypatch):
     assert "bytes          single bytes (.bin)" in command("data", "formats")
 
 
+@dataclass(frozen=True)
+class SignDescent(Optimizer):
+    """w <- w - rate * sign(g)."""
+
+    damping: float = 0.0
+
+    def build(self, updates: int) -> optax.GradientTransformation:
+        rate = self.schedule(updates)
+        return optax.chain(optax.scale_by_sign(), optax.scale(1 - self.damping), optax.scale_by_learning_rate(rate))
+
+
+def test_an_optimizer_is_a_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "sign", SignDescent)
+    recipe = override(tiny(), ["optimizer=sign", "optimizer.damping=0.5"])
+    assert recipe.optimizer == SignDescent(tiny().optimizer.rate, damping=0.5)
+    assert from_text(to_text(recipe)).optimizer == recipe.optimizer
+    assert "damping" in command("show", "digits", "--set", "optimizer=sign")
+
+
+def test_a_logger_is_a_class_and_a_line(tmp_path, monkeypatch):
+    heard = []
+    monkeypatch.setitem(OBSERVERS, "list", lambda run: CallOnly(heard.append))
+    (observer,) = make_observers(ObservedRun(RunFolder(tmp_path), Console()), ["list"])
+    observer("an event")
+    assert heard == ["an event"]
+
+
 def narrow():
     """A narrower perceptron."""
     return replace(tiny(), name="narrow", model=Perceptron(width=4))
@@ -102,5 +137,5 @@ def test_a_command_is_a_function_and_a_line(monkeypatch):
 
 def test_every_table_is_named_in_the_contribution_guide():
     guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for table in ("ALGORITHMS", "FORMATS", "RECIPES", "COMMANDS", "OPTIMIZERS", "OBSERVERS", "AXES"):
+    for table in ("ALGORITHMS", "FORMATS", "RECIPES", "COMMANDS", "OPTIMIZERS", "OBSERVERS"):
         assert f"`{table}` (" in guide

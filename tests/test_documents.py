@@ -40,8 +40,6 @@ FIELD_ROOMS = {
     "data": ["data"],
     "model": ["models", "nn"],
     "objective": ["metrics"],
-    "trouble": ["recipe"],
-    "recipe": ["recipe"],
 }
 """Where the classes of a recipe's fields live: `model.tables.place` names fields of classes in `models` or `nn`."""
 
@@ -199,13 +197,13 @@ def dotted_trouble(text: str, tree: Tree) -> str:
     modules = [(head, dotted) for head in heads for dotted in tree.ends.get(head, [])]
     if any(tree.holds(dotted + text[len(head) :]) for head, dotted in modules):
         return ""
-    if root in FIELD_ROOMS and not field_trouble(text, tree):
+    if not field_trouble(text, tree):
         return ""
     if root in tree.foreign or root in OTHER_PACKAGES or root in FOREIGN or hasattr(builtins, root):
         return ""
     if modules and root not in tree.parameters:
         return f"{modules[0][1]} has no {rest[-1]}"
-    if root not in tree.words:
+    if root not in tree.identifiers:
         return f"no {root} in the code"
     return next((f"nothing has a member {part}" for part in rest if part not in tree.attributes | FOREIGN), "")
 
@@ -215,8 +213,9 @@ def field_trouble(text: str, tree: Tree) -> str:
     root, *rest = text.split(".")
     if root not in tree.members_of("Recipe") | {"recipe"}:
         return f"a recipe has no {root}"
-    members = set().union(*map(tree.members_in, FIELD_ROOMS.get(root, [])))
-    return next((f"no class in {FIELD_ROOMS[root]} has a field {part}" for part in rest if part not in members), "")
+    rooms = FIELD_ROOMS.get(root, ["recipe"])
+    known = set().union(*map(tree.members_in, rooms), *(tree.room_texts[room] for room in rooms))
+    return next((f"no class in {rooms} has a field {part}" for part in rest if part not in known), "")
 
 
 def changes_trouble(text: str, tree: Tree) -> str:
@@ -327,7 +326,7 @@ def settings_trouble(words: list[str], tree: Tree) -> str:
     for option, value in pairwise(words):
         if option == "--layout" and not value.startswith(("-", "...")) and not PLACEHOLDER.search(value):
             wrong = layout_trouble(value)
-        elif option == "--set" and "." in value.partition("=")[0]:
+        elif option == "--set" and "." in value.partition("=")[0] and not PLACEHOLDER.search(value):
             wrong = field_trouble(value.partition("=")[0], tree)
         else:
             continue
