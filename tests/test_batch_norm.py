@@ -19,7 +19,7 @@ from multipod.execute import sums
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.models.resnet import SmallResNet
-from multipod.nn.batch_norm import TileBatchNorm, tile_groups
+from multipod.nn.images.batch_norm import TileBatchNorm, tile_groups
 from multipod.nn.padding import masked
 from multipod.step.gradients import over_data
 

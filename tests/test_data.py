@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches, evaluation_batches
 from multipod.data.digits import Digits, shifted
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh

@@ -28,7 +28,7 @@ from multipod.models.dlrm import (
     terabyte,
 )
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
-from multipod.nn.tensor_train import materialized, tensor_train
+from multipod.nn.tables.tensor_train import materialized, tensor_train
 from multipod.optim.optimizer import Optimizer
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -21,11 +21,11 @@ from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
 from multipod.models.dlrm_tables import Tables, packed
-from multipod.nn import sharded_tables
-from multipod.nn.hot_rows import HotRows, moves
 from multipod.nn.model import Moved
-from multipod.nn.sharded_tables import Fields
-from multipod.nn.tensor_train import LARGEST
+from multipod.nn.tables import sharded_tables
+from multipod.nn.tables.hot_rows import HotRows, moves
+from multipod.nn.tables.sharded_tables import Fields
+from multipod.nn.tables.tensor_train import LARGEST
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from multipod.models.resnet import ResNet
-from multipod.nn.conv_norm import ConvNorm
-from multipod.nn.convolution import folded_convolution
+from multipod.nn.images.conv_norm import ConvNorm
+from multipod.nn.images.convolution import folded_convolution
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 

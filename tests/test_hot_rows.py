@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from multipod.errors import DataError, RecipeError
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
-from multipod.nn.tensor_train import LARGEST, looked_up, materialized, tensor_train
-from multipod.nn.tensor_train_bag import bag
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, counted, empty, refreshed
+from multipod.nn.tables.tensor_train import LARGEST, looked_up, materialized, tensor_train
+from multipod.nn.tables.tensor_train_bag import bag
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.sparse import adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.step.state import State

@@ -15,7 +15,7 @@ from multipod.errors import LayoutError
 from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.nn.laid import laid, laying
+from multipod.nn.logical_axes import laid, laying
 from multipod.optim.optimizer import Optimizer
 from multipod.step.program import Program
 from multipod.step.state import device_bytes

@@ -18,9 +18,9 @@ from multipod.errors import RecipeError
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.models.efficientnet import SCALINGS, EfficientNet, efficientnet, round_features, round_repeats
 from multipod.models.resnet import BLOCKS, ResNet
-from multipod.nn.batch_norm import TileBatchNorm
-from multipod.nn.depthwise import DIMENSIONS, depthwise_convolution
-from multipod.nn.squeeze_excite import SqueezeExcite
+from multipod.nn.images.batch_norm import TileBatchNorm
+from multipod.nn.images.depthwise import DIMENSIONS, depthwise_convolution
+from multipod.nn.images.squeeze_excite import SqueezeExcite
 from multipod.optim.tensors import TensorRules
 from multipod.recipe.override import override
 from multipod.step.program import Program

@@ -17,7 +17,7 @@ from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
 from multipod.nn.dims import dims_of
 from multipod.nn.experts.routing import Routing
-from multipod.nn.relative_positions import buckets
+from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
 from multipod.train.loop import _Run

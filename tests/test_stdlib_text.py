@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.data.stdlib_text import (
     END,
     MASK,

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 from tiny_recipe import Perceptron
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.errors import LayoutError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_sharding, make_mesh

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from multipod.errors import DataError, NativeError, RecipeError
-from multipod.nn import tensor_train_native
-from multipod.nn.bags import check_bags, check_ids, dense_bag
-from multipod.nn.tensor_train import (
+from multipod.nn.tables import tensor_train_native
+from multipod.nn.tables.bags import check_bags, check_ids, dense_bag
+from multipod.nn.tables.tensor_train import (
     TensorTrain,
     covering_factors,
     decomposed,
@@ -24,8 +24,8 @@ from multipod.nn.tensor_train import (
     materialized,
     tensor_train,
 )
-from multipod.nn.tensor_train_bag import bag
-from multipod.nn.tensor_train_init import initial_cores, spread
+from multipod.nn.tables.tensor_train_bag import bag
+from multipod.nn.tables.tensor_train_init import initial_cores, spread
 
 # To compile is most of what these tests cost, and without optimization it takes half as long.
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -46,7 +46,7 @@ def example_log(
         yield Logged(None)
         return
     from multipod.data.batches import TrainBatches
-    from multipod.data.feed import owned_rows
+    from multipod.data.global_arrays import owned_rows
     from multipod.layout.mesh import batch_sharding
     from multipod.runs.example_log import ExampleLog
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from multipod.collectives.checks import check_whole, tile_peers
-from multipod.collectives.holes import fold_order, is_closed
+from multipod.collectives.detour_rings import fold_order, is_closed
 from multipod.collectives.rings import Both, around, assemble
 from multipod.collectives.schedule import (
     ADD,

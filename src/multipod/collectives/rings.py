@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from multipod.collectives.checks import check_no_root, check_segments, check_whole, find_root, tile_peers
-from multipod.collectives.holes import cycle, detour
+from multipod.collectives.detour_rings import cycle, detour
 from multipod.collectives.schedule import (
     ADD,
     COPY,

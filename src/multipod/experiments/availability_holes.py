@@ -134,7 +134,7 @@ class _Case:
 
     def __init__(self, failed: tuple[tuple[int, int], ...]) -> None:
         from multipod.data.batches import TrainBatches
-        from multipod.data.feed import owned_rows
+        from multipod.data.global_arrays import owned_rows
         from multipod.experiments.perceptron import Perceptron
         from multipod.layout.layout import Layout
         from multipod.layout.mesh import batch_sharding, make_mesh

@@ -32,8 +32,8 @@ from multipod.experiments.tt_rec_runs import run as train
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm, mlperf
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
-from multipod.nn.hot_rows import counted, empty, refreshed
-from multipod.nn.tensor_train import tensor_train
+from multipod.nn.tables.hot_rows import counted, empty, refreshed
+from multipod.nn.tables.tensor_train import tensor_train
 
 Report = Callable[[str], None]
 LARGE = 20_000

@@ -12,11 +12,11 @@ from multipod.data.clicks.text import parse
 from multipod.experiments.outcome import Claim, Section
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import KAGGLE_ROWS, TERABYTE_10M_ROWS, interacted, kaggle, mlperf, terabyte
-from multipod.nn.bags import dense_bag
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
-from multipod.nn.tensor_train import TensorTrain, materialized, tensor_train
-from multipod.nn.tensor_train_bag import bag
-from multipod.nn.tensor_train_init import initial_cores, spread
+from multipod.nn.tables.bags import dense_bag
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, counted, empty, refreshed
+from multipod.nn.tables.tensor_train import TensorTrain, materialized, tensor_train
+from multipod.nn.tables.tensor_train_bag import bag
+from multipod.nn.tables.tensor_train_init import initial_cores, spread
 
 PAPER = "arXiv:2101.11714"
 Part = tuple[list[Claim], Section]

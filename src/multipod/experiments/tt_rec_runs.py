@@ -13,7 +13,7 @@ from multipod.data.clicks.synthetic import Synthetic
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_sparse import Rule, SparseState, dense_places, sparse_state, sparse_update
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, counted, empty, refreshed
 
 BATCH = 128
 

@@ -9,14 +9,14 @@ from flax import nnx
 from jax.nn.initializers import truncated_normal
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import segment_mask
 from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropped
 from multipod.nn.dims import constant
-from multipod.nn.embedding import Embedding
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, called
-from multipod.nn.transformer import EncoderLayer, LayerSpec
+from multipod.nn.text.attention import segment_mask
+from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.transformer import EncoderLayer, LayerSpec
 from multipod.pytrees import Batch
 
 EPSILON = 1e-12

@@ -26,12 +26,12 @@ from multipod.errors import DataError, RecipeError
 from multipod.models import dlrm_hot, dlrm_tables
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Packed, Tables
-from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
 from multipod.nn.model import Moved, rows_name
-from multipod.nn.tensor_train import Cores, TensorTrain, tensor_train
-from multipod.nn.tensor_train_bag import Way, bag
-from multipod.nn.tensor_train_init import Distribution, Scale, initial_cores
+from multipod.nn.tables import sharded_tables
+from multipod.nn.tables.tensor_train import Cores, TensorTrain, tensor_train
+from multipod.nn.tables.tensor_train_bag import Way, bag
+from multipod.nn.tables.tensor_train_init import Distribution, Scale, initial_cores
 from multipod.pytrees import Batch, Params, Statistics
 
 Lookup = Callable[..., jax.Array]
@@ -77,9 +77,9 @@ class Dlrm:
       tt_rank: of every bond; no larger than any bond of these tables can have.
       tt_cores: cores of a tensor train.
       tt_init: distribution of the cores' entries.
-      tt_scale: of the cores, see `multipod.nn.tensor_train_init`.
+      tt_scale: of the cores, see `multipod.nn.tables.tensor_train_init`.
       hash_rows: larger tables have so many rows, and ids are taken modulo that; 0 leaves them. Not with tensor trains.
-      lookup: how tensor trains are looked up, see `multipod.nn.tensor_train_bag`.
+      lookup: how tensor trains are looked up, see `multipod.nn.tables.tensor_train_bag`.
       tables: how dense tables lie; with `--layout expert=N` over N devices.
       hot: the cache of hot rows beside tensor trains.
     """

@@ -2,7 +2,7 @@
 
 The cached rows are parameters, `tables/2/hot`, with gradients and optimizer state of their own. What is cached and what
 has been counted are statistics, the same on every device: ids are gathered over the devices that split the batch.
-`multipod.nn.hot_rows` says what happens to what a row has learnt when it leaves.
+`multipod.nn.tables.hot_rows` says what happens to what a row has learnt when it leaves.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ import numpy as np
 from jax import lax
 
 from multipod.layout.mesh import BATCH_AXES
-from multipod.nn import hot_rows
 from multipod.nn.experts.exchange import known
-from multipod.nn.hot_rows import HotRows, Policy
 from multipod.nn.model import Moved
 from multipod.nn.padding import example_mask
-from multipod.nn.tensor_train import LARGEST, Cores, TensorTrain
-from multipod.nn.tensor_train_bag import Way
+from multipod.nn.tables import hot_rows
+from multipod.nn.tables.hot_rows import HotRows, Policy
+from multipod.nn.tables.tensor_train import LARGEST, Cores, TensorTrain
+from multipod.nn.tables.tensor_train_bag import Way
 from multipod.pytrees import Params, Statistics
 
 
@@ -33,7 +33,7 @@ class Hot:
       share: of a table's rows that are cached, at least one; 0 is no cache.
       warmup: updates in which ids are counted, before the first rows are cached.
       every: updates between refreshes afterwards; 0 leaves the cache as it was filled.
-      policy: for rows that leave (`multipod.nn.hot_rows`).
+      policy: for rows that leave (`multipod.nn.tables.hot_rows`).
       fade: what counts are multiplied by at a refresh.
       counters: ids that are counted at once, for each cached row.
     """

@@ -23,9 +23,9 @@ import numpy as np
 from multipod.errors import LayoutError
 from multipod.layout.tables import SMALL_BYTES, place_tables
 from multipod.layout.tables import Way as Place
-from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
-from multipod.nn.sharded_tables import AXIS, Fields
+from multipod.nn.tables import sharded_tables
+from multipod.nn.tables.sharded_tables import AXIS, Fields
 
 Placement = Literal["replicated", "table", "row", "column", "auto"]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from multipod.errors import RecipeError
-from multipod.nn.conv_norm import Dtype
 from multipod.nn.dims import Dims, dims_of, input_dims
+from multipod.nn.images.conv_norm import Dtype
 from multipod.nn.model import Model
 from multipod.pytrees import Batch, Params, Statistics
 

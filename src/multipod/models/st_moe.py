@@ -9,16 +9,16 @@ from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import Attention, segment_mask
 from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropped
-from multipod.nn.embedding import Embedding
 from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
 from multipod.nn.merge import merged
 from multipod.nn.model import FlaxModel
 from multipod.nn.padding import example_mask
-from multipod.nn.relative_positions import RelativePositions
 from multipod.nn.remat import Remat, called
+from multipod.nn.text.attention import Attention, segment_mask
+from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.relative_positions import RelativePositions
 from multipod.pytrees import Batch, Params
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import KeysValues, segment_mask
-from multipod.nn.beam_search import Beams, Cache, beam_search, greedy
 from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
-from multipod.nn.embedding import Embedding, sinusoids
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merged
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, called
-from multipod.nn.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
+from multipod.nn.text.attention import KeysValues, segment_mask
+from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
+from multipod.nn.text.embedding import Embedding, sinusoids
+from multipod.nn.text.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
 from multipod.pytrees import Batch, Params
 
 PAD = 0
@@ -114,7 +114,7 @@ class Transformer(FlaxModel):
     ) -> Beams:
         """The best translations of each source sequence by beam search; one sequence a row, not packed.
 
-        The defaults are those of MLPerf. See `multipod.nn.beam_search.beam_search`.
+        The defaults are those of MLPerf. See `multipod.nn.text.beam_search.beam_search`.
         """
         module = merged(self, params)
         step, cache = _decoder_steps(module, batch, length, beam)
@@ -123,7 +123,7 @@ class Transformer(FlaxModel):
         )
 
     def translate_greedily(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
-        """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.beam_search.greedy`."""
+        """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.text.beam_search.greedy`."""
         module = merged(self, params)
         step, cache = _decoder_steps(module, batch, length, 1)
         return greedy(step, cache, len(batch["source"]), length=length, start=start, end=end)

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer, variance_scaling
 
 from multipod.nn.dims import constant, param
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import laid
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from multipod.layout.rules import Dims, parts
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import laid
 
 SPLIT = ("height", "width")
 """The dims of inputs that are split: with others it is not known what padding would mean."""

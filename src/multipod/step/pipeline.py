@@ -12,8 +12,8 @@ from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
-from multipod.nn.laid import Splits, laying
 from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
+from multipod.nn.logical_axes import Splits, laying
 from multipod.nn.padding import masked
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import Proof

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from multipod.data.feed import to_mesh
+from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of, examples_of
 from multipod.execute.adasum import refuse_poisoned
 from multipod.execute.sums import ordered
@@ -33,7 +33,7 @@ from multipod.layout.mesh import (
 from multipod.layout.rules import Placement, Tensor
 from multipod.metrics.objective import masked_sums
 from multipod.nn.dims import dims_of, input_dims
-from multipod.nn.laid import laying
+from multipod.nn.logical_axes import laying
 from multipod.nn.padding import masked
 from multipod.optim.sparse import RowGradient
 from multipod.recipe.recipe import Recipe

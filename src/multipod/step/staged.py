@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from multipod.data.feed import to_mesh
+from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
 from multipod.execute.flight import PipeState, first, with_first

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.data.batches import evaluation_batches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.data.reading import Reading
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError

@@ -11,7 +11,7 @@ import numpy as np
 
 from multipod import runtime
 from multipod.data.batches import Feed, TrainBatches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.data.reading import Reading, ledger_of
 from multipod.data.source import HostBatch, Source, with_cache
 from multipod.errors import PoisonedError

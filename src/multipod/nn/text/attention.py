@@ -42,7 +42,7 @@ def attend(
     """softmax(queries keys^T / sqrt(d) + bias) values, for queries [n, q, h, d]; the same shape and type come back.
 
     Scores and softmax are float32 whatever the type of the queries. `mask` is bool, broadcast to [n, h, q, k], and so
-    is `bias`, numbers (`multipod.nn.relative_positions`). `dropout` drops weights and scales up the others.
+    is `bias`, numbers (`multipod.nn.text.relative_positions`). `dropout` drops weights and scales up the others.
 
     Source: Vaswani et al., 2017, arXiv:1706.03762, equation 1. Memory: 4 n h q k bytes, nothing is tiled.
     """

@@ -10,7 +10,7 @@ from jax.nn.initializers import Initializer
 
 from multipod.nn.dense import ComputeDtype
 from multipod.nn.dims import param
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import laid
 
 
 class Embedding(nnx.Module):

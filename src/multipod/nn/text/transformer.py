@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.attention import Attention, KeysValues, stored
 from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, Mlp, dropped
+from multipod.nn.text.attention import Attention, KeysValues, stored
 
 Norm = Literal["pre", "post"]
 """`pre`: x + f(norm(x)), with one more norm after the last layer. `post`: norm(x + f(x)), as in arXiv:1706.03762."""
@@ -99,7 +99,7 @@ class EncoderLayer(nnx.Module):
         self.mlp_residual = Residual(spec, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [n, q, features]; `mask` as for `multipod.nn.attention.attend`."""
+        """x [n, q, features]; `mask` as for `multipod.nn.text.attention.attend`."""
         x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         return self.mlp_residual(x, self.mlp)
 

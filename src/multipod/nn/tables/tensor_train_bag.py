@@ -1,7 +1,7 @@
 """Embedding bags from a table in tensor-train form: forward and backward touch only the rows in the batch.
 
 Two ways to the same values: the JAX form (`jax_bag`), the reference, which runs everywhere; and on CPU a kernel in C++
-(`multipod.nn.tensor_train_native`), which is an order of magnitude faster. Both work once for each *distinct* id, and
+(`tensor_train_native.py`), which is an order of magnitude faster. Both work once for each *distinct* id, and
 compute the product of the first k cores once for all ids whose first k digits agree.
 
 Source: Yin et al., 2021, arXiv:2101.11714 (TT-Rec), sections 3.2 and 5; the products of common prefixes are ours (they
@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from multipod.errors import NativeError, RecipeError
-from multipod.nn import tensor_train_native as native
-from multipod.nn.bags import Mode, check_bags, divided, is_concrete, pooled
-from multipod.nn.tensor_train import Cores, TensorTrain
+from multipod.nn.tables import tensor_train_native as native
+from multipod.nn.tables.bags import Mode, check_bags, divided, is_concrete, pooled
+from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
 Way = Literal["auto", "jax", "native"]
 
@@ -36,7 +36,7 @@ def bag(
     distinct: int | None = None,
     table: str = "table",
 ) -> jax.Array:
-    """The bags [bags, features] of `multipod.nn.bags`. Differentiable in `cores` and `weights`.
+    """The bags [bags, features] of `multipod.nn.tables.bags`. Differentiable in `cores` and `weights`.
 
     Args:
       tt: the shape of the table.
@@ -51,7 +51,7 @@ def bag(
       table: its name, for errors.
 
     Raises:
-      DataError: called outside `jax.jit` with ids or offsets that do not fit the table. Inside, see `nn.bags`.
+      DataError: called outside `jax.jit` with ids or offsets that do not fit the table. Inside, see `nn.tables.bags`.
       RecipeError: cores of other shapes.
       NativeError: way="native", and the kernel cannot be compiled here.
     """

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from multipod.errors import RecipeError
-from multipod.nn.bags import Mode, bag_numbers, check_bags, dense_bag, divided, is_concrete
-from multipod.nn.tensor_train import LARGEST, Cores, TensorTrain, looked_up
-from multipod.nn.tensor_train_bag import Way, bag
+from multipod.nn.tables.bags import Mode, bag_numbers, check_bags, dense_bag, divided, is_concrete
+from multipod.nn.tables.tensor_train import LARGEST, Cores, TensorTrain, looked_up
+from multipod.nn.tables.tensor_train_bag import Way, bag
 
 Policy = Literal["write-back", "discard"]
 

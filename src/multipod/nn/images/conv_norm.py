@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.convolution import convolution, folded_convolution
-from multipod.nn.depthwise import depthwise_convolution
-from multipod.nn.laid import laid
+from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
+from multipod.nn.images.convolution import convolution, folded_convolution
+from multipod.nn.images.depthwise import depthwise_convolution
+from multipod.nn.logical_axes import laid
 
 Dtype = Literal["float32", "bfloat16"]
 """Of convolutions and what passes between layers. Parameters, statistics and their arithmetic are float32 always."""
@@ -35,7 +35,7 @@ class Style:
       padding: `same` pads as TensorFlow does, with the odd pixel after the image; `symmetric` pads (size - 1) / 2
         pixels on each side. They differ for strides above 1 only.
       dtype: of activations.
-      moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       tiles: with `kept`, how many tiles the mesh holds.
     """
 
@@ -54,7 +54,7 @@ class ConvNorm(nnx.Module):
     The kernel is `size` x `size`, odd, without a bias, which the norm would take away again; initialised normal by
     fan-out. `groups` is 1 or, for a depthwise convolution, the number of features. With `zero` the scale of the norm
     begins at zero, so that a residual block begins as the identity (arXiv:1706.02677, section 5.1). With
-    `fold` the stride is folded into the channels (`multipod.nn.convolution.folded_convolution`).
+    `fold` the stride is folded into the channels (`multipod.nn.images.convolution.folded_convolution`).
     """
 
     def __init__(
