@@ -29,7 +29,7 @@ from multipod.layout.mesh import make_mesh  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
 from multipod.step.program import Program  # noqa: E402
 from multipod.train.events import Evaluated, Updated  # noqa: E402
-from multipod.train.loop import Surroundings, train  # noqa: E402
+from multipod.train.loop import RunContext, train  # noqa: E402
 
 UPDATES = 120
 WAYS = ("none", "at once", "beside")
@@ -80,7 +80,7 @@ def rate(program: Program, way: str) -> tuple[float, list[float]]:
 
     every = 0 if way == "none" else program.recipe.evaluate_every
     program = replace(program, recipe=replace(program.recipe, evaluate_every=every))
-    train(program, Surroundings(observers=[watch], evaluate_beside=way == "beside"))
+    train(program, RunContext(observers=[watch], evaluate_beside=way == "beside"))
     # All three end with one evaluation that is waited for.
     return (UPDATES - 1) * program.recipe.batch / (times[-1] - times[0]), losses
 

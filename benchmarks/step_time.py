@@ -40,7 +40,7 @@ from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
 from multipod.step.program import Program  # noqa: E402
 from multipod.train.events import Event, Updated  # noqa: E402
-from multipod.train.loop import Surroundings, train  # noqa: E402
+from multipod.train.loop import RunContext, train  # noqa: E402
 from multipod.train.observers.jsonl import JsonLines  # noqa: E402
 from multipod.train.observers.tensorboard import TensorBoard  # noqa: E402
 
@@ -87,7 +87,7 @@ class OurLoop:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         folder.mkdir()
         observers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder), self._observe]
-        around = Surroundings(observers=observers, pulse=self._pulse, clock=self._clock, began=self._clock())
+        around = RunContext(observers=observers, on_phase=self._pulse, clock=self._clock, began=self._clock())
         threading.Thread(target=self._train, args=(program, around), daemon=True).start()
         self._wait()
 
@@ -104,7 +104,7 @@ class OurLoop:
         if self._error is not None:
             raise self._error
 
-    def _train(self, program: Program, around: Surroundings) -> None:
+    def _train(self, program: Program, around: RunContext) -> None:
         try:
             _, self.ended = train(program, around)
         except BaseException as error:

@@ -28,7 +28,7 @@ from multipod.train.checksums import damaged_files, seal
 from multipod.train.events import Compiled, Ended, Evaluated, Saved, SaveFailed, Started, Troubled, Updated
 from multipod.train.goodput import Account, account_of, past_of
 from multipod.train.hooks import no_faults
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 from multipod.train.loss_spikes import Watch, kind_of
 from multipod.train.replay import finding
 from multipod.train.saving import Saving
@@ -265,7 +265,7 @@ EXPONENT = 31
 def run(recipe: Recipe, faults=no_faults, store=None, **options):
     told: list = []
     program = Program(recipe, make_mesh(Layout((2, 4))), faulty=True)
-    state, ended = train(program, Surroundings(observers=[told.append], faults=faults, checkpoints=store, **options))
+    state, ended = train(program, RunContext(observers=[told.append], faults=faults, checkpoints=store, **options))
     return state, ended, told
 
 

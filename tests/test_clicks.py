@@ -20,7 +20,7 @@ from multipod.metrics.ranking import auc
 from multipod.recipes.find import load
 from multipod.step.program import Program
 from multipod.train.evaluation import evaluate
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 ROWS = (1000,) * FIELDS
 SPEC = Synthetic(rows=(3000, 40, 5), examples=2000, tests=500)
@@ -318,7 +318,7 @@ def test_a_run_reports_auc_and_stops_at_its_target():
     )  # fmt: skip
     program = Program(recipe, make_mesh(recipe.layout))
     told = []
-    state, ended = train(program, Surroundings(observers=[told.append]))
+    state, ended = train(program, RunContext(observers=[told.append]))
     assert 0.55 <= ended.values["auc"] <= auc(*data.best()) + 0.05
     assert ended.update < 60
     assert not ended.interrupted

@@ -40,7 +40,7 @@ from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
 from multipod.step.program import Program
 from multipod.train.events import Ended, Skipped
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder, check_data
 
@@ -230,7 +230,7 @@ def small(folder, **how):
 def run(recipe, reading=None):
     events = []
     program = Program(recipe, make_mesh(recipe.layout))
-    state, _ = train(program, Surroundings(observers=[events.append], reading=reading or Reading()))
+    state, _ = train(program, RunContext(observers=[events.append], reading=reading or Reading()))
     return state, events
 
 

@@ -32,7 +32,7 @@ from multipod.recipes.find import load
 from multipod.step.between import rearranged
 from multipod.step.program import Program
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 DATA = Synthetic(rows=(120, 30, 5), examples=192, tests=40)
@@ -215,7 +215,7 @@ def test_a_run_tells_of_its_cache():
     model = replace(SMALL, tt_rows=100, tt_rank=3, tt_cores=2, hot=Hot(0.05, policy="discard"))
     asked = recipe(model, Layout((1, 1)), updates=3)
     told = []
-    _, ended = train(Program(asked, make_mesh(asked.layout)), Surroundings(observers=[told.append]))
+    _, ended = train(Program(asked, make_mesh(asked.layout)), RunContext(observers=[told.append]))
     assert 0 < ended.values["auc"] < 1
     assert ended.notes["hot rows"] == "0 of 1 tables"
     text = to_text(asked)

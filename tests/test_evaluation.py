@@ -14,7 +14,7 @@ from multipod.step.program import Program
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Saved, Updated
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 pytestmark = pytest.mark.jax_version
 
@@ -28,7 +28,7 @@ def program():
 
 def events_of(program, **around):
     events = []
-    train(program, Surroundings(observers=[events.append], **around))
+    train(program, RunContext(observers=[events.append], **around))
     return [event for event in events if isinstance(event, Evaluated | Updated | Saved)]
 
 
@@ -78,7 +78,7 @@ def test_an_empty_test_set_is_refused_before_anything_is_trained(program):
     recipe = replace(program.recipe, data=Untested())
     empty = replace(program, recipe=recipe)
     with pytest.raises(MetricError, match="the test set has no examples, so nothing could be said of the run"):
-        train(empty, Surroundings())
+        train(empty, RunContext())
     with pytest.raises(MetricError, match="the test set has no examples"):
         evaluate(empty, program.init(), recipe.data.test())
     assert np.isfinite(evaluate(program, program.init(), Digits().test())["loss"])

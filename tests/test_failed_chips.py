@@ -25,7 +25,7 @@ from multipod.recipes.digits import digits
 from multipod.step.gradients import over_data, vector_sum
 from multipod.step.program import Program
 from multipod.train.events import Ended, Evaluated, Updated
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 ONE_FAILED = Layout((2, 4), "detour-ring", failed=((0, 1),))
@@ -41,7 +41,7 @@ def short(layout, **fields):
 def curve(recipe):
     """The values of each update, those of the evaluation, and the last state."""
     events = []
-    state, _ = train(Program(recipe, make_mesh(recipe.layout)), Surroundings(observers=[events.append]))
+    state, _ = train(Program(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
     updates = [event.values for event in events if isinstance(event, Updated)]
     assert any(isinstance(event, Ended) for event in events)
     return updates, next(event for event in events if isinstance(event, Evaluated)), state

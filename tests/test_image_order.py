@@ -15,7 +15,7 @@ from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.orders import wishes_of
 from multipod.step.program import Program
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def trained(order):
         layout=Layout((1, 2)), evaluation_batch=8,
     )  # fmt: skip
     program = Program(recipe, make_mesh(recipe.layout))
-    return program, train(program, Surroundings(reading=Reading(image_order=order)))[0]
+    return program, train(program, RunContext(reading=Reading(image_order=order)))[0]
 
 
 def test_the_order_of_images_in_memory_changes_nothing_that_is_learnt():

@@ -17,7 +17,7 @@ from multipod.metrics.objective import TokenClassification
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 
 BOUNDS = ((4, 4), (4, 8), (12, 8))
 
@@ -97,7 +97,7 @@ def test_all_hosts_read_a_batch_at_one_size_and_every_pair_once_an_epoch():
 def test_the_trainer_takes_batches_of_several_sizes_and_padding_changes_no_loss():
     told, recipe_ = [], recipe(BOUNDS[1:])
     program = Program(recipe_, make_mesh(recipe_.layout))
-    train(program, Surroundings(observers=[told.append]))
+    train(program, RunContext(observers=[told.append]))
     losses = [event.values["loss"] for event in told if type(event).__name__ == "Updated"]
     whole = replace(recipe_, data=Words(BOUNDS[-1:]))
     fixed, source = Program(whole, program.mesh), recipe_.data.train()

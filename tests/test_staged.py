@@ -34,7 +34,7 @@ from multipod.step.programs import program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Updated
-from multipod.train.loop import Surroundings, train
+from multipod.train.loop import RunContext, train
 from multipod.train.run_folder import RunFolder, check_pipe
 
 T123 = PipeMare(anneal=4, decay=0.2, warmup=2)
@@ -177,7 +177,7 @@ def test_stopped_in_mid_pipeline_it_goes_on_with_the_same_bits(tmp_path):
     def run(folder, state=None, stop_after=0):
         told = []
         with closing(Checkpoints(folder, keep=3)) as saved:
-            around = Surroundings(saved, [told.append], stop_after=stop_after, evaluate_beside=bool(stop_after))
+            around = RunContext(saved, [told.append], stop_after=stop_after, evaluate_beside=bool(stop_after))
             given = saved.restore(program.shapes) if state else None
             end, _ = train(program, around, given)
         return jax.device_get(end), [(e.update, e.values) for e in told if isinstance(e, Updated | Evaluated)]

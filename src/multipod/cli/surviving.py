@@ -126,7 +126,7 @@ class Here:
 
         from multipod.cli.example_logging import example_log
         from multipod.cli.train import finish
-        from multipod.train.loop import Surroundings
+        from multipod.train.loop import RunContext
         from multipod.train.loop import train as loop
 
         world, member = connection.world, self.member
@@ -152,14 +152,14 @@ class Here:
                 log.keep(state, event, leaving)
                 return copied_s
 
-            around = Surroundings(
+            around = RunContext(
                 checkpoints=checkpoints,
                 observers=observers,
-                pulse=log.pulse(keeper.pulse),
-                meet=keeper.meet,
-                keep=keep,
-                regroup=lambda: member.ending(world),
-                due=world.generation > 0 and update > 0,
+                on_phase=log.pulse(keeper.pulse),
+                barrier=keeper.meet,
+                on_update=keep,
+                wants_restart=lambda: member.ending(world),
+                resume_with_due=world.generation > 0 and update > 0,
                 times=self.times,
                 stop=self.stop,
                 stop_after=self.request.stop_after,

@@ -140,7 +140,7 @@ def run(request: Request, where: Where) -> int:
     from multipod.layout.mesh import topology_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.hooks import no_faults, silent
-    from multipod.train.loop import Surroundings
+    from multipod.train.loop import RunContext
     from multipod.train.loop import train as loop
     from multipod.train.multihost import meet
     from multipod.train.stop import stop_on_signals
@@ -166,12 +166,12 @@ def run(request: Request, where: Where) -> int:
         observers = stack.enter_context(watched_by(folder, request, where, state))
         state = request.begin(program) if request.begin else state
         log = stack.enter_context(example_log(request, folder, program, state))
-        around = Surroundings(
+        around = RunContext(
             checkpoints=checkpoints,
             observers=observers,
-            pulse=log.pulse(where.heartbeat or silent),
-            keep=log.keep,
-            meet=lambda name: meet(name, where.timeouts.compile_s),
+            on_phase=log.pulse(where.heartbeat or silent),
+            on_update=log.keep,
+            barrier=lambda name: meet(name, where.timeouts.compile_s),
             stop=stop,
             stop_after=request.stop_after,
             evaluate_beside=request.evaluate_beside,

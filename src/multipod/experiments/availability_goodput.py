@@ -169,7 +169,7 @@ class _Life:
 
     def __init__(self, program: Any, folder: Path, faults: _Failures) -> None:
         from multipod.train.checkpoint import Checkpoints
-        from multipod.train.loop import Surroundings, train
+        from multipod.train.loop import RunContext, train
 
         self.faults = faults
         self.updated: list[Any] = []
@@ -180,7 +180,7 @@ class _Life:
         with closing(Checkpoints(folder, 3, committed=self._commit)) as store:
             state = store.restore(program.shapes) if store.updates() else None
             with suppress(Failure):
-                train(program, Surroundings(checkpoints=store, observers=[self._hear], faults=faults), state)
+                train(program, RunContext(checkpoints=store, observers=[self._hear], faults=faults), state)
             with suppress(CheckpointError):
                 store.wait()
         if faults.failed_s:
@@ -280,7 +280,7 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
     from multipod.recipes.digits import digits
     from multipod.step.program import Program
     from multipod.train.checkpoint import Checkpoints
-    from multipod.train.loop import Surroundings, train
+    from multipod.train.loop import RunContext, train
 
     layout = Layout((1, 1))
     recipe = replace(digits(), model=Perceptron(hidden=(1024, 1024)), layout=layout, updates=updates, evaluate_every=0)
@@ -291,7 +291,7 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
         program = Program(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
         with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder), 3)) as store:
             slow = _Failures(math.inf, slept_s)
-            train(program, Surroundings(checkpoints=store if saves else None, observers=[events.append], faults=slow))
+            train(program, RunContext(checkpoints=store if saves else None, observers=[events.append], faults=slow))
         steps = [event.step_s for event in events if isinstance(event, Updated)][1:]
         held = [event.seconds for event in events if isinstance(event, Saved)][:-1]  # the last is waited for
         mean_s[saves] = (sum(steps) + sum(held)) / len(steps)

@@ -37,13 +37,13 @@ REGROUP = 1 << 14
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """All that a run needs and that does not change what it learns.
 
     Attributes:
       checkpoints: where the state is saved; None saves nothing.
       observers: told every event; pass none on processes other than 0.
-      pulse: told every phase.
+      on_phase: told every phase.
       stop: set by Ctrl-C.
       stop_after: stop, as if asked, after this many updates; 0 never does.
       reading: how this host makes batches.
@@ -52,15 +52,16 @@ class Surroundings:
       resume: the command that goes on with the run, for the summary.
       folder: the run's folder, for the observers.
       facts: what `run.json` holds, for the observers.
-      meet: waits until all processes are at the point of this name.
+      barrier: waits until all processes are at the point of this name.
       past: seconds of the run before this process, by what they went into.
       repeated: updates that are done again from here on (`Started`).
       faults: what is to go wrong; nothing, but for `multipod chaos`.
-      keep: given the state after each update, and its event, before anything else is done with it; and whether all
-        processes leave after this update. Returns the seconds that it copied for.
-      regroup: whether this process wants all to leave after the update that is to be done, and come together anew.
-      due: begin with the evaluation and the save that are due at the update the run goes on from: they may not have
-        been done.
+      on_update: given the state after each update, and its event, before anything else is done with it; and whether
+        all processes leave after this update. Returns the seconds that it copied for.
+      wants_restart: whether this process wants all to leave after the update that is to be done, and come together
+        anew.
+      resume_with_due: begin with the evaluation and the save that are due at the update the run goes on from: they
+        may not have been done.
       times: where the times of updates are collected.
       clock: a monotonic clock in seconds.
       began: what the clock said when the process started.
@@ -68,11 +69,11 @@ class Surroundings:
 
     checkpoints: Checkpoints | None = None
     observers: Sequence[Observer] = ()
-    pulse: Pulse = silent
-    meet: Callable[[str], None] = lambda name: None
-    keep: Callable[[State, Updated, bool], float] = lambda state, event, regrouping: 0.0
-    regroup: Callable[[], bool] = lambda: False
-    due: bool = False
+    on_phase: Pulse = silent
+    barrier: Callable[[str], None] = lambda name: None
+    on_update: Callable[[State, Updated, bool], float] = lambda state, event, regrouping: 0.0
+    wants_restart: Callable[[], bool] = lambda: False
+    resume_with_due: bool = False
     times: Times = field(default_factory=Times)
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
@@ -93,7 +94,7 @@ class Surroundings:
             observer(event)
 
 
-def train(program: AnyProgram, around: Surroundings, state: State | None = None) -> tuple[State, Ended]:
+def train(program: AnyProgram, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
     """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
 
     Returns the last state, which is also the last checkpoint, and the summary.
@@ -101,10 +102,10 @@ def train(program: AnyProgram, around: Surroundings, state: State | None = None)
     Raises:
       Left: all processes agreed to leave, after an update, evaluated and saved if that was due.
     """
-    run = _Run(program, around, state)
+    run = _Run(program, context, state)
     run.start()
     compiled = run.compile()
-    with contextlib.closing(run.batches.start(int(run.state.position), around.reading)) as incoming:
+    with contextlib.closing(run.batches.start(int(run.state.position), context.reading)) as incoming:
         evaluated = run.updates_with(compiled, incoming)
     run.save_last()
     return run.state, run.ended(evaluated)
@@ -124,12 +125,12 @@ class _UnderWay:
 class _Run:
     """The moving parts of `train`: the state, and where its time went."""
 
-    def __init__(self, program: AnyProgram, around: Surroundings, state: State | None) -> None:
-        self.program, self.recipe, self.around = program, program.recipe, around
-        around.pulse("starting", 0)
+    def __init__(self, program: AnyProgram, context: RunContext, state: State | None) -> None:
+        self.program, self.recipe, self.context = program, program.recipe, context
+        context.on_phase("starting", 0)
         self.state = program.init() if state is None else state
         self.update = int(self.state.update)
-        self.times = around.times
+        self.times = context.times
         self.compile_s = 0.0
         self.wishes: Wishes | None = None
         self.stopped = self.reached = False
@@ -137,9 +138,9 @@ class _Run:
         self.copied_s = 0.0  # after the last update
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         self.account = Account()
-        self.saving = Saving(around.checkpoints, self.tell, around.clock)
-        self.coping = Coping(program, around.clock)
-        source = with_cache(self.recipe.data.train(), around.reading.cache_bytes, around.reading.cache_folder)
+        self.saving = Saving(context.checkpoints, self.tell, context.clock)
+        self.coping = Coping(program, context.clock)
+        source = with_cache(self.recipe.data.train(), context.reading.cache_bytes, context.reading.cache_folder)
         self.batches = TrainBatches(source, self.recipe.batch, self.recipe.seed, self.rows, program.padded)
         self.test = self.recipe.data.test()
         check_not_empty(self.test)
@@ -150,29 +151,29 @@ class _Run:
     def tell(self, event: Event) -> None:
         """Counts the event's time, and passes it on."""
         self.account(event)
-        self.around.tell(event)
+        self.context.tell(event)
 
     def start(self) -> None:
         """Tells the observers where the run stands."""
-        around, recipe = self.around, self.recipe
-        began_s = around.clock() - around.began
+        context, recipe = self.context, self.recipe
+        began_s = context.clock() - context.began
         self.tell(
             Started(
-                around.folder, self.update, recipe.updates, recipe.batch, around.facts, self.unit,
-                began_s, around.past, around.repeated,
+                context.folder, self.update, recipe.updates, recipe.batch, context.facts, self.unit,
+                began_s, context.past, context.repeated,
             )
         )  # fmt: skip
 
     def compile(self) -> Callable[[State, Batch, Any], tuple[State, Sums]]:
-        self.around.pulse("compiling", self.update)
-        start = self.around.clock()
-        order = self.around.reading.image_order
+        self.context.on_phase("compiling", self.update)
+        start = self.context.clock()
+        order = self.context.reading.image_order
         compiled = self.program.compile_update(order)
         self.wishes = wishes_of(compiled) if order else None
-        self.compile_s = self.around.clock() - start
+        self.compile_s = self.context.clock() - start
         runtime.release_memory()
         refuse_too_large(self.program, compiled)
-        self.around.meet("compiled")
+        self.context.barrier("compiled")
         self.tell(Compiled(self.compile_s))
         return compiled
 
@@ -180,12 +181,12 @@ class _Run:
         self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], incoming: Feed
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
-        clock = self.around.clock
+        clock = self.context.clock
         flags = {wish: self.program.stop_flags(wish) for wish in (0, 1, REGROUP, REGROUP + 1)}
         batch, waited = self.next_batch(incoming)
         self.account.lose("input", waited)
         news: Updated | None = None
-        if self.around.due:
+        if self.context.resume_with_due:
             self.evaluate_and_save()
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped and not self.reached:
@@ -202,7 +203,7 @@ class _Run:
             incoming.tell(waited, now - ended)
             done = news = self.count(sums, troubled, now - ended, waited)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
-            self.copied_s = 0.0 if troubled else self.around.keep(self.state, done, leaving)
+            self.copied_s = 0.0 if troubled else self.context.on_update(self.state, done, leaving)
             self.tell_skipped(self.batches.source)
             ended = now
             if troubled or self.is_due(self.recipe.evaluate_every) or self.saves():
@@ -210,7 +211,7 @@ class _Run:
                 news = None
                 if troubled:
                     self.act(troubled)
-                    self.around.keep(self.state, done, leaving)
+                    self.context.on_update(self.state, done, leaving)
                 self.evaluate_and_save()
                 ended, self.copied_s = clock(), 0.0
             if leaving:
@@ -221,9 +222,9 @@ class _Run:
         self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], batch: Batch, flags: Mapping[int, Any]
     ) -> _UnderWay:
         """Gives the devices an update to do, and does not wait for them."""
-        self.around.pulse("updating", self.update)
-        flip = self.around.faults.before(self.update, self.given)
-        since_s, wish = self.around.clock(), self.wish()
+        self.context.on_phase("updating", self.update)
+        flip = self.context.faults.before(self.update, self.given)
+        since_s, wish = self.context.clock(), self.wish()
         asked = self.coping.asked(wish, flip) if self.program.watched else flags[wish]
         self.state, sums = compiled(self.state, batch, asked)
         return _UnderWay(batch, wish, asked, sums, since_s)
@@ -241,16 +242,16 @@ class _Run:
         self.program.check(given.sums)
         if not self.program.watched:
             return given.sums, None
-        again = None if self.around.faults.sticky else self.coping.asked(given.wish)
+        again = None if self.context.faults.sticky else self.coping.asked(given.wish)
         self.state, sums, troubled = self.coping(compiled, self.state, given.sums, given.batch, given.asked, again)
         return sums, troubled
 
     def count(self, sums: Sums, troubled: Troubled | None, step_s: float, waited_s: float) -> Updated:
         """Counts the update that is done; returns what is told of it."""
         self.update += 1
-        self.times.first_step_s = self.times.first_step_s or self.around.clock() - self.around.began
+        self.times.first_step_s = self.times.first_step_s or self.context.clock() - self.context.began
         self.stopped = self.agreed_to_stop(sums)
-        self.around.faults.after(self.update)
+        self.context.faults.after(self.update)
         return self.updated(sums, bool(troubled), step_s, waited_s)
 
     def close(self, news: Updated | None) -> Evaluated | None:
@@ -286,8 +287,8 @@ class _Run:
         if self.is_due(self.recipe.evaluate_every) or saves:
             self.conclude()
         if self.is_due(self.recipe.evaluate_every):
-            if self.around.evaluate_beside and not saves:
-                self.evaluation = Beside(self.program, self.state, self.test, self.around.reading, self.around.clock)
+            if self.context.evaluate_beside and not saves:
+                self.evaluation = Beside(self.program, self.state, self.test, self.context.reading, self.context.clock)
             else:
                 self.evaluate()
         if saves:
@@ -295,9 +296,9 @@ class _Run:
 
     def next_batch(self, incoming: Iterator[dict[str, np.ndarray]]) -> tuple[Batch, float]:
         """The next batch on the mesh, and the seconds spent waiting for it to arrive from the host pipeline."""
-        start = self.around.clock()
+        start = self.context.clock()
         host = next(incoming)
-        waited = self.around.clock() - start
+        waited = self.context.clock() - start
         check_examples(self.recipe.model, host)
         return self._placed(host), waited
 
@@ -309,23 +310,23 @@ class _Run:
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""
-        return int(sums["stop"]) % REGROUP > 0 or (jax.process_count() == 1 and self.around.stop.asked)
+        return int(sums["stop"]) % REGROUP > 0 or (jax.process_count() == 1 and self.context.stop.asked)
 
     def wish(self) -> int:
         """What this process tells the others with the next update: 1 to stop, `REGROUP` to leave, or both added."""
-        stop = self.around.stop.asked or 0 < self.around.stop_after <= self.update + 1 < self.recipe.updates
-        return stop + REGROUP * self.around.regroup()
+        stop = self.context.stop.asked or 0 < self.context.stop_after <= self.update + 1 < self.recipe.updates
+        return stop + REGROUP * self.context.wants_restart()
 
     def is_due(self, every: int) -> bool:
         return every > 0 and self.update % every == 0 and self.update < self.recipe.updates and not self.stopped
 
     def evaluate(self) -> None:
-        self.around.pulse("evaluating", self.update)
-        start = self.around.clock()
-        sums = evaluate(self.program, self.state, self.test, self.around.reading)
+        self.context.on_phase("evaluating", self.update)
+        start = self.context.clock()
+        sums = evaluate(self.program, self.state, self.test, self.context.reading)
         values = self.finished(sums)
         count = int(sums.pop("count"))
-        self.tell_evaluated(Evaluated(self.update, values, sums, count, self.around.clock() - start))
+        self.tell_evaluated(Evaluated(self.update, values, sums, count, self.context.clock() - start))
 
     def evaluate_further(self) -> None:
         """One batch more of an evaluation that goes on beside the updates."""
@@ -337,7 +338,7 @@ class _Run:
     def conclude(self) -> None:
         """Ends an evaluation that goes on beside the updates."""
         if self.evaluation is not None:
-            self.around.pulse("evaluating", self.update)
+            self.context.on_phase("evaluating", self.update)
             event, self.evaluation = self.evaluation.conclude(), None
             self.tell_evaluated(event)
 
@@ -361,12 +362,12 @@ class _Run:
         try:
             return finished(self.recipe.objective, sums)
         except PoisonedError as error:
-            if self.around.checkpoints is None:
+            if self.context.checkpoints is None:
                 raise
-            self.around.checkpoints.wait()
+            self.context.checkpoints.wait()
             # What this update met may be what the one before it left behind, and a checkpoint may hold that.
-            good = [number for number in self.around.checkpoints.updates() if number < self.update - 1]
-            way = f"Go on from there with --resume {self.around.folder} --at {good[-1]}" if good else "Start again"
+            good = [number for number in self.context.checkpoints.updates() if number < self.update - 1]
+            way = f"Go on from there with --resume {self.context.folder} --at {good[-1]}" if good else "Start again"
             last = good[-1] if good else "none"
             raise PoisonedError(f"update {self.update}: {error} Last good checkpoint: {last}. {way}.") from error
 
@@ -376,11 +377,11 @@ class _Run:
         return due or (self.update < self.recipe.updates and self.saving.is_owed(self.update))
 
     def save(self) -> None:
-        self.around.pulse("saving", self.update)
+        self.context.on_phase("saving", self.update)
         self.saving.save(self.state, self.update)
 
     def save_last(self) -> None:
-        self.around.pulse("saving", self.update)
+        self.context.on_phase("saving", self.update)
         self.saving.save_last(self.state, self.update)
 
     def act(self, troubled: Troubled) -> None:
@@ -389,24 +390,24 @@ class _Run:
         Raises:
           PoisonedError: it says stop, or there were too many. The state before the update is saved.
         """
-        start = self.around.clock()
+        start = self.context.clock()
         if troubled.action == "roll-back":
             self.roll_back()
         elif troubled.action == "stop":
             self.save_last()
-        seconds = troubled.seconds + self.around.clock() - start
+        seconds = troubled.seconds + self.context.clock() - start
         self.tell(replace(troubled, back_to=self.update, seconds=seconds))
         if troubled.action == "stop":
             said = ", ".join(f"{name} {value:.4g}" for name, value in troubled.values.items())
             raise PoisonedError(
                 f"update {troubled.update}: {troubled.kind} ({said}). {troubled.verdict or 'It was not tried again'}. "
                 f"The weights before it are saved as update {self.update}. To leave its batch out, go on with --resume "
-                f"{self.around.folder} --set trouble.action=skip."
+                f"{self.context.folder} --set trouble.action=skip."
             )
 
     def roll_back(self) -> None:
         """Goes back to the newest checkpoint, or to the start, and stays where it is in the data."""
-        position, store = self.state.position, self.around.checkpoints
+        position, store = self.state.position, self.context.checkpoints
         self.saving.settle(self.update)
         known = [] if store is None else [update for update in store.updates() if update < self.update]
         restored = self.program.init() if store is None or not known else store.restore(self.program.shapes, known[-1])
@@ -414,12 +415,12 @@ class _Run:
         self.update = int(restored.update)
 
     def ended(self, evaluated: Evaluated | None) -> Ended:
-        self.around.pulse("ending", self.update)
-        alone_s = sum_alone_s(self.program, self.state, self.around.clock)
+        self.context.on_phase("ending", self.update)
+        alone_s = sum_alone_s(self.program, self.state, self.context.clock)
         median = self.times.median_step_s
         interrupted = self.update < self.recipe.updates and not self.reached
-        wall_s = self.around.clock() - self.around.began
-        run_s = wall_s + sum(self.around.past.values())
+        wall_s = self.context.clock() - self.context.began
+        run_s = wall_s + sum(self.context.past.values())
         self.account.lose("other", run_s - self.account.told_s)
         event = Ended(
             update=self.update,
@@ -434,7 +435,7 @@ class _Run:
             outside_share=self.times.outside_share,
             wall_s=wall_s,
             optimizer_bytes=device_bytes(self.program.kept["optimizer"]),
-            resume=self.around.resume if interrupted else "",
+            resume=self.context.resume if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,
             values=evaluated.values if evaluated else {},
