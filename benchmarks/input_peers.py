@@ -94,7 +94,7 @@ def ours(decode: str, cached: bool) -> Callable[[Path, int], Epoch]:
     def build(folder: Path, workers: int) -> Epoch:
         from multipod.data.batches import TrainBatches
         from multipod.data.images.files import ImageFiles
-        from multipod.data.reading import Reading
+        from multipod.data.reading import InputOptions
         from multipod.data.source import with_cache
 
         source = with_cache(ImageFiles(str(folder), decode=decode).train(), 4 * 10**9 if cached else 0)
@@ -107,7 +107,7 @@ def ours(decode: str, cached: bool) -> Callable[[Path, int], Epoch]:
 
         def epoch() -> tuple[int, int]:
             before = made()
-            feed = batches.start(0, Reading(threads=workers))
+            feed = batches.start(0, InputOptions(threads=workers))
             for _ in range(passes * len(source) // BATCH):
                 next(feed)
             feed.close()  # what was read ahead is paid for below

@@ -12,7 +12,7 @@ from multipod.execute.delays import Part
 from multipod.execute.pipeline import Pipe
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.build import build
-from multipod.pipelines.check import Proof, check
+from multipod.pipelines.check import PipelineProof, check
 
 N, ROWS, WIDTH = 4, 6, 5
 ADAMW = optax.adamw(1e-2, weight_decay=0.1)
@@ -60,7 +60,7 @@ def parts_of(count: int, optimizer: optax.GradientTransformation, techniques: Pi
     ]
 
 
-def proven(name: str, stages: int) -> Proof:
+def proven(name: str, stages: int) -> PipelineProof:
     return check(build(name, stages, N, 1 if name in ("gpipe", "1f1b", "eager-1f1b", "interleaved") else 8))
 
 

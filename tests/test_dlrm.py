@@ -15,20 +15,20 @@ from multipod.experiments.tt_rec import hashed_to
 from multipod.experiments.tt_rec_checks import compression
 from multipod.layout.tables import WAYS, place_tables, sent_bytes
 from multipod.metrics.binary import BinaryClassification
-from multipod.metrics.objective import finished, masked_sums
+from multipod.metrics.objective import masked_sums, report_of
 from multipod.models.dlrm import (
     KAGGLE_ROWS,
     MLPERF_ROWS,
     TERABYTE_10M_ROWS,
     Dlrm,
-    interacted,
+    interact,
     kaggle,
-    masked_from_gathered,
+    masked_kernel_of,
     mlperf,
     terabyte,
 )
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
-from multipod.nn.tables.tensor_train import materialized, tensor_train
+from multipod.nn.tables.tensor_train import materialize, tensor_train
 from multipod.optim.optimizer import Optimizer
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -93,7 +93,7 @@ def test_compression_as_published(model, tables, ratio):
 @pytest.mark.parametrize("form", ["gather", "masked"])
 def test_interactions_are_the_pairs_below_the_diagonal(form):
     vectors = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
-    found = np.asarray(interacted(jnp.asarray(vectors), form))
+    found = np.asarray(interact(jnp.asarray(vectors), form))
     pairs = [(i, j) for i in range(4) for j in range(i)]
     for column, (i, j) in enumerate(pairs):
         place = column if form == "gather" else 4 * i + j
@@ -104,7 +104,7 @@ def test_interactions_are_the_pairs_below_the_diagonal(form):
 def test_both_interactions_give_equal_logits():
     masked = Dlrm(**{**SMALL.__dict__, "interaction": "masked"})
     params, batch = randomised(SMALL), examples(SMALL)
-    kernel = masked_from_gathered(params["top/0/kernel"], SMALL.features, len(SMALL.rows) + 1)
+    kernel = masked_kernel_of(params["top/0/kernel"], SMALL.features, len(SMALL.rows) + 1)
     assert kernel.shape == masked.layers["top/0"]
     theirs = logits(masked, params | {"top/0/kernel": kernel}, batch)
     np.testing.assert_allclose(logits(SMALL, params, batch), theirs, rtol=1e-4, atol=1e-5)
@@ -134,7 +134,7 @@ def test_tensor_trains_and_several_ids_a_field():
     params, batch = randomised(model), examples(model)
     tables = {}
     for number, tt in model.trains.items():
-        tables[number] = materialized(tt, tuple(params.pop(f"tables/{number}/core{k}") for k in range(3)))
+        tables[number] = materialize(tt, tuple(params.pop(f"tables/{number}/core{k}") for k in range(3)))
     small = params["tables/dense"]
     dense = Dlrm(**{**SMALL.__dict__, "hots": (2, 1, 3, 2)})
     theirs = params | {"tables/dense": jnp.concatenate([tables[0], small[:3], tables[2], small[3:]])}
@@ -169,7 +169,7 @@ def test_initial_values():
     assert params["bottom/0/kernel"].std() == pytest.approx((2 / (13 + 512)) ** 0.5, rel=0.05)
     assert params["bottom/1/bias"].std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
     cores = tuple(params[f"tables/0/core{k}"] for k in range(3))
-    assert np.asarray(materialized(model.trains[0], cores)).var() == pytest.approx(1 / 12_000, rel=0.15)
+    assert np.asarray(materialize(model.trains[0], cores)).var() == pytest.approx(1 / 12_000, rel=0.15)
 
 
 def test_masked_first_layer_begins_with_the_fan_in_of_the_pairs():
@@ -245,12 +245,12 @@ def test_the_objective():
     assert np.isnan(values["loss"][3])
     assert values["accuracy"].tolist()[:3] == [True, True, True]
     sums = masked_sums(values, jnp.array([True, True, True, False]))
-    found = finished(objective, {name: float(total) for name, total in sums.items()} | {"auc": 0.75})
+    found = report_of(objective, {name: float(total) for name, total in sums.items()} | {"auc": 0.75})
     assert found["accuracy"] == 1.0
     assert (found["auc"], objective.reached(found), objective.reached({"auc": 0.81})) == (0.75, False, True)
     assert not BinaryClassification().reached({"auc": 0.99})
     with pytest.raises(MetricError):
-        finished(objective, {"count": 0, "loss": 0.0})
+        report_of(objective, {"count": 0, "loss": 0.0})
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad"])  # which has Adagrad for all but the table

@@ -15,12 +15,12 @@ from processes import clean_environment
 
 from multipod.cli.train import Request, moved
 from multipod.data.batches import TrainBatches
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import LayoutError, ScheduleError, TopologyError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
 from multipod.models.resnet import SmallResNet
-from multipod.nn.padding import example_mask, masked
+from multipod.nn.padding import example_mask, padding_mask
 from multipod.recipes.digits import digits
 from multipod.step.gradients import over_data, vector_sum
 from multipod.step.program import Program
@@ -103,9 +103,9 @@ def test_a_batch_that_divides_is_not_padded():
 
 def test_no_row_is_padding_outside_the_mask():
     mask = np.array([True, False])
-    with masked(mask):
+    with padding_mask(mask):
         assert example_mask() is mask
-        with masked(None):
+        with padding_mask(None):
             assert example_mask() is None
     assert example_mask() is None
 
@@ -181,7 +181,7 @@ def test_two_processes_without_a_chip_train_bit_for_bit_like_one_and_a_run_survi
 def resumed(facts, layout, tmp_path, monkeypatch):
     """What is added to the command that goes on with a run that began as `facts` say."""
     monkeypatch.setattr("multipod.train.run_folder.open_folder", lambda path: (None, facts))
-    return moved(Request("", [], None, tmp_path, None, 0, True, Reading()), layout)
+    return moved(Request("", [], None, tmp_path, None, 0, True, InputOptions()), layout)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def in_torch(model, trees: dict, image: jax.Array, target: jax.Array | None = No
 
 
 def distance(one: dict, other: dict) -> float:
-    """Of all tensors together, each in units of its own size."""
+    """The distance of all tensors together, each in units of its own size."""
     parts = [np.linalg.norm(one[name] - other[name]) / np.linalg.norm(other[name]) for name in other]
     return float(np.linalg.norm(parts) / np.sqrt(len(parts)))
 

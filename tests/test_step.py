@@ -42,7 +42,7 @@ def largest_difference(a, b):
 
 
 def plain_update(recipe, updates):
-    """The same training on one device with nothing but jax.grad and Optax: the readable reference."""
+    """Training on one device with nothing but jax.grad and Optax: the readable reference."""
     optimizer = recipe.optimizer.build(recipe.updates)
     state = fresh_state(recipe, optimizer)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch))

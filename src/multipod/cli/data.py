@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from multipod.data.inspect import Inspection
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
 
 SHEET = 64
 """Most images on a contact sheet."""
@@ -38,7 +38,9 @@ def data() -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Contact sheet of a batch, a PNG.")
 @reading_options
 @what_options
-def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "Reading") -> None:
+def inspect(
+    recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "InputOptions"
+) -> None:
     """Read some batches of RECIPE and show them: arrays, labels, where the time goes, and what could not be read.
 
     \b
@@ -157,7 +159,7 @@ def stragglers(
     The tail of large pictures is an assumption: --large and --most. Images from a decoded cache cost about
     0.15 ms, and large ones 8 times that: --image-ms 0.15 --most 8.
     """
-    from multipod.simulate.input import HeavyTail, predicted_loss
+    from multipod.simulate.input import HeavyTail, expected_loss
 
     try:
         counts = [int(part) for part in hosts.split(",")]
@@ -168,7 +170,7 @@ def stragglers(
     cost = HeavyTail(image_ms / 1e3, tail=large, most=most)
     table = Table("hosts", "ms/step", "lost")
     for count in counts:
-        run = predicted_loss(
+        run = expected_loss(
             cost, count, images, device_s=step_ms / 1e3, threads=threads, ahead=ahead, part=8, updates=80, seed=count
         )
         table.add_row(f"{count:,}", f"{run.step_s * 1e3:.1f}", f"{run.lost_share:.1%}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
     from multipod.layout.mesh import make_mesh
-    from multipod.metrics.objective import finished
+    from multipod.metrics.objective import report_of
     from multipod.step.programs import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.evaluation import evaluate as evaluate_state
@@ -37,7 +37,7 @@ def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
     # States that are of single chips are of no use here, and the chips may be others.
     state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
     sums = evaluate_state(program, state, recipe.data.test())
-    values, count = finished(recipe.objective, sums), int(sums["count"])
+    values, count = report_of(recipe.objective, sums), int(sums["count"])
     table = Table(title=f"{run} after {int(state.update)} updates", show_header=False)
     table.add_row("test examples", str(count))
     for name, value in sorted(values.items()):

@@ -10,7 +10,7 @@ from multipod.cli.reading import reading_options
 from multipod.cli.train import Request, peers_may_be_lost, run
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
     from multipod.step.programs import AnyProgram
     from multipod.step.state import State
 
@@ -45,7 +45,7 @@ def finetune(
     at: int | None,
     out: Path | None,
     quiet: bool,
-    reading: "Reading",
+    reading: "InputOptions",
     changes: list[str],
     where: Where,
     **numbers: Any,

@@ -10,7 +10,7 @@ import click
 from multipod.cli.machine import BYTES
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,17 +44,17 @@ def reading_options(command: F) -> F:
         decoded_cache_folder: str | None,
         **kwargs: Any,
     ) -> Any:
-        from multipod.data.reading import Reading
+        from multipod.data.reading import InputOptions
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
-        limit_s = Reading.limit_s if read_limit is None else read_limit
-        reading = Reading(*numbers, decoded_cache_folder or "", limit_s, image_order or "")  # type: ignore[arg-type]
+        limit_s = InputOptions.limit_s if read_limit is None else read_limit
+        reading = InputOptions(*numbers, decoded_cache_folder or "", limit_s, image_order or "")  # type: ignore[arg-type]
         return command(*args, reading=reading, **kwargs)
 
     return with_reading  # type: ignore[return-value]
 
 
-def as_options(reading: "Reading") -> str:
+def as_options(reading: "InputOptions") -> str:
     """The options that give this reading again, each with a space before it."""
     given = {
         "--read-threads": reading.threads,

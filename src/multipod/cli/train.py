@@ -21,7 +21,7 @@ from multipod.cli.relaying import taken_over
 from multipod.errors import PeerLostError, PlanError, RecipeError
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
     from multipod.layout.layout import Layout
     from multipod.plan.search import Plan
     from multipod.step.programs import AnyProgram
@@ -41,7 +41,7 @@ class Request:
     at: int | None
     stop_after: int
     quiet: bool
-    reading: "Reading"
+    reading: "InputOptions"
     plan: "Plan | None" = None
     evaluate_beside: bool = False
     begin: "Callable[[AnyProgram], State] | None" = None
@@ -93,7 +93,7 @@ def train(
     inject: Path | None,
     changes: list[str],
     where: Where,
-    reading: "Reading",
+    reading: "InputOptions",
 ) -> int:
     """Train RECIPE: a name from `multipod list`, or FILE.py:FUNCTION.
 

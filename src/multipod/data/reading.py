@@ -12,7 +12,7 @@ from multipod.errors import DataError
 
 
 @dataclass(frozen=True)
-class Reading:
+class InputOptions:
     """How batches are made on this host.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
             raise DataError(f"reading: {'; '.join(wrong)}. Numbers are 0 or more.")
 
 
-class Skipped(NamedTuple):
+class SkippedExample(NamedTuple):
     """An example that was left out: another stands in its place, or, in evaluation, none."""
 
     number: int
@@ -55,24 +55,24 @@ class Skipped(NamedTuple):
 
 
 @dataclass
-class Ledger:
+class ReadStatistics:
     """What happened while reading: examples that were left out, and where the time went. Used by many threads."""
 
-    skipped: dict[int, Skipped] = field(default_factory=dict)
+    skipped: dict[int, SkippedExample] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    _news: list[Skipped] = field(default_factory=list)
+    _news: list[SkippedExample] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def skip(self, number: int, name: str, reason: str) -> None:
         """Notes an example; the same one again is no news."""
         with self._lock:
             if number not in self.skipped:
-                self.skipped[number] = Skipped(number, name, reason)
+                self.skipped[number] = SkippedExample(number, name, reason)
                 self._news.append(self.skipped[number])
 
-    def news(self) -> list[Skipped]:
-        """Those noted since the last call."""
+    def news(self) -> list[SkippedExample]:
+        """The examples noted since the last call."""
         with self._lock:
             news, self._news = self._news, []
         return news
@@ -106,10 +106,10 @@ class Ledger:
         self.__init__()  # type: ignore[misc]
 
 
-def ledger_of(source: object) -> Ledger:
+def statistics_of(source: object) -> ReadStatistics:
     """The source's ledger, or an empty one."""
     found = getattr(source, "ledger", None)
-    return found if isinstance(found, Ledger) else Ledger()
+    return found if isinstance(found, ReadStatistics) else ReadStatistics()
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Tuner:
     reading takes nearly all of an update, twice the threads halve the update and leave the share as it was.
     """
 
-    reading: Reading
+    reading: InputOptions
     window: int = 8
     enough: float = 0.02
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.source import ArraySource
-from multipod.data.span_corruption import SpanCorruption, read_behind
+from multipod.data.span_corruption import SpanCorruption, teacher_forced
 from multipod.data.stdlib_text import END, encode
 from multipod.errors import RecipeError
 
@@ -111,7 +111,7 @@ def _arrays(task: Task) -> dict[str, np.ndarray]:
     inputs, targets = (encode(tokenizer, several) for several in zip(*pairs, strict=True))
     sources = [np.array([*one, *sentinel, END], np.int32) for one in inputs]
     labels = [np.array([*sentinel, *one, END], np.int32) for one in targets]
-    return read_behind(_padded(sources, task, "input"), _padded(labels, task, "target"))
+    return teacher_forced(_padded(sources, task, "input"), _padded(labels, task, "target"))
 
 
 def _padded(rows: list[np.ndarray], task: Task, name: str) -> np.ndarray:

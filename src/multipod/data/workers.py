@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.data.reading import Ledger
+from multipod.data.reading import ReadStatistics
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
@@ -176,7 +176,7 @@ class Workers:
     def _received(self, worker: _Worker, message: bytes) -> HostBatch:
         kind, content, skipped, taken = pickle.loads(message)
         ledger = getattr(self._batches.source, "ledger", None)
-        if isinstance(ledger, Ledger):
+        if isinstance(ledger, ReadStatistics):
             for one in skipped:
                 ledger.skip(*one)
             for name, (seconds, count) in taken.items():
@@ -227,7 +227,7 @@ def _serve(pipe: Connection, handle: _Handle, batches: Any) -> None:
                 answer: tuple[str, Any] = ("arrays", _written(handle.descriptor, batches.part(*place)))
             except Exception as error:
                 answer = ("error", error)
-            notes = (ledger.news(), ledger.taken()) if isinstance(ledger, Ledger) else ([], {})
+            notes = (ledger.news(), ledger.taken()) if isinstance(ledger, ReadStatistics) else ([], {})
             pipe.send_bytes(_packed(*answer, *notes))
 
 

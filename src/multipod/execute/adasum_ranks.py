@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, split
-from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Schedule, even_bounds, make_step
 from multipod.errors import ScheduleError
 from multipod.execute.adasum import LARGEST, Layers, coefficients, gram_weights, refuse_poisoned
 from multipod.execute.adasum_native import Functions, functions
@@ -317,7 +317,7 @@ def shares(schedule: Schedule) -> Schedule:
     pairs = [(src, dst, k) for k, src in enumerate(chips) for dst in chips if src != dst]
     src, dst, places = zip(*pairs, strict=True)
     step = make_step(src, dst, places, None, COPY)
-    return Schedule("broadcast", "shares", schedule.topology, len(chips), even(len(chips)), [step])
+    return Schedule("broadcast", "shares", schedule.topology, len(chips), even_bounds(len(chips)), [step])
 
 
 # The arithmetic.

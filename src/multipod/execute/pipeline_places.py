@@ -17,7 +17,7 @@ from multipod.execute.flight import Flight, PipeState, inside, leaf_number, spec
 from multipod.execute.packing import Packing, Slots, packing
 from multipod.execute.passes import Passes, passes
 from multipod.execute.pipeline_tables import Tables, tables
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 
 Tied = tuple[tuple[tuple[int, str], ...], ...]
 """Groups of weights that are one: for each the (part, name) of its copies; a name is a path such as `tokens/table`."""
@@ -28,7 +28,7 @@ class Places:
     """A model in parts, a proven schedule, and a mesh. Nothing is compiled or allocated.
 
     Attributes:
-      proof: of the schedule; of an asynchronous one, with updates enough to fill the pipe (`Proof.settled`).
+      proof: of the schedule; of an asynchronous one, with updates enough to fill the pipe (`PipelineProof.settled`).
       parts: of the model, as many as `proof.schedule.parts`. A last part's loss is its share of the mean over all
         micro-batches and data devices: gradients are added over both.
       weights: each part's weights, as shapes.
@@ -44,7 +44,7 @@ class Places:
       LayoutError: parts or a mesh that do not fit the schedule.
     """
 
-    proof: Proof
+    proof: PipelineProof
     parts: Sequence[Part]
     weights: Sequence[Any]
     aux: Any

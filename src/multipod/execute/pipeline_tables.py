@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.pipelines.schedule import PipelineSchedule
 
 Pairs = tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ class Tables:
     segments: tuple[Segment, ...]
 
 
-def tables(proof: Proof) -> Tables:
+def tables(proof: PipelineProof) -> Tables:
     """The tables of a proven schedule."""
     made = proof.schedule
     n, stride = made.micro_batches, made.stride

@@ -32,7 +32,7 @@ from multipod.experiments.tt_rec_runs import run as train
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm, mlperf
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
-from multipod.nn.tables.hot_rows import counted, empty, refreshed
+from multipod.nn.tables.hot_rows import count_ids, empty_cache, refresh
 from multipod.nn.tables.tensor_train import tensor_train
 
 Report = Callable[[str], None]
@@ -237,14 +237,14 @@ def hit_rates() -> Part:
     size = 3000
     blocks = ids[: len(ids) // size * size].reshape(-1, size)
     offsets = jnp.array([0, size], jnp.int32)
-    count = jax.jit(counted)
+    count = jax.jit(count_ids)
     rows, off, largest = [], 0.0, 0.0
     for share in (0.0005, 0.002, 0.01):
-        cached, hot = empty(tt, round(share * tt.rows))
+        cached, hot = empty_cache(tt, round(share * tt.rows))
         cores = tuple(jnp.zeros(shape) for shape in tt.shapes)
         for block in blocks[: len(blocks) // 10]:
             hot = count(hot, jnp.asarray(block), offsets)
-        _, cached, hot, _ = jax.jit(lambda c, r, h: refreshed(tt, c, r, h))(cores, cached, hot)
+        _, cached, hot, _ = jax.jit(lambda c, r, h: refresh(tt, c, r, h))(cores, cached, hot)
         hot = hot._replace(seen=jnp.int32(0), hits=jnp.int32(0))
         for block in blocks[len(blocks) // 10 :]:
             hot = count(hot, jnp.asarray(block), offsets)

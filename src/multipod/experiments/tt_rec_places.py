@@ -15,7 +15,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import Tables
+from multipod.models.dlrm_tables import TablePlacement
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
@@ -38,7 +38,7 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
         "replicated": (dense, spread),
         **{
             f"by {way}" if way != "auto" else "auto: large by row, small replicated": (
-                replace(dense, tables=Tables(way, parts=DEVICES, small_bytes=1 << 20)),
+                replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20)),
                 shared,
             )
             for way in ("table", "row", "column", "auto")

@@ -2,7 +2,7 @@
 
 Every metric that is a sum is a pair. The device part is the objective, called in the step: its values are added up
 over examples and devices with the padding masked (`masked_sums`). The host part turns the sums into what a run
-reports (`finished`): means over the examples, unless the objective says otherwise in a method `finish`.
+reports (`report_of`): means over the examples, unless the objective says otherwise in a method `finish`.
 """
 
 import math
@@ -169,7 +169,7 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) / count for name, value in sums.items() if name != "count"}
 
 
-def finished(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
+def report_of(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
     """What a run reports, from sums that include `count`: what the objective's `finish` says, or the means.
 
     Raises:

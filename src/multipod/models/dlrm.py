@@ -25,7 +25,7 @@ import numpy as np
 from multipod.errors import DataError, RecipeError
 from multipod.models import dlrm_hot, dlrm_tables
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import Packed, Tables
+from multipod.models.dlrm_tables import TableArray, TablePlacement
 from multipod.nn.dims import Dims
 from multipod.nn.model import Moved, rows_name
 from multipod.nn.tables import sharded_tables
@@ -98,7 +98,7 @@ class Dlrm:
     tt_scale: Scale = "exact"
     hash_rows: int = 0
     lookup: Way = "auto"
-    tables: Tables = field(default_factory=Tables)
+    tables: TablePlacement = field(default_factory=TablePlacement)
     hot: Hot = field(default_factory=Hot)
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ class Dlrm:
         return self.features * sum(self.rows) / self.table_parameters
 
     @property
-    def arrays(self) -> dict[str, Packed]:
+    def arrays(self) -> dict[str, TableArray]:
         """The arrays of dense tables, by name."""
         return _arrays(self)
 
@@ -197,7 +197,7 @@ class Dlrm:
         for number, tt in self.trains.items():
             cores = initial_cores(tt, jax.random.fold_in(cores_key, number), self.tt_init, self.tt_scale)
             params |= {f"tables/{number}/core{k}": core for k, core in enumerate(cores)}
-        cached, statistics = dlrm_hot.fresh(self.trains, self.hot) if self.hot.share else ({}, {})
+        cached, statistics = dlrm_hot.empty_caches(self.trains, self.hot) if self.hot.share else ({}, {})
         return params | cached, statistics
 
     def apply(
@@ -209,7 +209,7 @@ class Dlrm:
         lookup = dlrm_hot.lookup(params, statistics, self.lookup)
         logits = self.scored(params, batch["dense"], self.embedded(params, batch["ids"], lookup))
         if train:
-            statistics = dlrm_hot.counted(self.hot, statistics, {n: self._own(batch["ids"], n) for n in self.trains})
+            statistics = dlrm_hot.count_ids(self.hot, statistics, {n: self._own(batch["ids"], n) for n in self.trains})
         return logits, statistics
 
     def check_batch(self, host: Mapping[str, np.ndarray]) -> None:
@@ -244,9 +244,9 @@ class Dlrm:
             fields, whole = array.fields(self._hots), (array.rows, self.features)
             read, places = params.get(rows_name(name)), self.places(name, ids)
             if read is None:
-                vectors = dlrm_tables.looked_up(name, params[name], places, fields, whole)
+                vectors = dlrm_tables.look_up(name, params[name], places, fields, whole)
             else:
-                vectors = sharded_tables.pooled(read, places, fields)
+                vectors = sharded_tables.pool_fields(read, places, fields)
             found |= {number: vectors[:, k] for k, number in enumerate(array.numbers)}
         return self._all_vectors(params, found, ids, lookup)
 
@@ -300,12 +300,12 @@ class Dlrm:
 
     def rearranged(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
         """The most counted rows cached; see `multipod.models.dlrm_hot`."""
-        return dlrm_hot.refreshed(self.hot, self.trains, params, statistics)
+        return dlrm_hot.refresh(self.hot, self.trains, params, statistics)
 
     def scored(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
         """Logits from dense features [examples, dense] and vectors [examples, fields, features]."""
         x = _mlp(params, "bottom", dense, len(self.bottom) + 1, last=True)
-        z = interacted(jnp.concatenate([x[:, None], vectors], 1), self.interaction)
+        z = interact(jnp.concatenate([x[:, None], vectors], 1), self.interaction)
         return _mlp(params, "top", jnp.concatenate([x, z], 1), len(self.top) + 1, last=False)[:, 0]
 
     @property
@@ -323,7 +323,7 @@ class Dlrm:
         return bag(tt, cores, ids.reshape(-1), offsets, way=self.lookup, table=f"table {number}")
 
 
-def interacted(vectors: jax.Array, form: Literal["gather", "masked"]) -> jax.Array:
+def interact(vectors: jax.Array, form: Literal["gather", "masked"]) -> jax.Array:
     """The dot products x_i . x_j of vectors [examples, n, features], i > j.
 
     "gather": [examples, n (n - 1) / 2], row by row: (1, 0), (2, 0), (2, 1), ... "masked": the whole square, [examples,
@@ -337,7 +337,7 @@ def interacted(vectors: jax.Array, form: Literal["gather", "masked"]) -> jax.Arr
     return products.reshape(len(vectors), n * n)[:, np.flatnonzero(below)]
 
 
-def masked_from_gathered(kernel: jax.Array, features: int, vectors: int) -> jax.Array:
+def masked_kernel_of(kernel: jax.Array, features: int, vectors: int) -> jax.Array:
     """The first top kernel of the masked form from that of the gather form: the same logits, bit for bit in exact sums.
 
     Rows that only ever meet zeros are zero.
@@ -385,13 +385,13 @@ def _ranks_that_cannot_be(model: Dlrm) -> list[str]:
 
 
 @functools.lru_cache(maxsize=32)
-def _arrays(model: Dlrm) -> dict[str, Packed]:
-    return dlrm_tables.packed(model.dense_rows, model.features, model.tables) if model.dense_rows else {}
+def _arrays(model: Dlrm) -> dict[str, TableArray]:
+    return dlrm_tables.pack_tables(model.dense_rows, model.features, model.tables) if model.dense_rows else {}
 
 
 @functools.lru_cache(maxsize=64)
 def _columns(model: Dlrm, name: str) -> tuple[np.ndarray, ...]:
-    """Of an array's fields: their columns of the ids; for each its limit, the rows of its table and its first row."""
+    """The columns of the ids of an array's fields; for each its limit, the rows of its table and its first row."""
     array, ends = _arrays(model)[name], np.cumsum([0, *model._hots])
     columns = [np.arange(ends[number], ends[number + 1]) for number in array.numbers]
     counts = [len(own) for own in columns]
@@ -400,7 +400,7 @@ def _columns(model: Dlrm, name: str) -> tuple[np.ndarray, ...]:
     return np.concatenate(columns), *repeated
 
 
-def _initial_rows(key: jax.Array, array: Packed, begins: dict[int, int], features: int) -> jax.Array:
+def _initial_rows(key: jax.Array, array: TableArray, begins: dict[int, int], features: int) -> jax.Array:
     """The first values of an array of tables. A row's are a function of its number among all rows, not of its place."""
     order = np.argsort(array.begins)
     starts, sizes = (jnp.asarray(np.array(given, np.int32)[order]) for given in (array.begins, array.sizes))

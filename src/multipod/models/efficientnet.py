@@ -14,7 +14,7 @@ from multipod.nn.images.batch_norm import Moving, Tile
 from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.images.squeeze_excite import SqueezeExcite
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import REMATS, Remat, called
+from multipod.nn.remat import REMATS, Remat, call_layer
 from multipod.pytrees import Batch
 
 
@@ -224,5 +224,5 @@ class _EfficientNet(nnx.Module):
     def __call__(self, image: jax.Array) -> jax.Array:
         x = self.stem(image)
         for block in self.blocks:
-            x = called(block, x, remat=self.remat)
+            x = call_layer(block, x, remat=self.remat)
         return self.head(self.dropout(self.last(x).mean(axis=(1, 2), dtype=jnp.float32)))

@@ -46,12 +46,12 @@ class Normalized:
 
     @property
     def classes(self) -> int:
-        """Those of the model; 0 if it does not say."""
+        """The classes of the model; 0 if it does not say."""
         return getattr(self.model, "classes", 0)
 
     @property
     def input_dims(self) -> dict[str, Dims]:
-        """Those of the model."""
+        """The input dims of the model."""
         return input_dims(self.model)
 
     def dims(self) -> dict[str, Dims]:

@@ -13,9 +13,9 @@ from multipod.models.images import IMAGE_DIMS, check_fields, check_image
 from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
 from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.images.convolution import convolution
-from multipod.nn.logical_axes import laid
+from multipod.nn.logical_axes import with_logical_constraint
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import REMATS, Remat, called
+from multipod.nn.remat import REMATS, Remat, call_layer
 from multipod.pytrees import Batch
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
@@ -146,8 +146,8 @@ class _Block(nnx.Module):
         self.shortcut = None if same else conv(features_in, features, (1, 1), strides=stride)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.activate(self.norm1(laid(self.conv1(x), "height", "width", None)))
-        y = self.norm2(laid(self.conv2(y), "height", "width", None))
+        y = self.activate(self.norm1(with_logical_constraint(self.conv1(x), "height", "width", None)))
+        y = self.norm2(with_logical_constraint(self.conv2(y), "height", "width", None))
         return self.activate(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
@@ -214,5 +214,5 @@ class _DeepResNet(nnx.Module):
         x = self.stem(image)
         x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for block in self.blocks:
-            x = called(block, x, remat=self.remat)
+            x = call_layer(block, x, remat=self.remat)
         return self.head(x.mean(axis=(1, 2), dtype=jnp.float32))

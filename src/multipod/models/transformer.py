@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.errors import RecipeError
-from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
+from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropout_layer
 from multipod.nn.layered import ModelLayer, names_under
-from multipod.nn.merge import merged
+from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import Remat, called
+from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import KeysValues, segment_mask
 from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
 from multipod.nn.text.embedding import Embedding, sinusoids
@@ -116,7 +116,7 @@ class Transformer(FlaxModel):
 
         The defaults are those of MLPerf. See `multipod.nn.text.beam_search.beam_search`.
         """
-        module = merged(self, params)
+        module = merge_model(self, params)
         step, cache = _decoder_steps(module, batch, length, beam)
         return beam_search(
             step, cache, len(batch["source"]), beam=beam, length=length, start=start, end=end, penalty=penalty
@@ -124,7 +124,7 @@ class Transformer(FlaxModel):
 
     def translate_greedily(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
         """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.text.beam_search.greedy`."""
-        module = merged(self, params)
+        module = merge_model(self, params)
         step, cache = _decoder_steps(module, batch, length, 1)
         return greedy(step, cache, len(batch["source"]), length=length, start=start, end=end)
 
@@ -135,7 +135,7 @@ def small_transformer(vocab: int = 4096, **changes: Any) -> Transformer:
     return Transformer(vocab, **{**spec, **changes})
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """What the decoder attends to.
 
     Attributes:
@@ -163,7 +163,7 @@ class _Transformer(nnx.Module):
         init = jax.nn.initializers.normal(spec.features**-0.5)
         self.embedding = Embedding(spec.vocab, spec.features, init=init, dtype=spec.dtype, rngs=rngs)
         # One for each side: a stage of a pipeline that has only one of them draws what the whole model does.
-        self.dropout, self.target_dropout = dropped(spec.dropout, rngs), dropped(spec.dropout, rngs)
+        self.dropout, self.target_dropout = dropout_layer(spec.dropout, rngs), dropout_layer(spec.dropout, rngs)
         self.encoder = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.encoder_layers)])
         self.decoder = nnx.List([DecoderLayer(layer, rngs) for _ in range(spec.decoder_layers)])
         last = spec.norm == "pre"
@@ -198,7 +198,7 @@ class _Transformer(nnx.Module):
     def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = _segment(batch, "source")
-        return called(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+        return call_layer(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
 
     def turned(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """From the last encoder layer's output: what the first decoder layer reads, and what it attends to."""
@@ -209,18 +209,20 @@ class _Transformer(nnx.Module):
         segment = _segment(batch, "target")
         mask = segment_mask(segment, segment, causal=True)
         cross_mask = segment_mask(segment, _segment(batch, "source"))
-        return called(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
+        return call_layer(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
 
-    def source(self, batch: Batch) -> Source:
+    def source(self, batch: Batch) -> EncodedSource:
         """What the decoder attends to, computed once for all tokens that are generated."""
         encoded, segment = self.encode(batch)
-        return Source([layer.cross.memory(encoded) for layer in self.decoder], (segment != 0)[:, None, None])
+        return EncodedSource([layer.cross.memory(encoded) for layer in self.decoder], (segment != 0)[:, None, None])
 
     def empty_cache(self, rows: int, length: int) -> list[KeysValues]:
         """Room for `length` positions of each decoder layer."""
         return [layer.attention.empty(rows, length) for layer in self.decoder]
 
-    def step(self, tokens: jax.Array, position: jax.Array, cache: Cache, source: Source) -> tuple[jax.Array, Cache]:
+    def step(
+        self, tokens: jax.Array, position: jax.Array, cache: Cache, source: EncodedSource
+    ) -> tuple[jax.Array, Cache]:
         """Logits [rows, vocab] behind the tokens [rows] at `position`."""
         x = self._embedded(self._target_table, tokens[:, None], jnp.full((len(tokens), 1), position))
         kept = []

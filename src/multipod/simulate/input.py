@@ -129,7 +129,7 @@ def simulate_input(part_s: np.ndarray, threads: int, ahead: int, device_s: float
     return InputRun(device_s, began, ready)
 
 
-def predicted_loss(
+def expected_loss(
     cost: HeavyTail,
     hosts: int,
     images: int,

@@ -13,10 +13,10 @@ from multipod.execute.pipeline import Pipe
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
 from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
-from multipod.nn.logical_axes import Splits, laying
-from multipod.nn.padding import masked
+from multipod.nn.logical_axes import Splits, logical_axis_rules
+from multipod.nn.padding import padding_mask
 from multipod.optim.pipemare import PipeMare
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import state_specs
 
@@ -34,7 +34,7 @@ def cut_of(recipe: Recipe, parts: int) -> Cut:
 
 def pipe_of(
     recipe: Recipe,
-    proof: Proof,
+    proof: PipelineProof,
     mesh: Mesh | AbstractMesh,
     example: Any,
     *,
@@ -103,7 +103,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            with laying(mesh, splits or {}):
+            with logical_axis_rules(mesh, splits or {}):
                 y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
                 if not last:
                     return y, {}
@@ -164,7 +164,7 @@ def _part(
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
-        with masked(mask), laying(*lie):
+        with padding_mask(mask), logical_axis_rules(*lie):
             y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
             if not last:
                 return y, {}

@@ -33,8 +33,8 @@ from multipod.layout.mesh import (
 from multipod.layout.rules import Placement, Tensor
 from multipod.metrics.objective import masked_sums
 from multipod.nn.dims import dims_of, input_dims
-from multipod.nn.logical_axes import laying
-from multipod.nn.padding import masked
+from multipod.nn.logical_axes import logical_axis_rules
+from multipod.nn.padding import padding_mask
 from multipod.optim.sparse import RowGradient
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import accumulated
@@ -337,7 +337,7 @@ class Program:
         def local(params: Any, statistics: Any, batch: Batch) -> tuple[Sums, Any]:
             batch = dict(batch)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            with laying(self.mesh, self.splits):
+            with logical_axis_rules(self.mesh, self.splits):
                 batch = self.images.cut(batch, self._test_examples)
                 outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, batch), mask)
@@ -452,7 +452,7 @@ class Program:
         mask = batch.pop("mask", None)
 
         def loss(params: Any) -> tuple[jax.Array, Any]:
-            with masked(mask), laying(self.mesh, self.splits):
+            with padding_mask(mask), logical_axis_rules(self.mesh, self.splits):
                 rows = self.images.cut(batch, self._examples)
                 outputs, new = self.recipe.model.apply(use(params), statistics, rows, train=True, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, rows), mask)

@@ -11,13 +11,13 @@ import numpy as np
 
 from multipod.data.batches import evaluation_batches
 from multipod.data.global_arrays import owned_rows
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
 from multipod.metrics.scores import batched_auc
 from multipod.step.program import Sums
 from multipod.step.programs import AnyProgram
@@ -26,7 +26,7 @@ from multipod.train.clock import Clock
 from multipod.train.events import Evaluated
 
 
-def evaluate(program: AnyProgram, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
+def evaluate(program: AnyProgram, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
@@ -73,7 +73,7 @@ class Beside:
     program: AnyProgram
     state: State
     test: Source
-    reading: Reading | None
+    reading: InputOptions | None
     clock: Clock
     began: float = 0.0
     update: int = 0
@@ -124,7 +124,7 @@ class Beside:
 
     def _finish(self) -> tuple[dict[str, float], dict[str, float], float]:
         sums = _added(self._sums)
-        values = finished(self.program.recipe.objective, sums)
+        values = report_of(self.program.recipe.objective, sums)
         return values, sums, self.clock() - self.began
 
     def _event(self) -> Evaluated:
@@ -135,7 +135,7 @@ class Beside:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: AnyProgram, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:
+def _dispatched(program: AnyProgram, state: State, test: Source, reading: InputOptions | None) -> Iterator[Evaluating]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
     batch = program.evaluation_rows(len(test))

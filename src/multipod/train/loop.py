@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from multipod import runtime
-from multipod.data.batches import Feed, TrainBatches
+from multipod.data.batches import Prefetcher, TrainBatches
 from multipod.data.global_arrays import owned_rows
-from multipod.data.reading import Reading, ledger_of
+from multipod.data.reading import InputOptions, statistics_of
 from multipod.data.source import HostBatch, Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
 from multipod.step.fits import refuse_too_large
 from multipod.step.orders import Wishes, wishes_of
 from multipod.step.program import Batch, Program, Sums
@@ -77,7 +77,7 @@ class RunContext:
     times: Times = field(default_factory=Times)
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     resume: str = ""
     folder: str = ""
@@ -178,7 +178,7 @@ class _Run:
         return compiled
 
     def updates_with(
-        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], incoming: Feed
+        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], incoming: Prefetcher
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.context.clock
@@ -349,7 +349,7 @@ class _Run:
         self.reached = getattr(self.recipe.objective, "reached", lambda values: False)(event.values)
 
     def tell_skipped(self, source: Source) -> None:
-        for one in ledger_of(source).news():
+        for one in statistics_of(source).news():
             self.tell(Skipped(self.update, one.number, one.name, one.reason))
             self.skipped += 1
 
@@ -360,7 +360,7 @@ class _Run:
           PoisonedError: the objective found what is not finite; names the update and the last checkpoint before it.
         """
         try:
-            return finished(self.recipe.objective, sums)
+            return report_of(self.recipe.objective, sums)
         except PoisonedError as error:
             if self.context.checkpoints is None:
                 raise

@@ -11,7 +11,7 @@ import numpy as np
 
 from multipod.data.files.disk import Damaged, with_patience
 from multipod.data.files.example import decode, encode
-from multipod.data.files.records import Record, Records, files_identity, located
+from multipod.data.files.records import Record, Records, files_identity, locate_record
 from multipod.errors import DataError
 
 _open = threading.local()
@@ -28,7 +28,7 @@ class ArrayRecords(Records):
 
     def record(self, number: int) -> Record:
         """The fields of the Example."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         path = self.files[file]
         try:
             [data] = with_patience(path, lambda: _reader(path).read([place]))
@@ -38,7 +38,7 @@ class ArrayRecords(Records):
 
     def name(self, number: int) -> str:
         """The file and the place in it."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         return f"{self.files[file]}, record {place:,}"
 
     @cached_property
@@ -51,7 +51,7 @@ class ArrayRecords(Records):
         return self._ends
 
     def identity(self) -> str:
-        """Of the names and sizes of the files."""
+        """A fingerprint of the names and sizes of the files."""
         return files_identity("ArrayRecords", self.files, len(self))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
-from multipod.data.files.records import Record, Records, files_identity, indexed, located
+from multipod.data.files.records import Record, Records, files_identity, index_of, locate_record
 from multipod.errors import DataError
 
 
@@ -28,7 +28,7 @@ class TextLines(Records):
 
     def record(self, number: int) -> Record:
         """The line."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         first, end = self.offsets[file][place : place + 2].tolist()
         try:
             return {"text": read_at(self.files[file], first, end - first).decode().rstrip("\r\n")}
@@ -37,7 +37,7 @@ class TextLines(Records):
 
     def name(self, number: int) -> str:
         """The file and the line's number, from 1."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         return f"{self.files[file]}, line {place + 1:,}"
 
     @cached_property
@@ -50,7 +50,7 @@ class TextLines(Records):
         return self._ends
 
     def identity(self) -> str:
-        """Of the names and sizes of the files."""
+        """A fingerprint of the names and sizes of the files."""
         return files_identity("lines", self.files, len(self))
 
 
@@ -60,7 +60,7 @@ def open_lines(files: tuple[Path, ...]) -> TextLines:
     Raises:
       DataError: there are none.
     """
-    lines = TextLines(files, tuple(indexed(path, "lines", _offsets) for path in files))
+    lines = TextLines(files, tuple(index_of(path, "lines", _offsets) for path in files))
     if not len(lines):
         raise DataError(f"{files[0]} and the {len(files) - 1} other files have no lines. Name others.")
     return lines

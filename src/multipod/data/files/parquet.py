@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.files.disk import Damaged, with_patience
-from multipod.data.files.records import Record, Records, files_identity, located
+from multipod.data.files.records import Record, Records, files_identity, locate_record
 from multipod.errors import DataError
 
 GROUPS_KEPT = 4
@@ -39,8 +39,8 @@ class ParquetRecords(Records):
 
     def record(self, number: int) -> Record:
         """The row's columns."""
-        file, place = located(self.file_ends, number)
-        group, row = located(self.groups[file], place)
+        file, place = locate_record(self.file_ends, number)
+        group, row = locate_record(self.groups[file], place)
         path = self.files[file]
         table = with_patience(path, lambda: _group(path, group))
         return {
@@ -49,7 +49,7 @@ class ParquetRecords(Records):
 
     def name(self, number: int) -> str:
         """The file and the row in it."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         return f"{self.files[file]}, row {place:,}"
 
     @cached_property
@@ -62,7 +62,7 @@ class ParquetRecords(Records):
         return self._ends
 
     def identity(self) -> str:
-        """Of the names and sizes of the files."""
+        """A fingerprint of the names and sizes of the files."""
         return files_identity("rows of Parquet", self.files, len(self))
 
 

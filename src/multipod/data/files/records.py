@@ -60,14 +60,14 @@ class Records(abc.ABC):
                 records.append(self.record(number))
             except Damaged as error:
                 raise DataError(f"{self.name(number)} is damaged: {error}. Mend or remove it.") from error
-        return stacked(records)
+        return stack_records(records)
 
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
         """The batch itself."""
         return batch
 
 
-def stacked(records: Sequence[Record]) -> HostBatch:
+def stack_records(records: Sequence[Record]) -> HostBatch:
     """Records with the same fields as one batch. Bytes, and arrays of unequal shapes, become arrays of objects."""
     return {name: _column([record[name] for record in records]) for name in records[0]}
 
@@ -80,13 +80,13 @@ def _column(values: list[Any]) -> np.ndarray:
     return column
 
 
-def located(ends: np.ndarray, number: int) -> tuple[int, int]:
+def locate_record(ends: np.ndarray, number: int) -> tuple[int, int]:
     """Which file record `number` lies in, and its place there."""
     file = int(np.searchsorted(ends, number, side="right"))
     return file, number - (int(ends[file - 1]) if file else 0)
 
 
-def matching(where: str, what: str) -> tuple[Path, ...]:
+def match_files(where: str, what: str) -> tuple[Path, ...]:
     """The files behind a path or a pattern such as `train-*`, in order.
 
     Raises:
@@ -115,7 +115,7 @@ def files_identity(kind: str, files: Sequence[Path], count: int) -> str:
     return f"{count:,} {kind} {fingerprint(parts)}"
 
 
-def indexed(path: Path, kind: str, build: Callable[[Path], np.ndarray]) -> np.ndarray:
+def index_of(path: Path, kind: str, build: Callable[[Path], np.ndarray]) -> np.ndarray:
     """Where the records of a file lie, from the user's cache; built now and kept there if it is not in it.
 
     Found by the file's path, size and time of change. A cache that cannot be written costs time, and nothing else.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
-from multipod.data.files.records import Record, Records, files_identity, indexed, located
+from multipod.data.files.records import Record, Records, files_identity, index_of, locate_record
 from multipod.errors import DataError
 
 WHOLE_NUMBERS = ("cls", "cls2", "index", "label")
@@ -39,7 +39,7 @@ class TarRecords(Records):
 
     def record(self, number: int) -> Record:
         """The members of the example."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         firsts, members = self._firsts[file], self.members[file]  # type: ignore[attr-defined]
         stop = firsts[place + 1] if place + 1 < len(firsts) else len(members)
         record: Record = {}
@@ -52,7 +52,7 @@ class TarRecords(Records):
 
     def name(self, number: int) -> str:
         """The archive and the place in it."""
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         return f"{self.files[file]}, example {place:,}"
 
     @property
@@ -61,7 +61,7 @@ class TarRecords(Records):
         return self._ends  # type: ignore[attr-defined]
 
     def identity(self) -> str:
-        """Of the names and sizes of the archives."""
+        """A fingerprint of the names and sizes of the archives."""
         return files_identity("examples of archives", self.files, len(self))
 
 
@@ -71,7 +71,7 @@ def open_tar(files: tuple[Path, ...]) -> TarRecords:
     Raises:
       DataError: a file is no tar archive, or is compressed, or there is no example.
     """
-    records = TarRecords(files, tuple(indexed(path, "tar", _members) for path in files))
+    records = TarRecords(files, tuple(index_of(path, "tar", _members) for path in files))
     if not len(records):
         raise DataError(f"{files[0]} and the {len(files) - 1} other archives have no examples. Name others.")
     return records

@@ -12,10 +12,10 @@ from multipod.data.files.records import Record, Records
 from multipod.data.images import jpeg
 from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
-from multipod.data.images.crop import DRAWS, RandomCrop, View, middle
+from multipod.data.images.crop import DRAWS, RandomCrop, View, middle_square
 from multipod.data.images.decode import decode, is_jpeg
-from multipod.data.order import Order, drawn_for, epoch_of
-from multipod.data.reading import Ledger
+from multipod.data.order import Order, draw_for_rows, epoch_of
+from multipod.data.reading import ReadStatistics
 from multipod.data.source import HostBatch, fingerprint, space
 from multipod.errors import DataError
 
@@ -24,7 +24,7 @@ IN_A_ROW = 100
 
 
 @dataclass(frozen=True)
-class Fields:
+class ImageFields:
     """Where a record keeps the image and the label.
 
     Attributes:
@@ -61,14 +61,14 @@ class Images:
     """
 
     records: Records
-    fields: Fields
+    fields: ImageFields
     pixels: int
     random: RandomCrop | None = None
     middle_share: float = 0.875
     policy: Policy | None = None
     whole: bool = False
     order: Order | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: ReadStatistics = field(default_factory=ReadStatistics)
     cache: Cache | None = None
 
     def __len__(self) -> int:
@@ -89,19 +89,19 @@ class Images:
         if self.random is None:
             return self.read(numbers)
         count = DRAWS + (self.policy.draws if self.policy else 0)
-        draws = drawn_for(rows, count, rng)
+        draws = draw_for_rows(rows, count, rng)
         return self._read(numbers, self.random.views(draws[:, :DRAWS]), draws[:, DRAWS:], out)
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
-        """As `order` says, or else as any source is read."""
+        """Every number once, in the order that `order` says, or at random without one."""
         return epoch_of(self.order, self.records.file_ends, seed, epoch, batch)
 
     def identity(self) -> str:
-        """That of the records."""
+        """The identity of the records."""
         return self.records.identity()
 
     def cached(self, budget_bytes: int, folder: str = "") -> "Images":
-        """The same images with a cache of decoded ones.
+        """These images with a cache of decoded ones.
 
         Raises:
           DataError: crops are decoded without the rest of the image, or the folder cannot be used.
@@ -125,7 +125,7 @@ class Images:
         return math.ceil(self.pixels / math.sqrt(self.random.area[0] * narrow))
 
     def _middle(self, width: int, height: int) -> tuple[jpeg.Box, bool]:
-        return middle(width, height, self.middle_share), False
+        return middle_square(width, height, self.middle_share), False
 
     def _read(
         self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray, out: HostBatch | None = None

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.images.convolution import convolution, folded_convolution
+from multipod.nn.images.convolution import convolution, convolution_with_folded_stride
 from multipod.nn.images.depthwise import depthwise_convolution
-from multipod.nn.logical_axes import laid
+from multipod.nn.logical_axes import with_logical_constraint
 
 Dtype = Literal["float32", "bfloat16"]
 """Of convolutions and what passes between layers. Parameters, statistics and their arithmetic are float32 always."""
@@ -73,7 +73,7 @@ class ConvNorm(nnx.Module):
     ) -> None:
         around = ((size // 2, size // 2),) * 2
         kind: dict[str, Any] = {"kernel_init": FAN_OUT}
-        kind["conv_general_dilated"] = folded_convolution if fold else convolution
+        kind["conv_general_dilated"] = convolution_with_folded_stride if fold else convolution
         if groups > 1:
             kind = {"kernel_init": FAN_OUT_DEPTHWISE, "conv_general_dilated": depthwise_convolution}
         self.conv = nnx.Conv(
@@ -103,5 +103,5 @@ class ConvNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The layer's output, in the style's dtype."""
-        x = self.norm(laid(self.conv(x), "height", "width", None))
+        x = self.norm(with_logical_constraint(self.conv(x), "height", "width", None))
         return x if self.activate is None else self.activate(x)

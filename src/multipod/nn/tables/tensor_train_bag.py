@@ -18,7 +18,7 @@ from jax import lax
 
 from multipod.errors import NativeError, RecipeError
 from multipod.nn.tables import tensor_train_native as native
-from multipod.nn.tables.bags import Mode, check_bags, divided, is_concrete, pooled
+from multipod.nn.tables.bags import Mode, check_bags, divide_sums, is_concrete, pool_bags
 from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
 Way = Literal["auto", "jax", "native"]
@@ -67,7 +67,7 @@ def bag(
         sums = _kernel_or_jax(tt, distinct, cores, ids, offsets, weights)
     else:
         sums = jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
-    return divided(sums, offsets, weights, len(ids), mode)
+    return divide_sums(sums, offsets, weights, len(ids), mode)
 
 
 def jax_bag(
@@ -87,7 +87,7 @@ def jax_bag(
     keys, place = _distinct_of(jnp.where(known, ids, 0), room)
     rows = jnp.take(_rows(tt, cores, keys), place, axis=0, mode="fill")  # beyond `distinct`: NaN, as outside the table
     rows = jnp.where(known[:, None], rows, jnp.nan)
-    return pooled(rows, offsets, weights)
+    return pool_bags(rows, offsets, weights)
 
 
 def _rows(tt: TensorTrain, cores: Cores, keys: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ def _distinct_of(ids: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _runs_of(ordered: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
-    """The same of ids that are in order already."""
+    """What `_distinct_of` says, of ids that are in order already."""
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
     place = jnp.cumsum(new, dtype=jnp.int32)
     keys = jnp.zeros(room, ordered.dtype).at[place].set(ordered, mode="drop")
@@ -161,7 +161,7 @@ def _forward(
 
 
 def _backward(tt: TensorTrain, distinct: int | None, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    """Of the forward pass only the order of the ids is kept: products are made again (arXiv:2101.11714, 5)."""
+    """Gradients; the forward pass kept only the order of ids, so products are made again (arXiv:2101.11714, 5)."""
 
     def by_jax(
         cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any, order: jax.Array, gradient: jax.Array
