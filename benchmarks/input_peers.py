@@ -103,7 +103,7 @@ def ours(decode: str, cached: bool) -> Callable[[Path, int], Epoch]:
         passes = 8 if cached else 1  # once takes 0.1 s, of which starting and stopping would be a tenth
 
         def made() -> int:
-            return source.ledger.counts.get("decode", 0) + source.ledger.counts.get("crop", 0)
+            return source.statistics.counts.get("decode", 0) + source.statistics.counts.get("crop", 0)
 
         def epoch() -> tuple[int, int]:
             before = made()

@@ -200,7 +200,7 @@ def test_models_that_cannot_be(fields, said):
 
 def test_ids_of_another_number_of_fields():
     with pytest.raises(RecipeError, match=r"ids of shape \(2, 3\), and 4 fields take 4 a row"):
-        SMALL.embedded(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
+        SMALL.embed(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
 
 
 def test_mlperfs_tables_lie_as_the_multipod_had_them():

@@ -177,13 +177,13 @@ def test_optimizer_state_follows_rows_and_begins_anew_for_those_that_enter():
     state = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape) + 1, state)
 
     class Model:
-        def rearranges(self):
+        def rearranged_params(self):
             return ("hot",)
 
         def is_due(self, update):
             return update == 4
 
-        def rearranged(self, params, statistics):
+        def rearrange(self, params, statistics):
             assert list(params) == ["hot"]
             moved = Moved(jnp.array([2, 0, 0]), jnp.array([True, False, True]))
             return {"hot": params["hot"] + 10}, statistics + 1, {"hot": moved}

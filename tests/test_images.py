@@ -164,11 +164,11 @@ def test_damaged_files_are_replaced_in_training_masked_in_evaluation_and_named(f
     train, test = files(folder).train(), files(folder).test()
     batch = TrainBatches(train, 12, 0, np.arange(12))[0]
     assert set(batch) == {"image", "label"}
-    assert {one.number for one in train.ledger.news()} == {2, 3, 9}
-    assert train.ledger.news() == []
+    assert {one.number for one in train.statistics.news()} == {2, 3, 9}
+    assert train.statistics.news() == []
     [evaluated] = evaluation_batches(test, 16, np.arange(16))
     assert list(np.flatnonzero(~evaluated["mask"])) == [2, 3, 9, 12, 13, 14, 15]
-    skipped = test.ledger.skipped[2]
+    skipped = test.statistics.skipped[2]
     assert (skipped.name, skipped.reason) == (str(folder / "cat/0004.jpg"), "it has no bytes")
 
 
@@ -197,7 +197,7 @@ def test_parts_of_large_batches_are_written_where_they_stay(folder, monkeypatch)
         batch = next(feed)
         for name, array in batches[k].items():
             np.testing.assert_array_equal(batch[name], array)
-        feed.tell(0.5 / (k + 1), 1.0)
+        feed.adapt(0.5 / (k + 1), 1.0)
     assert feed.tuner.threads > 1
     assert joined.count(4) <= 3  # the first, and what was begun before it was there
     feed.close()

@@ -37,7 +37,7 @@ class Strange:
     always: bool = False
     fails: int = -1
     hangs: bool = False
-    ledger: ReadStatistics = field(default_factory=ReadStatistics)
+    statistics: ReadStatistics = field(default_factory=ReadStatistics)
 
     def __len__(self):
         return 40
@@ -53,7 +53,7 @@ class Strange:
         if self.fails in numbers:
             raise DataError(f"number {self.fails} cannot be read.")
         if 7 in numbers:
-            self.ledger.skip(7, "seven", "odd")
+            self.statistics.skip(7, "seven", "odd")
         return {"number": numbers, "square": np.stack([numbers, numbers**2], 1).astype(np.float32)}
 
     def augment(self, batch, rows, rng):
@@ -80,7 +80,7 @@ def test_processes_make_the_batches_of_threads_and_one_that_dies_is_started_agai
             assert batch[name].dtype == array.dtype
     feed.close()
     assert (tmp_path / "3").exists()
-    assert source.ledger.skipped.keys() <= {7}
+    assert source.statistics.skipped.keys() <= {7}
 
 
 def test_a_process_that_dies_again_stops_the_run_with_its_name(tmp_path):
@@ -161,18 +161,18 @@ def test_threads_grow_while_devices_wait_and_stay_when_it_does_not_help():
     tuner = Tuner(InputOptions(), window=4, cores=8)
     for share in (0.5, 0.2, 0.05, 0.0, 0.0):
         for _ in range(4):
-            tuner.tell(share, 1.0)
+            tuner.adapt(share, 1.0)
     assert (tuner.threads, tuner.ahead) == (8, 2)
     slow = Tuner(InputOptions(), window=4, cores=8)
     for _ in range(16):  # reading takes all of an update: the share stays, the update halves
-        slow.tell(1.0 / slow.threads, 1.01 / slow.threads)
+        slow.adapt(1.0 / slow.threads, 1.01 / slow.threads)
     assert slow.threads == 8
     stuck = Tuner(InputOptions(), window=4, cores=64)
     for _ in range(40):
-        stuck.tell(0.5, 1.0)
+        stuck.adapt(0.5, 1.0)
     assert (stuck.threads, stuck.ahead) == (1, 8)
     fixed = Tuner(InputOptions(threads=3, ahead=5), window=4, cores=8)
-    assert not any(fixed.tell(0.9, 1.0) for _ in range(40))
+    assert not any(fixed.adapt(0.9, 1.0) for _ in range(40))
     assert (fixed.threads, fixed.ahead) == (3, 5)
 
 
@@ -183,7 +183,7 @@ def test_a_feed_that_is_tuned_goes_on_at_its_place():
     feed.tuner.window, feed.tuner.cores = 2, 4
     for k in range(12):
         np.testing.assert_array_equal(next(feed)["number"], whole[k]["number"])
-        feed.tell(0.5 / (k + 1), 1.0)
+        feed.adapt(0.5 / (k + 1), 1.0)
     assert feed.tuner.threads == 4
     feed.close()
 

@@ -120,11 +120,11 @@ def test_text_files_for_both_tasks(tmp_path):
     assert rows["token"].shape == (4, 32)
     assert rows["weight"].any(1).all()
     packed = masked.train().rows
-    assert masked.spelled(packed["token"][0][packed["segment"][0] == 1]) in lines
+    assert masked.decode(packed["token"][0][packed["segment"][0] == 1]) in lines
     spans = TextFiles(str(tmp_path / "train.txt"), str(tmp_path / "test.txt"), length=24, vocab=320, spans=True)
     batch = spans.train().read(np.arange(8))
-    assert "<319>" in spans.spelled(batch["source"][0])
-    assert spans.spelled(np.array([0, 1, 3, 0])) == "[MASK][END]"
+    assert "<319>" in spans.decode(batch["source"][0])
+    assert spans.decode(np.array([0, 1, 3, 0])) == "[MASK][END]"
     assert batch["source"].max() == 319
     assert len(spans.test()) == 50
     with pytest.raises(DataError, match="vocab=200 has no room"):

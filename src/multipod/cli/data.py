@@ -50,7 +50,7 @@ def inspect(
 
     from multipod.data.batches import TrainBatches
     from multipod.data.inspect import inspect as look
-    from multipod.data.source import identity_of, with_cache
+    from multipod.data.source import DecodesTokens, identity_of, with_cache
     from multipod.recipe.override import override
     from multipod.recipes.find import load
 
@@ -59,13 +59,13 @@ def inspect(
     found = look(TrainBatches(source, rows, chosen.seed, np.arange(rows)), batches, reading)
     console = Console()
     console.print(f"training data  {identity_of(source)}", highlight=False)
-    _show(console, found, rows, getattr(chosen.data, "spelled", None))
+    _show(console, found, rows, chosen.data.decode if isinstance(chosen.data, DecodesTokens) else None)
     if out is not None:
         _draw(found, out)
 
 
-def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[np.ndarray], str] | None") -> None:
-    """Prints what was found; `spelled` makes text of tokens."""
+def _show(console: Console, found: "Inspection", rows: int, decode: "Callable[[np.ndarray], str] | None") -> None:
+    """Prints what was found; `decode` makes text of tokens."""
     from multipod.data.inspect import array_rows
 
     arrays = Table("array", "shape", "values", "mean ± deviation", title=f"the first batch of {rows}")
@@ -75,7 +75,7 @@ def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[
     for name, array in found.batch.items():
         if array.dtype.kind in "iu" and array.ndim == 2:
             listed = f"{' '.join(map(str, array[0][:24].tolist()))} ..."
-            text = spelled(array[0]) if spelled is not None and name in TOKENS else ""
+            text = decode(array[0]) if decode is not None and name in TOKENS else ""
             console.print(f"{name:14} {text[:SHOWN] or listed}", highlight=False, markup=False)
     if found.counts:
         most = sorted(found.counts.items(), key=lambda item: -item[1])[:6]

@@ -59,27 +59,29 @@ def _answers(recipe: "Recipe", params: Any, count: int) -> Table:
     import jax
     import numpy as np
 
+    from multipod.data.source import DecodesTokens
     from multipod.data.span_corruption import START
     from multipod.data.stdlib_text import END
     from multipod.errors import RecipeError
+    from multipod.nn.model import Generates
 
-    if not hasattr(recipe.model, "tell") or not hasattr(recipe.data, "spelled"):
+    model, data = recipe.model, recipe.data
+    if not isinstance(model, Generates) or not isinstance(data, DecodesTokens):
         raise RecipeError(
-            f"--tell: {type(recipe.model).__name__} on {type(recipe.data).__name__} has no text to tell. Leave it out, "
+            f"--tell: {type(model).__name__} on {type(data).__name__} has no text to tell. Leave it out, "
             "or give a run of an StMoe on text."
         )
-    model: Any = recipe.model
-    source = recipe.data.test()
+    source = data.test()
     batch = source.read(np.arange(min(count, len(source))))
     label = batch["label"]
-    asked = {"source": batch["source"]}
-    tell = jax.jit(lambda params: model.tell(params, asked, start=START, end=END, length=label.shape[1]))
+    asked = {"source": jax.numpy.asarray(batch["source"])}
+    tell = jax.jit(lambda params: model.generate(params, asked, start=START, end=END, length=label.shape[1]))
     told = np.asarray(tell(params))
     right = (told == label).all(-1)
     table = Table(title=f"told by itself: {int(right.sum())} of {len(label)} right")
     for name in ("input", "answer", "wanted"):
         table.add_column(name, overflow="fold")
     for row in range(len(label)):
-        texts = (recipe.data.spelled(tokens[row]) for tokens in (batch["source"], told, label))
+        texts = (data.decode(tokens[row]) for tokens in (batch["source"], told, label))
         table.add_row(*map(escape, texts), style="" if right[row] else "dim")
     return table

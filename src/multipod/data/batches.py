@@ -80,7 +80,7 @@ class TrainBatches:
 class Prefetcher(Iterator[HostBatch]):
     """Batches of a run, one after the other, made ahead of their use.
 
-    Grain orders the work among threads and keeps what is done early. Where `tell` finds that the devices wait, it
+    Grain orders the work among threads and keeps what is done early. Where `adapt` finds that the devices wait, it
     goes on from the same place with more threads: a place is only a number, so nothing is lost but what lay ready.
     """
 
@@ -104,9 +104,9 @@ class Prefetcher(Iterator[HostBatch]):
             return parts[0]
         return self._places.joined(self._position - 1, parts)
 
-    def tell(self, waited_s: float, step_s: float) -> None:
+    def adapt(self, waited_s: float, step_s: float) -> None:
         """An update took `step_s`, and its devices were idle for `waited_s` of it because no batch was there."""
-        if self.tuner.tell(waited_s, step_s):
+        if self.tuner.adapt(waited_s, step_s):
             self._parts_ahead.close()
             self._parts_ahead = self._begin()
 

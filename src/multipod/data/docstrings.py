@@ -112,7 +112,7 @@ class Docstrings:
         """The tokenizer that the rows were made with."""
         return _tokenizer(self)
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text."""
         return decode_tokens(self.tokenizer(), tokens)
 

@@ -48,8 +48,8 @@ def inspect(batches: TrainBatches, count: int, reading: InputOptions) -> Inspect
         seen.append(next(feed))
     taken = time.perf_counter() - start
     feed.close()
-    ledger = statistics_of(batches.source)
-    made = max(ledger.counts.get("read", 0) + ledger.counts.get("crop", 0), 1)
+    statistics = statistics_of(batches.source)
+    made = max(statistics.counts.get("read", 0) + statistics.counts.get("crop", 0), 1)
     labels = [batch["label"] for batch in seen if "label" in batch and batch["label"].ndim == 1]
     joined = np.concatenate(labels) if labels else np.zeros(0, int)
     values, counts = np.unique(joined, return_counts=True)
@@ -57,10 +57,10 @@ def inspect(batches: TrainBatches, count: int, reading: InputOptions) -> Inspect
         first,
         len(seen),
         (count - 1) * len(batches.rows) / taken if count > 1 else 0.0,
-        {name: seconds / made for name, seconds in ledger.seconds.items()},
+        {name: seconds / made for name, seconds in statistics.seconds.items()},
         batch_correlation(joined, batches.batch) if len(joined) and batches.batch > 1 else None,
         dict(zip(values.tolist(), counts.tolist(), strict=True)),
-        list(ledger.skipped.values()),
+        list(statistics.skipped.values()),
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from multipod.errors import DataError
 
@@ -92,12 +92,12 @@ class ReadStatistics:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
             self.counts[name] = self.counts.get(name, 0) + count
 
-    def taken(self) -> dict[str, tuple[float, int]]:
+    def take(self) -> dict[str, tuple[float, int]]:
         """Seconds and examples of each stage since the last call, which are no longer held here."""
         with self._lock:
-            taken = {name: (seconds, self.counts[name]) for name, seconds in self.seconds.items()}
+            stages = {name: (seconds, self.counts[name]) for name, seconds in self.seconds.items()}
             self.seconds, self.counts = {}, {}
-        return taken
+        return stages
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # another process notes what it sees anew
@@ -106,10 +106,19 @@ class ReadStatistics:
         self.__init__()  # type: ignore[misc]
 
 
+@runtime_checkable
+class Monitored(Protocol):
+    """A source that notes what it left out and where its time went."""
+
+    @property
+    def statistics(self) -> ReadStatistics:
+        """The notes, which go on while it is read."""
+        ...
+
+
 def statistics_of(source: object) -> ReadStatistics:
-    """The source's ledger, or an empty one."""
-    found = getattr(source, "ledger", None)
-    return found if isinstance(found, ReadStatistics) else ReadStatistics()
+    """The source's statistics, or new ones that nothing writes into."""
+    return source.statistics if isinstance(source, Monitored) else ReadStatistics()
 
 
 @dataclass
@@ -136,7 +145,7 @@ class Tuner:
         self._waited_s = 0.0
         self._helped = True
 
-    def tell(self, waited_s: float, step_s: float) -> bool:
+    def adapt(self, waited_s: float, step_s: float) -> bool:
         """One update of `step_s`, of which the devices waited for data `waited_s`. Returns whether anything changed."""
         self._waits, self._steps, self._count = self._waits + waited_s, self._steps + step_s, self._count + 1
         if self._count < self.window or self._steps <= 0:

@@ -154,7 +154,7 @@ class SpanCorruption:
         """What cuts text into tokens."""
         return _tokenizer(self.text)
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the end of the row; sentinels as <1>, <2>, ..."""
         tokenizer = self.tokenizer()
         parts: list[str] = []

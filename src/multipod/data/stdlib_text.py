@@ -142,7 +142,7 @@ class StdlibText:
         """The rows to be judged by."""
         return self._source("test")
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; trains the tokenizer again, some seconds."""
         return decode_tokens(_tokenizer_of(self.files, self.test_share, self.vocab), tokens)
 

@@ -38,9 +38,9 @@ class Task:
         if self.test_every < 2:
             raise RecipeError(f"task: test_every={self.test_every} leaves no line to learn from. Take 2 or more.")
 
-    def spelled(self, tokens: np.ndarray) -> str:
-        """Tokens as text; see `SpanCorruption.spelled`."""
-        return self.pretrained.spelled(tokens)
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text; see `SpanCorruption.decode`."""
+        return self.pretrained.decode(tokens)
 
     def train(self) -> ArraySource:
         """The lines to learn from."""

@@ -62,7 +62,7 @@ class TextFiles:
         """The rows to be judged by."""
         return self._source("test_files")
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, sentinels as <NUMBER>."""
         return decode_tokens(_tokenizer(self.train_files, self._words), tokens, self._words if self.spans else 0)
 

@@ -137,4 +137,4 @@ def _logits(model: Dlrm, params: Any, hot: dict[str, Any], dense: jax.Array, ids
     place = dense_places(model, ids)
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]
     lookup = _lookup(hot)
-    return model.scored(params, dense, model.vectors(params, gathered, ids, lookup(params) if lookup else None))
+    return model.logits(params, dense, model.vectors(params, gathered, ids, lookup(params) if lookup else None))

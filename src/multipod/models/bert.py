@@ -94,7 +94,7 @@ class Bert(FlaxModel):
             return ModelLayer(
                 f"layer {n}",
                 names_under(self, f"layers/{n}/"),
-                lambda module, x, batch: module.encoded(n, x, batch),
+                lambda module, x, batch: module.encoder_layer(n, x, batch),
                 block,
             )
 
@@ -155,7 +155,7 @@ class _Bert(nnx.Module):
         """The last layer's output, [n, positions, features]."""
         x = self.embed(batch)
         for n in range(len(self.layers)):
-            x = self.encoded(n, x, batch)
+            x = self.encoder_layer(n, x, batch)
         return x
 
     def embed(self, batch: Batch) -> jax.Array:
@@ -166,7 +166,7 @@ class _Bert(nnx.Module):
         x = self.tokens(token) + self.positions(position) + self.types(kind)
         return self.dropout(self.embedding_norm(x))
 
-    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+    def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = batch["segment"] if "segment" in batch else (batch["token"] != 0).astype(jnp.int32)
         return call_layer(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)

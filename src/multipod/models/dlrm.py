@@ -205,9 +205,9 @@ class Dlrm:
     ) -> tuple[jax.Array, Statistics]:
         """Logits [examples]; see `Model`."""
         if not self.hot.share:
-            return self.scored(params, batch["dense"], self.embedded(params, batch["ids"])), statistics
+            return self.logits(params, batch["dense"], self.embed(params, batch["ids"])), statistics
         lookup = dlrm_hot.lookup(params, statistics, self.lookup)
-        logits = self.scored(params, batch["dense"], self.embedded(params, batch["ids"], lookup))
+        logits = self.logits(params, batch["dense"], self.embed(params, batch["ids"], lookup))
         if train:
             statistics = dlrm_hot.count_ids(self.hot, statistics, {n: self._own(batch["ids"], n) for n in self.trains})
         return logits, statistics
@@ -220,7 +220,7 @@ class Dlrm:
         """
         ids = host["ids"]
         if ids.shape[-1] != sum(self._hots):
-            return  # `embedded` says that
+            return  # `embed` says that
         limits = np.repeat(np.array(self.rows), self._hots)
         outside = (ids < 0) | (ids >= limits)
         if outside.any():
@@ -232,7 +232,7 @@ class Dlrm:
                 "the rows that the data have (model.rows), or mend the data."
             )
 
-    def embedded(self, params: Params, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
+    def embed(self, params: Params, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
         """The vectors of the ids [examples, sum of hots], those of one field added up: [examples, fields, features]."""
         if ids.shape[-1] != sum(self._hots):
             raise RecipeError(
@@ -265,7 +265,7 @@ class Dlrm:
         return jnp.where((own >= 0) & (own < limits), (own % sizes if self.hash_rows else own) + begins, -1)
 
     def vectors(self, params: Params, gathered: jax.Array, ids: jax.Array, lookup: Lookup | None = None) -> jax.Array:
-        """`embedded`, from the rows [examples, places, features] that were gathered at the `places` of `tables/dense`.
+        """`embed`, from the rows [examples, places, features] that were gathered at the `places` of `tables/dense`.
 
         So that the rows can be differentiated in place of the whole table. `lookup(number, tt, cores, ids)` gives the
         vectors of a tensor train in another way than this, with a cache for example.
@@ -287,7 +287,7 @@ class Dlrm:
             found[number] = (lookup or self._train)(number, tt, cores, self._own(ids, number))
         return jnp.stack([found[number] for number in range(len(self.rows))], 1)
 
-    def rearranges(self) -> tuple[str, ...]:
+    def rearranged_params(self) -> tuple[str, ...]:
         """The cores and cached rows, if there is a cache; see `multipod.nn.model.Rearranging`."""
         if not self.hot.share:
             return ()
@@ -298,11 +298,11 @@ class Dlrm:
         """Whether the cache is filled or refreshed after this update."""
         return dlrm_hot.is_due(self.hot, update)
 
-    def rearranged(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
+    def rearrange(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
         """The most counted rows cached; see `multipod.models.dlrm_hot`."""
         return dlrm_hot.refresh(self.hot, self.trains, params, statistics)
 
-    def scored(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
+    def logits(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
         """Logits from dense features [examples, dense] and vectors [examples, fields, features]."""
         x = _mlp(params, "bottom", dense, len(self.bottom) + 1, last=True)
         z = interact(jnp.concatenate([x[:, None], vectors], 1), self.interaction)

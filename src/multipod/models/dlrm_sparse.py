@@ -68,7 +68,7 @@ def sparse_update(
 
     def loss(others: dict[str, jax.Array], gathered: jax.Array) -> jax.Array:
         vectors = model.vectors(others, gathered, batch["ids"], lookup(others) if lookup else None)
-        logits = model.scored(others, batch["dense"], vectors)
+        logits = model.logits(others, batch["dense"], vectors)
         return optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(jnp.float32)).mean()
 
     value, (slopes, of_rows) = jax.value_and_grad(loss, (0, 1))(others, gathered)

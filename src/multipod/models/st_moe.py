@@ -103,7 +103,7 @@ class StMoe(FlaxModel):
         each = [self.routing.balance * one["balance"] + self.routing.z * one["z"] for one in routers.values()]
         return {"logits": logits, "auxiliary": jnp.asarray(sum(each), jnp.float32), "routers": routers}
 
-    def tell(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
+    def generate(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
         """The likeliest token at each place behind those told before it: int32 [examples, length], 0 behind `end`.
 
         Only batch["source"] is read. The decoder goes over all places for each token: meant for short answers. Slots

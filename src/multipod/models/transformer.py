@@ -93,18 +93,18 @@ class Transformer(FlaxModel):
 
         def encoder(n: int) -> ModelLayer:
             names = names_under(self, f"encoder/{n}/")
-            return ModelLayer(f"encoder {n}", names, lambda module, x, batch: module.encoded(n, x, batch), block)
+            return ModelLayer(f"encoder {n}", names, lambda module, x, batch: module.encoder_layer(n, x, batch), block)
 
         def decoder(n: int) -> ModelLayer:
             names, cost = names_under(self, f"decoder/{n}/"), block + 4.0 * self.features**2
-            return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoded(n, *x, batch), cost)
+            return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoder_layer(n, *x, batch), cost)
 
         turn = (*names_under(self, "encoder_norm/"), *target)
         head = (*names_under(self, "decoder_norm/"), *scores)
         return (
             ModelLayer("embedding", table, lambda module, x, batch: module.embed(batch, "source"), 0.1 * block),
             *map(encoder, range(self.encoder_layers)),
-            ModelLayer("target", turn, lambda module, x, batch: module.turned(x, batch), 0.1 * block),
+            ModelLayer("target", turn, lambda module, x, batch: module.to_decoder(x, batch), 0.1 * block),
             *map(decoder, range(self.decoder_layers)),
             ModelLayer("logits", head, lambda module, x, batch: module.logits(x[0]), 1.0 * self.features * self.vocab),
         )
@@ -179,14 +179,14 @@ class _Transformer(nnx.Module):
         """The encoder's output [n, positions, features], and the source's segments."""
         x = self.embed(batch, "source")
         for n in range(len(self.encoder)):
-            x = self.encoded(n, x, batch)
+            x = self.encoder_layer(n, x, batch)
         return self._normed(x), _segment(batch, "source")
 
     def decode(self, batch: Batch, encoded: jax.Array) -> jax.Array:
         """Logits for every place of batch["target"]."""
         x = self.embed(batch, "target")
         for n in range(len(self.decoder)):
-            x, _ = self.decoded(n, x, encoded, batch)
+            x, _ = self.decoder_layer(n, x, encoded, batch)
         return self.logits(x)
 
     def embed(self, batch: Batch, name: str) -> jax.Array:
@@ -195,16 +195,16 @@ class _Transformer(nnx.Module):
         x = self._embedded(table, batch[name], batch.get(f"{name}_position"))
         return self.dropout(x) if name == "source" else self.target_dropout(x)
 
-    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+    def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = _segment(batch, "source")
         return call_layer(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
 
-    def turned(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def to_decoder(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """From the last encoder layer's output: what the first decoder layer reads, and what it attends to."""
         return self.embed(batch, "target"), self._normed(x)
 
-    def decoded(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def decoder_layer(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """x after decoder layer n, and what it attended to."""
         segment = _segment(batch, "target")
         mask = segment_mask(segment, segment, causal=True)

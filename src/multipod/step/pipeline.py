@@ -11,8 +11,8 @@ from multipod.execute.delays import Part
 from multipod.execute.passes import Function
 from multipod.execute.pipeline import Pipe
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
-from multipod.metrics.objective import masked_sums
-from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
+from multipod.metrics.objective import masked_sums, scores_of
+from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
 from multipod.nn.logical_axes import Splits, logical_axis_rules
 from multipod.nn.padding import padding_mask
 from multipod.optim.pipemare import PipeMare
@@ -97,7 +97,6 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
     labels of an objective that has them.
     """
-    scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
 
     def of_part(layers: tuple[ModelLayer, ...], last: bool) -> Function:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
@@ -107,7 +106,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
                 y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
                 if not last:
                     return y, {}
-                return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
+                return y, (masked_sums(recipe.objective(y, batch), mask), scores_of(recipe.objective, y, batch))
 
         return function
 
@@ -132,7 +131,6 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
       RecipeError: the model does not say them; with what stands in the way, if that is batch norm.
     """
     name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
-    cut_points = getattr(recipe.model, "cut_points", None)
     statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
     if statistics:
         raise RecipeError(
@@ -140,12 +138,12 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
             "something else than unsplit, and something else with every number of micro-batches. Take a model with "
             "group or layer norm, or split images or the batch instead of layers (layout.spatial, layout.mesh)."
         )
-    if cut_points is None:
+    if not isinstance(recipe.model, Layered):
         raise RecipeError(
             f"{name} does not say its layers, so it cannot be cut into "
             "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
         )
-    return cut_points()
+    return recipe.model.cut_points()
 
 
 def _of_parts(cut: Cut, layers: tuple[ModelLayer, ...]) -> list[tuple[ModelLayer, ...]]:

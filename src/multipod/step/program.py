@@ -31,7 +31,7 @@ from multipod.layout.mesh import (
     update_spec,
 )
 from multipod.layout.rules import Placement, Tensor
-from multipod.metrics.objective import masked_sums
+from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.dims import dims_of, input_dims
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.nn.padding import padding_mask
@@ -332,8 +332,6 @@ class Program:
         return self._evaluated(state, batch)
 
     def _evaluated(self, state: State, batch: Batch) -> tuple[Sums, Any]:
-        scored = getattr(self.recipe.objective, "scored", lambda outputs, batch: ())
-
         def local(params: Any, statistics: Any, batch: Batch) -> tuple[Sums, Any]:
             batch = dict(batch)
             mask, key = batch.pop("mask"), jax.random.key(0)
@@ -341,7 +339,7 @@ class Program:
                 batch = self.images.cut(batch, self._test_examples)
                 outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, batch), mask)
-                scores = scored(outputs, batch)
+                scores = scores_of(self.recipe.objective, outputs, batch)
             return all_reduce_tree(sums, ordered(data_axes(self.mesh)), data_devices(self.mesh)), scores
 
         specs = data_specs(self.mesh, self.path.base), PartitionSpec(), batch_spec(self.mesh)

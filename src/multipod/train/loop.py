@@ -16,7 +16,8 @@ from multipod.data.reading import InputOptions, statistics_of
 from multipod.data.source import HostBatch, Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
-from multipod.metrics.objective import report_of
+from multipod.metrics.objective import ends_run, report_of
+from multipod.nn.model import WritesNotes
 from multipod.step.fits import refuse_too_large
 from multipod.step.orders import Wishes, wishes_of
 from multipod.step.program import Batch, Program, Sums
@@ -200,7 +201,7 @@ class _Run:
             sums, troubled = self.settle(compiled, under_way)
             now = clock()
             self.times.add(now - ended, now - under_way.since_s - waited, waited)
-            incoming.tell(waited, now - ended)
+            incoming.adapt(waited, now - ended)
             done = news = self.count(sums, troubled, now - ended, waited)
             leaving = int(sums["stop"]) >= REGROUP and not self.stopped and self.update < self.recipe.updates
             self.copied_s = 0.0 if troubled else self.context.on_update(self.state, done, leaving)
@@ -346,7 +347,7 @@ class _Run:
         self.tell_skipped(self.test)
         self.tell(event)
         self.evaluated = event
-        self.reached = getattr(self.recipe.objective, "reached", lambda values: False)(event.values)
+        self.reached = ends_run(self.recipe.objective, event.values)
 
     def tell_skipped(self, source: Source) -> None:
         for one in statistics_of(source).news():
@@ -416,6 +417,7 @@ class _Run:
 
     def ended(self, evaluated: Evaluated | None) -> Ended:
         self.context.on_phase("ending", self.update)
+        model = self.recipe.model
         alone_s = sum_alone_s(self.program, self.state, self.context.clock)
         median = self.times.median_step_s
         interrupted = self.update < self.recipe.updates and not self.reached
@@ -439,7 +441,7 @@ class _Run:
             unit=self.unit,
             skipped=self.skipped,
             values=evaluated.values if evaluated else {},
-            notes=getattr(self.recipe.model, "notes", lambda _: {})(self.state.statistics),
+            notes=model.notes(self.state.statistics) if isinstance(model, WritesNotes) else {},
             goodput=self.account.goodput(run_s),
             lost_s=self.account.lost_s,
             run_s=run_s,
