@@ -156,7 +156,7 @@ def detour_ring(topology: Topology, collective: Collective = "all-reduce") -> Sc
     hop. A link that a long hop shares with others is busier by as much. Works on any connected machine.
 
     Source: the walk around a spanning tree of 2 x 2 blocks is that of Gabriely and Rimon, 2001,
-    doi:10.1023/A:1016610507833; see `holes.detour` for where we depart from it.
+    doi:10.1023/A:1016610507833; see `detour_rings.detour` for where we depart from it.
     """
     order, notes = detour(topology)
     return schedule_both_ways("detour-ring", topology, collective, order, notes)

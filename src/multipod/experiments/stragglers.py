@@ -166,7 +166,7 @@ def _measured(checks: list[_Check]) -> Section:
     ]
     return Section(
         "The model against real readers",
-        "Four hosts, each a thread with its own `Feed`, that meet at every one of 60 updates; "
+        "Four hosts, each a thread with its own `Prefetcher`, that meet at every one of 60 updates; "
         f"{DEVICE_SLEEP_S * 1e3:.0f} ms of device time. Reading is sleeping, so that two cores can be four hosts. The "
         "model is given what each read really took.",
         ("hosts", "ahead", "measured ms/step", "predicted ms/step", "difference"),

@@ -33,7 +33,7 @@ class Transformer(FlaxModel):
     text.
 
     A batch holds tokens `source` and `target` [examples, positions]: `target` is what the decoder reads, so it begins
-    with the start token and is one place behind `label` (`multipod.data.packing.shifted_right`). Packed rows also have
+    with the start token and is one place behind `label` (`multipod.data.packing.shift_right`). Packed rows also have
     `source_segment`, `target_segment` (0: padding) and `source_position`, `target_position`; without them every row is
     one sequence, and `PAD` is padding except at the first place of the target.
 

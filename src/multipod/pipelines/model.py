@@ -50,7 +50,7 @@ def cost(
 
     correction: (pipemare) whether there is the buffer of T2. sizes: weights of each stage, in any unit; equal if empty.
     PipeDream's stash is the mean delay times the stage's size: with equal sizes P / N copies (the whole versions that a
-    schedule needs, ceil of each delay, are `Proof.stashed`).
+    schedule needs, ceil of each delay, are `PipelineProof.stashed`).
     Source: Yang et al., 2019, arXiv:1910.05124, table 1 and section 2.
 
     Raises:

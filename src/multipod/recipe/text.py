@@ -26,7 +26,7 @@ DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 TROUBLE = tuple(f"trouble.{name}" for name in ("kind", *(field.name for field in dataclasses.fields(Trouble))))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
 
-RENAMED = {"multipod.models.dlrm_tables:Tables": "multipod.models.dlrm_tables:TablePlacement"}
+RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_tables:TablePlacement"}
 """Types that the texts of older runs call by another name."""
 
 

@@ -12,9 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.collectives.adasum import leaves
-from multipod.execute.adasum_jax import combine_tree
+from multipod.execute.adasum.devices import combine_tree
+from multipod.execute.bucketing import Combine, all_gather_tree, reduce_scatter_tree
 from multipod.execute.sums import SUMS, VectorSum, in_tile_first, scheduled
-from multipod.execute.trees import Combine, all_gather_tree, reduce_scatter_tree
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import data_axes, data_sizes, inner_axes, is_split, names_of, only, topology_of, update_spec
 from multipod.topology.topology import Topology

@@ -15,9 +15,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of, examples_of
-from multipod.execute.adasum import refuse_poisoned
+from multipod.execute.adasum.operator import refuse_poisoned
+from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.execute.trees import all_reduce_tree
 from multipod.layout.check import lay
 from multipod.layout.mesh import (
     batch_sharding,

@@ -15,10 +15,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
-from multipod.execute.flight import PipeState, first, with_first
-from multipod.execute.pipeline import Pipe
-from multipod.execute.pipeline_forward import go_forward
-from multipod.execute.trees import all_reduce_tree
+from multipod.execute.bucketing import all_reduce_tree
+from multipod.execute.pipeline.forward import go_forward
+from multipod.execute.pipeline.in_flight import PipeState, first, with_first
+from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.check import lay
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
 from multipod.layout.rules import Tensor

@@ -54,7 +54,7 @@ class ConvNorm(nnx.Module):
     The kernel is `size` x `size`, odd, without a bias, which the norm would take away again; initialised normal by
     fan-out. `groups` is 1 or, for a depthwise convolution, the number of features. With `zero` the scale of the norm
     begins at zero, so that a residual block begins as the identity (arXiv:1706.02677, section 5.1). With
-    `fold` the stride is folded into the channels (`multipod.nn.images.convolution.folded_convolution`).
+    `fold` the stride is folded into the channels (`multipod.nn.images.convolution.convolution_with_folded_stride`).
     """
 
     def __init__(
