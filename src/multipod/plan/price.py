@@ -147,7 +147,7 @@ def schedule_of(pipeline: str, stages: int, micro: int, chunks: int) -> Pipeline
 
 @lru_cache(maxsize=256)
 def deepest(pipeline: str, stages: int, micro: int, chunks: int) -> tuple[int, ...]:
-    """Of each device, the most micro-batches whose activations it keeps at once: `PipelineProof.peak_live`, unproven."""
+    """For each device, the most micro-batches whose activations it keeps: `PipelineProof.peak_live`, unproven."""
     found = []
     for ops in schedule_of(pipeline, stages, micro, chunks).ops:
         live = most = 0
