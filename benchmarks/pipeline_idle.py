@@ -128,7 +128,7 @@ def copies(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
 
 def at_the_papers_size() -> str:
     """The model where the paper's headline is: ResNet-50 in 107 stages, 8 micro-batches."""
-    from multipod.experiments.pipemare_theory import resnet_memory
+    from multipod.experiments.pipemare.theory import resnet_memory
     from multipod.pipelines.model import cost
 
     gpipe, mare = (cost(kind, 107, 8, "momentum") for kind in ("gpipe", "pipemare"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from multipod.cli.data import data as command
-from multipod.cli.reading import as_options
+from multipod.runs.request import reading_arguments
 from multipod.data.batches import TrainBatches
 from multipod.data.clicks.prepare import Settings, prepare
 from multipod.data.clicks.synthetic import Synthetic, criteo_lines
@@ -156,11 +156,11 @@ def test_stragglers_on_the_command_line():
 
 def test_options_of_reading_come_back():
     reading = InputOptions(3, 0, 2, 10**9, "a b", 60.0, "HWCN")
-    assert as_options(reading) == (
+    assert reading_arguments(reading) == (
         " --read-threads 3 --read-ahead 2 --read-limit 60.0 --image-order HWCN --decoded-cache 1000000000"
         " --decoded-cache-folder 'a b'"
     )
-    assert as_options(InputOptions()) == ""
+    assert reading_arguments(InputOptions()) == ""
 
 
 def test_a_run_goes_on_where_its_data_were_moved(tmp_path):

@@ -15,7 +15,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import TablePlacement
+from multipod.models.dlrm_tables import Placement, TablePlacement
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
@@ -25,6 +25,7 @@ DEVICES, UPDATES, BATCH = 8, 8, 512
 SAME = 1e-4
 """The largest relative difference of a loss that passes as rounding, over `UPDATES` updates."""
 
+TRAINS = "tensor trains of rank 8, replicated"
 MULTIPOD = "arXiv:2011.03641, section 4.6"
 
 
@@ -32,21 +33,9 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     """What a device holds and sends, and what is learnt, by where the tables lie."""
     data = Synthetic(examples=UPDATES * BATCH, tests=10)
     dense = Dlrm(rows=data.rows, bottom=(64,), top=(64,))
-    trains = replace(dense, tt_rows=20_000, tt_rank=8)
-    spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
-    cases = {
-        "replicated": (dense, spread),
-        **{
-            f"by {way}" if way != "auto" else "auto: large by row, small replicated": (
-                replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20)),
-                shared,
-            )
-            for way in ("table", "row", "column", "auto")
-        },
-        "tensor trains of rank 8, replicated": (trains, spread),
-        "the same, 1 % of the rows cached": (replace(trains, hot=Hot(0.01, warmup=2, policy="discard")), spread),
-    }
-    rows, losses, sent = [], {}, {}
+    cases = _cases(dense)
+    rows: list[tuple[str, ...]] = []
+    losses, sent = {}, {}
     for name, (model, layout) in cases.items():
         losses[name], held, optimizer, facts = _trained(model, layout, data)
         sent[name] = _sent(facts)
@@ -54,15 +43,44 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
         report(f"  {name}: {held:,} bytes held, {sent[name]:,} sent, differs by {differs:.1e}")
         shown = f"{differs:.1e}" if differs >= 0 else "another model"
         rows.append((name, f"{held:,}", f"{optimizer:,}", f"{sent[name]:,}", shown))
-    split = [name for name in cases if name.startswith(("by ", "auto"))]
+    return _claims(losses, sent), _section(rows)
+
+
+def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
+    """Models and layouts to compare, by what the page calls them; the dense tables' first is replicated."""
+    trains = replace(dense, tt_rows=20_000, tt_rank=8)
+    spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
+    ways: dict[str, Placement] = {
+        "by table": "table",
+        "by row": "row",
+        "by column": "column",
+        "auto: large by row, small replicated": "auto",
+    }
+    split = {
+        name: replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20))
+        for name, way in ways.items()
+    }
+    return {
+        "replicated": (dense, spread),
+        **{name: (model, shared) for name, model in split.items()},
+        TRAINS: (trains, spread),
+        "the same, 1 % of the rows cached": (replace(trains, hot=Hot(0.01, warmup=2, policy="discard")), spread),
+    }
+
+
+def _claims(losses: dict[str, list[float]], sent: dict[str, int]) -> list[Claim]:
+    split = [name for name in losses if name.startswith(("by ", "auto"))]
     worst = max(_apart(losses[name], losses["replicated"]) for name in split)
-    saved = sent["replicated"] / sent["tensor trains of rank 8, replicated"]
+    saved = sent["replicated"] / sent[TRAINS]
     same = "Tables in every place: the losses of replicated ones (largest difference)"
     fewer = "Replicated tensor trains send fewer bytes than replicated tables (times)"
-    claims = [
+    return [
         Claim(same, MULTIPOD, worst, SAME, worst <= SAME),
         Claim(fewer, "arXiv:2101.11714", saved, 10.0, saved > 10),
     ]
+
+
+def _section(rows: list[tuple[str, ...]]) -> Section:
     text = (
         f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are "
         "those of the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, "
@@ -70,7 +88,7 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
         "fullest device counts for all."
     )
     head = ("tables", "parameters, bytes", "optimizer, bytes", "sent in an update, bytes", "loss differs by")
-    return claims, Section("Places of tables", text, head, rows)
+    return Section("Places of tables", text, head, rows)
 
 
 def _trained(model: Dlrm, layout: Layout, data: Synthetic) -> tuple[list[float], int, int, CompiledFacts]:

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.experiments.outcome import Claim, Outcome, Section
-from multipod.experiments.tt_rec_checks import (
+from multipod.experiments.tt_rec.checks import (
     PAPER,
     Part,
     cache_semantics,
@@ -26,9 +27,9 @@ from multipod.experiments.tt_rec_checks import (
     pieces,
     timing,
 )
-from multipod.experiments.tt_rec_places import places
-from multipod.experiments.tt_rec_runs import Result, small
-from multipod.experiments.tt_rec_runs import run as train
+from multipod.experiments.tt_rec.places import places
+from multipod.experiments.tt_rec.training import Result, small
+from multipod.experiments.tt_rec.training import run as train
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm, mlperf
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
@@ -174,33 +175,43 @@ def _row(truth: str, what: str, each: Sequence[Result], best: Sequence[float], m
     )
 
 
+ARMS: dict[str, dict[str, Any]] = {
+    "sampled, released scale": {"tt_scale": "released"},
+    "sampled, exact scale": {},
+    "Gaussian, exact scale": {"tt_init": "gaussian"},
+    "Gaussian, N(0, 1/n)": {"tt_init": "gaussian", "tt_scale": "reciprocal"},
+}
+"""What R4 compares: fields of the model."""
+
+SGD_RANK, SGD_RATE, CORE_RATES = 8, 0.1, (0.1, 0.5, 2.0, 5.0)
+AucsByArm = dict[tuple[str, float], np.ndarray]
+"""(arm, rate of the cores) to [seeds]."""
+
+
 def initialisation(report: Report) -> Part:
     """R4: under SGD the scale of the cores decides how fast they learn."""
-    rank, rate, core_rates = 8, 0.1, (0.1, 0.5, 2.0, 5.0)
-    arms = {
-        "sampled, released scale": {"tt_scale": "released"},
-        "sampled, exact scale": {},
-        "Gaussian, exact scale": {"tt_init": "gaussian"},
-        "Gaussian, N(0, 1/n)": {"tt_init": "gaussian", "tt_scale": "reciprocal"},
-    }
-    every = [Synthetic(truth="structured", seed=seed) for seed in SEEDS]
+    data = [Synthetic(truth="structured", seed=seed) for seed in SEEDS]
 
-    def aucs(fields: dict[str, Any], core_rate: float) -> np.ndarray:
-        model = small(DATA, tt_rows=LARGE, tt_rank=rank, **fields)
-        each = [train(model, data, "sgd", rate, core_rate, seed=data.seed) for data in every]
-        return _aucs(each)
+    def aucs_of(fields: dict[str, Any], core_rate: float) -> np.ndarray:
+        model = small(DATA, tt_rows=LARGE, tt_rank=SGD_RANK, **fields)
+        return _aucs([train(model, each, "sgd", SGD_RATE, core_rate, seed=each.seed) for each in data])
 
-    found = {(name, core): aucs(fields, core) for core in core_rates for name, fields in arms.items()}
-    frozen = aucs({}, 0.0)
-    report("  " + ", ".join(f"{name} at {core}: {np.mean(each):.4f}" for (name, core), each in found.items()))
-    released, exact, _, reciprocal = arms
+    aucs = {(name, rate): aucs_of(fields, rate) for rate in CORE_RATES for name, fields in ARMS.items()}
+    frozen = aucs_of({}, 0.0)
+    report("  " + ", ".join(f"{name} at {rate}: {np.mean(each):.4f}" for (name, rate), each in aucs.items()))
+    claims = _initialisation_claims(aucs, frozen)
+    return claims, _initialisation_section(aucs, frozen, claims)
+
+
+def _initialisation_claims(aucs: AucsByArm, frozen: np.ndarray) -> list[Claim]:
+    released, exact, _, reciprocal = ARMS
 
     def least(better: str, worse: str) -> np.ndarray:
-        return min((found[better, core] - found[worse, core] for core in core_rates[:-1]), key=np.mean)
+        return min((aucs[better, rate] - aucs[worse, rate] for rate in CORE_RATES[:-1]), key=np.mean)
 
-    span = f"at core rates {core_rates[0]} to {core_rates[-2]} (least gap)"
-    slowest = found[reciprocal, core_rates[0]] - frozen
-    claims = [
+    span = f"at core rates {CORE_RATES[0]} to {CORE_RATES[-2]} (least gap)"
+    slowest = aucs[reciprocal, CORE_RATES[0]] - frozen
+    return [
         over_seeds(
             f"R4 under SGD the released scale learns more than the exact one, {span}", least(released, exact), 0.003
         ),
@@ -208,24 +219,28 @@ def initialisation(report: Report) -> Part:
         over_seeds(
             "R4 cores from N(0, 1/n) at the dense rate learn no more than frozen ones", slowest, 0.001, most=True
         ),
-        over_seeds("R4 learning cores beat frozen ones", found[released, core_rates[-1]] - frozen, 0.003),
+        over_seeds("R4 learning cores beat frozen ones", aucs[released, CORE_RATES[-1]] - frozen, 0.003),
     ]
-    gaps = {core: (found[exact, core] - found[reciprocal, core]).mean() for core in core_rates}
-    rows = [(name, *(f"{found[name, core].mean():.4f}" for core in core_rates)) for name in arms]
-    rows.append(("frozen cores", f"{frozen.mean():.4f}", *[""] * (len(core_rates) - 1)))
+
+
+def _initialisation_section(aucs: AucsByArm, frozen: np.ndarray, claims: Sequence[Claim]) -> Section:
+    _, exact, _, reciprocal = ARMS
+    gaps = {rate: (aucs[exact, rate] - aucs[reciprocal, rate]).mean() for rate in CORE_RATES}
+    rows = [(name, *(f"{aucs[name, rate].mean():.4f}" for rate in CORE_RATES)) for name in ARMS]
+    rows.append(("frozen cores", f"{frozen.mean():.4f}", *[""] * (len(CORE_RATES) - 1)))
     text = (
-        f"AUC, {SEEN}; structured truth, rank {rank}, SGD at {rate}, the cores at a rate of their own. The faster that "
-        "rate, the less the scale matters."
+        f"AUC, {SEEN}; structured truth, rank {SGD_RANK}, SGD at {SGD_RATE}, the cores at a rate of their own. The "
+        "faster that rate, the less the scale matters."
     ) + _why_not(
         claims,
         "R4 under SGD the exact scale",
-        f"At a core rate of {core_rates[0]} cores of the exact scale hardly leave where they began "
-        f"({(found[exact, core_rates[0]] - frozen).mean():+.4f} to frozen ones), so they have nothing ahead of "
-        f"N(0, 1/n); at {core_rates[1]} they are {gaps[core_rates[1]]:.3f} ahead, at {core_rates[2]} "
-        f"{gaps[core_rates[2]]:.3f}.",
+        f"At a core rate of {CORE_RATES[0]} cores of the exact scale hardly leave where they began "
+        f"({(aucs[exact, CORE_RATES[0]] - frozen).mean():+.4f} to frozen ones), so they have nothing ahead of "
+        f"N(0, 1/n); at {CORE_RATES[1]} they are {gaps[CORE_RATES[1]]:.3f} ahead, at {CORE_RATES[2]} "
+        f"{gaps[CORE_RATES[2]]:.3f}.",
     )
-    head = ("cores", *(f"rate {core}" for core in core_rates))
-    return claims, Section("R4: initialisation under SGD", text, head, rows)
+    head = ("cores", *(f"rate {rate}" for rate in CORE_RATES))
+    return Section("R4: initialisation under SGD", text, head, rows)
 
 
 def hit_rates() -> Part:
@@ -323,38 +338,20 @@ class _First:
 def mlperf_tables(report: Report, updates: int = 300, batch: int = 512) -> Part:
     """Tables of MLPerf's sizes as tensor trains, allocated and trained on."""
     model = mlperf(tt_rows=10_000, tt_rank=16)
-    params = jax.jit(lambda: model.init(jax.random.key(0))[0])()
-    state = sparse_state(params, "adagrad")
-    step = jax.jit(lambda state, batch: sparse_update(model, state, batch, "adagrad", 0.01), donate_argnums=0)
-    rng = np.random.default_rng(0)
-    losses, taken = [], []
-    for update in range(updates):
-        given = _mlperf_batch(model, batch, rng)
-        start = time.perf_counter()
-        state, loss = step(state, given)
-        losses.append(float(loss))
-        taken.append(time.perf_counter() - start)
-        if update % 50 == 49:
-            report(f"  update {update + 1}: loss {np.mean(losses[-50:]):.4f}, {np.median(taken[1:]):.3f} s")
+    losses, update_s = _train_mlperf(model, report, updates, batch)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     dense_gib = 4 * sum(model.rows) * model.features / 2**30
     held_mib = 4 * model.table_parameters / 2**20
     first, last = float(np.mean(losses[:20])), float(np.mean(losses[-20:]))
+    trained = f"they train: loss after {updates} updates, below that of the first twenty"
     claims = [
         Claim("MLPerf's 187.8 M rows x 128 as tensor trains, MiB of tables", PAPER, held_mib, 100.0, held_mib < 100),
-        Claim(
-            f"they train: loss after {updates} updates, below that of the first twenty",
-            PAPER,
-            last,
-            first,
-            last < first - 0.01,
-            (0,),
-        ),
+        Claim(trained, PAPER, last, first, last < first - 0.01, (0,)),
     ]
     rows = [
         ("tables, dense", f"{dense_gib:.1f} GiB"), ("tables as allocated", f"{held_mib:.1f} MiB"),
         ("process at its largest", f"{peak_mib:,.0f} MiB"),
-        (f"update of {batch} examples, median", f"{np.median(taken[1:]):.3f} s"),
+        (f"update of {batch} examples, median", f"{update_s:.3f} s"),
         ("loss, first and last 20 updates", f"{first:.4f}, {last:.4f}"),
     ]  # fmt: skip
     text = (
@@ -362,6 +359,24 @@ def mlperf_tables(report: Report, updates: int = 300, batch: int = 512) -> Part:
         "scattered over the rows, clicks drawn from the dense features and the first field; Adagrad at 0.01."
     )
     return claims, Section("MLPerf's tables", text, ("what", "measured"), rows)
+
+
+def _train_mlperf(model: Dlrm, report: Report, updates: int, batch: int) -> tuple[list[float], float]:
+    """The loss of each update, and the median of their seconds."""
+    params = jax.jit(lambda: model.init(jax.random.key(0))[0])()
+    state = sparse_state(params, "adagrad")
+    step = jax.jit(lambda state, batch: sparse_update(model, state, batch, "adagrad", 0.01), donate_argnums=0)
+    rng = np.random.default_rng(0)
+    losses, taken_s = [], []
+    for update in range(updates):
+        given = _mlperf_batch(model, batch, rng)
+        start = time.perf_counter()
+        state, loss = step(state, given)
+        losses.append(float(loss))
+        taken_s.append(time.perf_counter() - start)
+        if update % 50 == 49:
+            report(f"  update {update + 1}: loss {np.mean(losses[-50:]):.4f}, {np.median(taken_s[1:]):.3f} s")
+    return losses, float(np.median(taken_s[1:]))
 
 
 def _mlperf_batch(model: Dlrm, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -373,8 +388,6 @@ def _mlperf_batch(model: Dlrm, count: int, rng: np.random.Generator) -> dict[str
 
 
 def _figure(results: dict[str, Result]) -> Any:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, truth in zip(figure.subplots(1, 2), ("structured", "unstructured"), strict=True):
         for name, prefix in (("tensor train", "rank "), ("hashed", "hashed, as rank ")):

@@ -11,7 +11,7 @@ import optax
 
 from multipod.data.stdlib_text import library
 from multipod.execute.pipeline.delays import Part, advance, begin, current
-from multipod.experiments.pipemare_digits import Arm
+from multipod.experiments.pipemare.digits import Arm
 from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare
 from multipod.pipelines.check import check

@@ -34,12 +34,12 @@ class Setting:
     dense: bool = False
 
     def with_routing(self, **changes: Any) -> "Setting":
-        """The same with other fields of `routing`."""
+        """Returns this setting with other fields of `routing`."""
         return replace(self, routing=replace(self.routing, **changes))
 
 
 @dataclass(frozen=True)
-class Run:
+class RunNumbers:
     """What is not static. `router_scale` multiplies the router's initial weights."""
 
     seed: int = 0
@@ -50,7 +50,7 @@ class Run:
     router_scale: float = 1.0
 
 
-class _Block(nnx.Module):
+class _ByteBlock(nnx.Module):
     def __init__(self, mlp: nnx.Module, rngs: nnx.Rngs) -> None:
         self.attention = Attention(WIDTH, HEADS, rngs=rngs)
         self.norms = nnx.List([RMSNorm(WIDTH), RMSNorm(WIDTH)])
@@ -73,7 +73,7 @@ class ByteLm(nnx.Module):
         last: nnx.Module = SparseMlp(ExpertSpec(setting.routing, HIDDEN), WIDTH, rngs)
         if setting.dense:
             last = GatedMlp(WIDTH, HIDDEN, rngs=rngs)
-        self.blocks = nnx.List([_Block(GatedMlp(WIDTH, HIDDEN, rngs=rngs), rngs), _Block(last, rngs)])
+        self.blocks = nnx.List([_ByteBlock(GatedMlp(WIDTH, HIDDEN, rngs=rngs), rngs), _ByteBlock(last, rngs)])
         self.norm = RMSNorm(WIDTH)
         self.head = Dense({"embed": WIDTH}, {"vocab": 256}, bias=False, rngs=rngs)
 
@@ -183,7 +183,7 @@ def _chunk(
 
 def trained(
     setting: Setting,
-    run: Run,
+    run: RunNumbers,
     *,
     stream: np.ndarray | None = None,
     weights: Weights = None,

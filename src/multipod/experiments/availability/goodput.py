@@ -13,10 +13,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from multipod.errors import CheckpointError
 from multipod.experiments.outcome import Claim, Section
+from multipod.experiments.perceptron import Perceptron
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import make_mesh
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
+from multipod.recipes.digits import digits
+from multipod.step.program import Program
+from multipod.train.checkpoint import Checkpoints
 from multipod.train.events import Saved, Updated
+from multipod.train.loop import RunContext, train
 
 INTERVALS = (4, 16, 64)
 """Updates between two checkpoints."""
@@ -45,7 +54,7 @@ class _Failures:
         self._after_s, self._slept_s = after_s, slept_s
 
     def of_run(self, checkpoints: Path, world: int = 0) -> "_Failures":
-        """The same."""
+        """Returns itself: these faults are the same in every run and world."""
         return self
 
     def before(self, update: int, given: Any) -> int:
@@ -130,12 +139,6 @@ def measured(report: Callable[[str], None]) -> tuple[list[Claim], Section, list[
 
 
 def _cell(between_s: float, every: int) -> Cell:
-    from multipod.experiments.perceptron import Perceptron
-    from multipod.layout.layout import Layout
-    from multipod.layout.mesh import make_mesh
-    from multipod.recipes.digits import digits
-    from multipod.step.program import Program
-
     updates, layout = round(WORK_S / STEP_S), Layout((1, 1))
     recipe = replace(
         digits(), model=Perceptron(), layout=layout, updates=updates, evaluate_every=0, checkpoint_every=every
@@ -168,9 +171,6 @@ class _Life:
     """The run from its newest checkpoint to its end or to a failure, after which nothing uncommitted is left."""
 
     def __init__(self, program: Any, folder: Path, faults: _Failures) -> None:
-        from multipod.train.checkpoint import Checkpoints
-        from multipod.train.loop import RunContext, train
-
         self.faults = faults
         self.updated: list[Any] = []
         self.saves_s: list[float] = []
@@ -274,14 +274,6 @@ def _wait(pair: _Pair) -> float:
 
 
 def _pair(slept_s: float, every: int, updates: int) -> _Pair:
-    from multipod.experiments.perceptron import Perceptron
-    from multipod.layout.layout import Layout
-    from multipod.layout.mesh import make_mesh
-    from multipod.recipes.digits import digits
-    from multipod.step.program import Program
-    from multipod.train.checkpoint import Checkpoints
-    from multipod.train.loop import RunContext, train
-
     layout = Layout((1, 1))
     recipe = replace(digits(), model=Perceptron(hidden=(1024, 1024)), layout=layout, updates=updates, evaluate_every=0)
     recipe = replace(recipe, batch=16) if slept_s else recipe
@@ -305,7 +297,6 @@ def cells_of(told: list[dict[str, Any]]) -> list[Cell]:
 
 def figure(cells: list[Cell]) -> object:
     """Goodput over the interval between checkpoints, for each rate of failures: measured, and the formula."""
-    from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(6, 3.6), layout="constrained")
     axes = drawing.add_subplot()

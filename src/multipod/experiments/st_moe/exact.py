@@ -58,7 +58,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _errors(scale: float, seed: int) -> tuple[float, float, float]:
-    """Of bfloat16 and float32 logits against float64, and the share of second choices that bfloat16 changes."""
+    """Errors of bfloat16 and float32 logits against float64, and the share of second choices that bfloat16 changes."""
     logits = scale * np.random.default_rng(seed).normal(size=(4096, 32))
     coarse, fine = _rounded(logits), logits.astype(np.float32).astype(np.float64)
     errors = [float(np.abs(_log_softmax(one) - _log_softmax(logits)).max(-1).mean()) for one in (coarse, fine)]
@@ -67,50 +67,41 @@ def _errors(scale: float, seed: int) -> tuple[float, float, float]:
 
 
 def future() -> Part:
-    """M6."""
-    cases: dict[str, dict[str, Any]] = {
-        "top-1, choices": {"chosen": 1},
-        "top-2, choices": {},
-        "top-2, choices, capacity 0.5": {"capacity": 0.5},
-        "top-2, choices, capacity 2": {"capacity": 2.0},
-        "top-1, confident, capacity 0.5": {"chosen": 1, "order": "confident", "capacity": 0.5},
-        "top-2, tokens": {"order": "tokens"},
-        "top-2, dropless": {"dropless": True},
-    }
-    shares = {name: [_changed(changes, seed) for seed in SEEDS] for name, changes in cases.items()}
+    """M6: who sees the future."""
+    shares = {name: [_changed(changes, seed) for seed in SEEDS] for name, changes in ROUTINGS.items()}
     rows = [(name, f"{np.mean(several):.1%}") for name, several in shares.items()]
+    text = "256 random tokens in one group, 8 experts. The second half is replaced: how many of the first half change?"
+    return _future_claims(shares), Section(
+        "M6: who sees the future", text, ("routing", "past tokens that change"), rows
+    )
 
+
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "top-1, choices": {"chosen": 1},
+    "top-2, choices": {},
+    "top-2, choices, capacity 0.5": {"capacity": 0.5},
+    "top-2, choices, capacity 2": {"capacity": 2.0},
+    "top-1, confident, capacity 0.5": {"chosen": 1, "order": "confident", "capacity": 0.5},
+    "top-2, tokens": {"order": "tokens"},
+    "top-2, dropless": {"dropless": True},
+}
+"""What M6 tries: fields of `Routing` that differ from the experiment's own."""
+
+
+def _future_claims(shares: dict[str, list[float]]) -> list[Claim]:
     def claim(text: str, name: str, threshold: str, holds: bool) -> Claim:
         several = shares[name]
-        return Claim(
-            f"M6: {text}",
-            "arXiv:2202.08906 and 2106.05974",
-            float(np.mean(several)),
-            threshold,
-            holds,
-            SEEDS,
-            float(np.ptp(several)),
-        )
+        source, mean, spread = "arXiv:2202.08906 and 2106.05974", float(np.mean(several)), float(np.ptp(several))
+        return Claim(f"M6: {text}", source, mean, threshold, holds, SEEDS, spread)
 
-    none = [name for name in ("top-1, choices", "top-2, tokens", "top-2, dropless") if max(shares[name])]
-    claims = [
-        claim("share of past tokens that top-1 changes when the future does", "top-1, choices", "0", not none),
-        claim(
-            "the same of batch-prioritised routing",
-            "top-1, confident, capacity 0.5",
-            "above 0",
-            min(shares["top-1, confident, capacity 0.5"]) > 0,
-        ),
-        claim(
-            "the same of top-2 by choices at a capacity of 1.25",
-            "top-2, choices",
-            "above 0",
-            min(shares["top-2, choices"]) > 0,
-        ),
+    seeing = [name for name in ("top-1, choices", "top-2, tokens", "top-2, dropless") if max(shares[name])]
+    confident, choices = "top-1, confident, capacity 0.5", "top-2, choices"
+    return [
+        claim("share of past tokens that top-1 changes when the future does", "top-1, choices", "0", not seeing),
+        claim("the same of batch-prioritised routing", confident, "above 0", min(shares[confident]) > 0),
+        claim("the same of top-2 by choices at a capacity of 1.25", choices, "above 0", min(shares[choices]) > 0),
         claim("the same of top-2 in the order of tokens", "top-2, tokens", "0", max(shares["top-2, tokens"]) == 0),
     ]
-    text = "256 random tokens in one group, 8 experts. The second half is replaced: how many of the first half change?"
-    return claims, Section("M6: who sees the future", text, ("routing", "past tokens that change"), rows)
 
 
 def _changed(changes: dict[str, Any], seed: int) -> float:

@@ -4,9 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from multipod.experiments import pipemare_theory
 from multipod.experiments.outcome import Claim, Outcome, Section
+from multipod.experiments.pipemare import theory
+from multipod.experiments.pipemare.digits import METHODS, Arm, accuracies
+from multipod.experiments.pipemare.text import METHODS as TEXT_METHODS
+from multipod.experiments.pipemare.text import STAGES, losses
 
 Report = Callable[[str], None]
 PAPER = "arXiv:1910.05124"
@@ -40,20 +44,18 @@ Found = Mapping[Any, np.ndarray]
 def run(report: Report) -> Outcome:
     """All claims: theory and counting first, then digits, then text."""
     report("limits, delays, memory and utilisation: counting and closed forms")
-    limits, first = pipemare_theory.limits()
-    apart, second = pipemare_theory.discrepancy()
-    counted, third = pipemare_theory.costs()
+    limits, first = theory.limits()
+    apart, second = theory.discrepancy()
+    counted, third = theory.costs()
     digits = _digits(report)
     momentum = _momentum(report)
     text = _text(report)
-    claims = (*limits, *apart, *pipemare_theory.delays(), *counted, *digits[0], *momentum[0], *text[0])
+    claims = (*limits, *apart, *theory.delays(), *counted, *digits[0], *momentum[0], *text[0])
     sections = (*digits[1], *momentum[1], *text[1], first, second, third)
     return Outcome("PipeMare: asynchronous pipelines", claims, sections, {**digits[2]})
 
 
 def _digits(report: Report) -> tuple[list[Claim], list[Section], dict[str, Any]]:
-    from multipod.experiments.pipemare_digits import METHODS, Arm, accuracies
-
     rates = (*RATES, SMALL_RATE)
     arms = [Arm(method, rate) for rate in rates for method in METHODS]
     report(f"digits, 12 stages, {len(arms)} arms, five seeds")
@@ -137,8 +139,6 @@ def _decays(by_decay: Found, without: np.ndarray) -> list[Claim]:
 
 
 def _momentum(report: Report) -> tuple[list[Claim], list[Section]]:
-    from multipod.experiments.pipemare_digits import METHODS, Arm, accuracies
-
     report("digits with momentum 0.9")
     arms = [Arm(method, rate, momentum=0.9) for rate in MOMENTUM_RATES for method in METHODS]
     found = {(arm.method, arm.rate): row for arm, row in zip(arms, accuracies(12, 2, arms), strict=True)}
@@ -157,10 +157,7 @@ def _momentum(report: Report) -> tuple[list[Claim], list[Section]]:
 
 
 def _text(report: Report) -> tuple[list[Claim], list[Section]]:
-    from multipod.experiments.pipemare_digits import Arm
-    from multipod.experiments.pipemare_text import METHODS, losses
-
-    arms = [Arm(method, TEXT_RATE, decay=0.1) for method in METHODS]
+    arms = [Arm(method, TEXT_RATE, decay=0.1) for method in TEXT_METHODS]
     found: dict[tuple[str, int], np.ndarray] = {}
     for n in TEXT_MICRO_BATCHES:
         each = losses(n, arms, TEXT_SEEDS, report)
@@ -173,13 +170,11 @@ def _text(report: Report) -> tuple[list[Claim], list[Section]]:
         "stage's delay is 1.9 updates with 8 micro-batches and 7.5 with 2: 1 % and 4 % of this short run, where the "
         "paper's were a few hundredths of a percent."
     )
-    rows = _table(found, TEXT_MICRO_BATCHES, METHODS)
-    return claims, [Section("A Transformer on text", about, ("micro-batches", *METHODS), rows)]
+    rows = _table(found, TEXT_MICRO_BATCHES, TEXT_METHODS)
+    return claims, [Section("A Transformer on text", about, ("micro-batches", *TEXT_METHODS), rows)]
 
 
 def _text_claims(n: int, found: Mapping[tuple[str, int], np.ndarray]) -> list[Claim]:
-    from multipod.experiments.pipemare_text import STAGES
-
     sync, naive, all_three = (found[method, n] for method in ("sync", "async", "T1+T2+T3"))
     spread, lost = float(np.ptp(sync)), float(naive.mean() - sync.mean())
     gap = float(all_three.mean() - sync.mean())
@@ -201,8 +196,6 @@ def _cell(row: np.ndarray) -> str:
 
 
 def _plot(found: Found, methods: tuple[str, ...]) -> Any:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = figure.subplots()
     rates = sorted({rate for _, rate in found})

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from multipod.experiments import st_moe_exact as exact
-from multipod.experiments import st_moe_trained as train
-from multipod.experiments.digit_patches import small_data
+from matplotlib.figure import Figure
+
 from multipod.experiments.outcome import Outcome, Section
+from multipod.experiments.st_moe import exact
+from multipod.experiments.st_moe import trained as train
+from multipod.experiments.st_moe.digit_patches import small_data
 
 ABOUT = (
     "A model of bytes: two blocks of 64 features, the last with 8 experts of 128 hidden features, 64 bytes of context, "
@@ -38,8 +40,6 @@ def run(report: Callable[[str], None]) -> Outcome:
 
 
 def _figure(drawn: dict[str, list[float]]) -> Any:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(drawn["capacity"], drawn["own"], "o-", label="evaluated at the same capacity")

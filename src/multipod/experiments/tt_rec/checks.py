@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sklearn.metrics
 
 from multipod.data.clicks.text import parse
 from multipod.experiments.outcome import Claim, Section
@@ -225,7 +226,6 @@ def _step_ms(tt: Any, ours: bool) -> float:
 
 def pieces() -> Part:
     """R12: counts, AUC with ties, hand-made lines, evaluation points."""
-    import sklearn.metrics
 
     rng = np.random.default_rng(0)
     labels, scores = rng.integers(0, 2, 5000), np.round(rng.random(5000), 2)

@@ -3,12 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from multipod.micro.graph import Tensor
-from multipod.micro.lowering.lower import CannotLowerError, Lowering, Rule, Value
-from multipod.micro.lowering.shapes import concatenated, reshaped, sliced
+from multipod.micro.graph import Op, Tensor
+from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
+from multipod.micro.lowering.moves import concatenated, reshaped, sliced
+from multipod.micro.operators.operator import Operator, Options
 
 
 def scan(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -56,7 +59,7 @@ def _stack(low: Lowering, values: list[Value]) -> Value:
 
 
 def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Value], rows: list[Value]) -> list[Value]:
-    """The same loop written with `lax.while_loop`, a counter and arrays that are filled in place."""
+    """Writes a scan with `lax.while_loop`, a counter and arrays that are filled in place."""
     params = eqn.params
     body, length, reverse = params["jaxpr"], params["length"], params["reverse"]
     carry = _counts(eqn)[1]
@@ -144,11 +147,31 @@ def cond(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
 
 
 def _call(low: Lowering, kind: str, inputs: list[Value], outputs: list[Any], graphs: dict[str, Any]) -> list[Value]:
-    from multipod.micro.graph import Op
-
     tensors = tuple(low.fresh(kind.lower(), tuple(o.shape), np.dtype(o.dtype).name) for o in outputs)
     low.ops.append(Op(kind, tuple(low.tensor(v) for v in inputs), tensors, graphs, low.source))
     return list(tensors)
 
 
-RULES: dict[str, Rule] = {"scan": scan, "while": while_, "cond": cond}
+def _evaluate_while(op: Op, xs: Any) -> Any:
+    test, body = op.options["cond_subgraph_index"], op.options["body_subgraph_index"]
+    start = [jnp.asarray(x) for x in xs]
+    return lax.while_loop(lambda loop: test(*loop)[0].reshape(()), lambda loop: body(*loop), start)
+
+
+def _evaluate_if(op: Op, xs: Any) -> Any:
+    then, other = op.options["then_subgraph_index"], op.options["else_subgraph_index"]
+    return lax.cond(jnp.reshape(xs[0], ()), then, other, *xs[1:])
+
+
+def _graphs(number: int, first: str, second: str) -> Options:
+    names = (f"{first}_subgraph_index", f"{second}_subgraph_index")
+    return Options(number, {name: (position, "graph", 0) for position, name in enumerate(names)})
+
+
+OPERATORS = (
+    Operator(
+        "WHILE", _graphs(93, "cond", "body"), since="1.15.0", evaluate=_evaluate_while,
+        primitives={"while": while_, "scan": scan},
+    ),
+    Operator("IF", _graphs(92, "then", "else"), since="1.15.0", evaluate=_evaluate_if, primitives={"cond": cond}),
+)  # fmt: skip

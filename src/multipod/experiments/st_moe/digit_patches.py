@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from sklearn.datasets import load_digits
 
-from multipod.experiments.byte_lm import merged_as
 from multipod.experiments.outcome import Claim, Section
+from multipod.experiments.st_moe.byte_lm import merged_as
 from multipod.nn.dense import Dense, GatedMlp, RMSNorm
 from multipod.nn.experts.layer import ExpertSpec, SparseMlp
 from multipod.nn.experts.routing import Routing
@@ -45,8 +46,6 @@ class Reader(nnx.Module):
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits
-
     found = load_digits()
     images = found.images.astype(np.float32) / 16
     patches = images.reshape(-1, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 16, 4)

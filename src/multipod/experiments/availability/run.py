@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from multipod.experiments import availability_campaign, availability_goodput, availability_holes
+from multipod.experiments.availability import campaign, goodput, holes
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.experiments.page import facts
 
@@ -21,15 +21,15 @@ Part = tuple[list[Claim], Section, list[dict[str, Any]]]
 
 
 def _goodput(report: Report) -> Part:
-    claims, section, cells = availability_goodput.measured(report)
+    claims, section, cells = goodput.measured(report)
     return claims, section, [asdict(cell) for cell in cells]
 
 
 PARTS: dict[str, Callable[[Report], Part]] = {
     "goodput": _goodput,
-    "saving": lambda report: (*availability_goodput.held_up(report), []),
-    "holes-measured": lambda report: (*availability_holes.measured(report), []),
-    "holes-simulated": lambda report: (*availability_holes.simulated(report)[1:], []),
+    "saving": lambda report: (*goodput.held_up(report), []),
+    "holes-measured": lambda report: (*holes.measured(report), []),
+    "holes-simulated": lambda report: (*holes.simulated(report)[1:], []),
 }
 """All but the campaign."""
 
@@ -42,18 +42,17 @@ def run(report: Report, count: int = FAULTS, keep: Path | None = None) -> Outcom
     """
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = availability_campaign.carry_out(report, count, folder)
+        found = campaign.carry_out(report, count, folder)
         parts = {name: part(folder / f"{name}.json", report, make) for name, make in PARTS.items()}
     claims = [claim for name in parts for claim in parts[name][0]]
-    cells = availability_goodput.cells_of(parts["goodput"][2])
-    campaign = (availability_campaign.runs(found), availability_campaign.recovery(found))
+    cells = goodput.cells_of(parts["goodput"][2])
     return Outcome(
         "Availability",
-        (*availability_campaign.claims(found, count), *claims),
-        (*campaign, *(parts[name][1] for name in parts)),
+        (*campaign.claims(found, count), *claims),
+        (campaign.runs(found), campaign.recovery(found), *(parts[name][1] for name in parts)),
         {
-            "goodput": availability_goodput.figure(cells),
-            "recovery": availability_campaign.figure(found),
+            "goodput": goodput.figure(cells),
+            "recovery": campaign.figure(found),
         },
         {"campaign": list(found.values())},
     )

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from multipod.collectives.build import build
+from multipod.data.batches import TrainBatches
+from multipod.data.global_arrays import owned_rows
 from multipod.experiments.outcome import Claim, Section
+from multipod.experiments.perceptron import Perceptron
+from multipod.layout.layout import Layout
+from multipod.layout.mesh import batch_sharding, make_mesh
+from multipod.recipes.digits import digits
 from multipod.simulate.best import sizes
 from multipod.simulate.simulate import simulate
+from multipod.step.program import Program
 from multipod.topology.machines import parse
+from multipod.topology.topology import Topology
 
 PAPER = "arXiv:2011.03605"
 HOLE = "6-7,12-15"
@@ -46,22 +56,29 @@ class Hole:
 
 def simulated(report: Callable[[str], None]) -> tuple[list[Hole], list[Claim], Section]:
     """The sums of both models on both machines by the simulator: no JAX, about a minute."""
-    found = []
+    holes = []
     for chips, name in MACHINES.items():
         report(f"simulating gradient sums on {chips} chips, whole and with a hole of 4 x 2")
         for model, nbytes in GRADIENTS.items():
             for algorithm in ALGORITHMS:
-                times = []
-                for fail in ((), (HOLE,)):
-                    machine = parse(name, fail)
-                    options: dict[str, Any] = dict(sizes(algorithm, nbytes))
-                    schedule = build(algorithm, machine, **options)
-                    times.append(simulate(schedule, machine, nbytes).seconds)
-                found.append(Hole(chips, model, algorithm, *map(float, times)))
-    best = [min((h for h in found if (h.chips, h.model) == key), key=lambda h: h.broken_s) for key in _keys(found)]
+                times = [_sum_s(algorithm, parse(name, fail), nbytes) for fail in ((), (HOLE,))]
+                holes.append(Hole(chips, model, algorithm, *times))
+    return holes, _simulated_claims(holes), _simulated_section(holes)
+
+
+def _sum_s(algorithm: str, machine: Topology, nbytes: float) -> float:
+    """Seconds of a gradient sum by the simulator."""
+    options: dict[str, Any] = dict(sizes(algorithm, nbytes))
+    return float(simulate(build(algorithm, machine, **options), machine, nbytes).seconds)
+
+
+def _simulated_claims(holes: list[Hole]) -> list[Claim]:
+    """What the hole costs at most by the better algorithm of each machine and model."""
+    keys = dict.fromkeys((hole.chips, hole.model) for hole in holes)
+    best = [min((h for h in holes if (h.chips, h.model) == key), key=lambda h: h.broken_s) for key in keys]
     worst = max(h.overhead for h in best)
     steps = {h.chips: (h.broken_s - h.whole_s) / STEPS_S[h.chips] for h in best if h.model == "ResNet-50"}
-    claims = [
+    return [
         Claim(
             "a hole of 4 x 2 chips in 512 or 1,024 makes the gradient sum longer by at most (simulated)",
             PAPER, worst, "<= 0.1: a few percent", worst <= 0.1,
@@ -71,13 +88,16 @@ def simulated(report: Callable[[str], None]) -> tuple[list[Hole], list[Claim], S
             PAPER, max(steps.values()), "<= 0.01", max(steps.values()) <= 0.01,
         ),
     ]  # fmt: skip
+
+
+def _simulated_section(holes: list[Hole]) -> Section:
     rows = [
         (
             f"{h.chips:,}", h.model, h.algorithm, f"{1e3 * h.whole_s:.3f}", f"{1e3 * h.broken_s:.3f}",
             f"{h.overhead:+.1%}",
             f"{(h.broken_s - h.whole_s) / STEPS_S[h.chips]:+.2%}" if h.model == "ResNet-50" else "",
         )
-        for h in found
+        for h in holes
     ]  # fmt: skip
     text = (
         f"Gradient sums on {' and '.join(MACHINES.values())} by `multipod simulate`, rows {HOLE.split(',')[0]} and "
@@ -87,16 +107,11 @@ def simulated(report: Callable[[str], None]) -> tuple[list[Hole], list[Claim], S
         "table was not to be had here."
     )
     head = ("chips", "gradients of", "algorithm", "whole, ms", "hole, ms", "sum longer by", "step longer by")
-    return found, claims, Section("A hole of 4 x 2 chips, simulated", text, head, rows)
-
-
-def _keys(found: list[Hole]) -> list[tuple[int, str]]:
-    return list(dict.fromkeys((hole.chips, hole.model) for hole in found))
+    return Section("A hole of 4 x 2 chips, simulated", text, head, rows)
 
 
 def measured(report: Callable[[str], None], rounds: int = 9, updates: int = 4) -> tuple[list[Claim], Section]:
     """Updates of a perceptron on 16 virtual chips, with 0, 1, 2 and 4 of them failed, in turn."""
-    import jax
 
     cases: list[Any] = []
     for failed in FAILED:
@@ -133,14 +148,6 @@ class _Case:
     """A program on a mesh of 4 x 4 with some chips failed, with a state and a batch to go on with."""
 
     def __init__(self, failed: tuple[tuple[int, int], ...]) -> None:
-        from multipod.data.batches import TrainBatches
-        from multipod.data.global_arrays import owned_rows
-        from multipod.experiments.perceptron import Perceptron
-        from multipod.layout.layout import Layout
-        from multipod.layout.mesh import batch_sharding, make_mesh
-        from multipod.recipes.digits import digits
-        from multipod.step.program import Program
-
         layout = Layout((4, 4), failed=failed, gradient_sum="tree-packing")
         recipe = replace(digits(), model=Perceptron(hidden=(256, 256, 128)), batch=240, layout=layout)
         program = Program(recipe, make_mesh(layout))
@@ -151,7 +158,6 @@ class _Case:
 
     def update(self) -> None:
         """One, waited for: the CPU backend can lock up over several."""
-        import jax
 
         self.state, _ = self.compiled(self.state, self.batch, self.flags)
         jax.block_until_ready(self.state)

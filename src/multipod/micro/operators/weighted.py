@@ -2,11 +2,20 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from multipod.micro.graph import Tensor
-from multipod.micro.lowering.lower import CannotLowerError, Lowering, Rule, Value
-from multipod.micro.lowering.shapes import padded, reshaped, sliced, transposed
+from multipod.micro.graph import Op, Quant, Tensor
+from multipod.micro.lowering.constants import shape_of
+from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
+from multipod.micro.lowering.moves import padded, reshaped, transposed
+from multipod.micro.lowering.padding import padding_of, sizes_after
+from multipod.micro.operators.arithmetic import FUSED
+from multipod.micro.operators.operator import AnyScale, Operator, Options, Weighted
+from multipod.micro.operators.values import fused
+
+# --- what is lowered ------------------------------------------------------------------------------------------------
 
 
 def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
@@ -33,9 +42,9 @@ def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     if into != (1, 1):
         if strides != (1, 1) or dilation != (1, 1) or params["feature_group_count"] != 1:
             raise CannotLowerError("is a transposed convolution with strides, dilation or groups besides")
-        y = _transpose_conv(low, x, kernel, wide, into)
+        y = _emit_transposed(low, x, kernel, wide, into)
     else:
-        y = _conv(low, x, kernel, wide, strides, dilation, params["feature_group_count"])
+        y = _emit_conv(low, x, kernel, wide, strides, dilation, params["feature_group_count"])
     n, _, w, c = y.shape
     y = y if spatial == 2 else reshaped(low, y, (n, w, c))
     return transposed(low, y, tuple(np.argsort(_order(numbers.out_spec))))
@@ -53,7 +62,9 @@ def _two_dims(low: Lowering, x: Value) -> Value:
     return reshaped(low, x, (n, 1, w, c))
 
 
-def _conv(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any, dilation: Any, groups: int) -> Tensor:
+def _emit_conv(
+    low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any, dilation: Any, groups: int
+) -> Tensor:
     out, height, width, _ = kernel.shape
     reach = [(size - 1) * step + 1 for size, step in zip((height, width), dilation, strict=True)]
     x, padding = padding_of(low, x, around, reach, strides)
@@ -72,30 +83,7 @@ def _conv(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any
     return low.emit("CONV_2D", [x, np.ascontiguousarray(kernel), bias], shape, **options)
 
 
-def sizes_after(x: Value, padding: str, reach: Any, strides: Any) -> tuple[int, ...]:
-    """Height and width of what windows of this reach make of x, with TFLite's `padding`."""
-    lost = [size - 1 if padding == "VALID" else 0 for size in reach]
-    return tuple(-(-(full - less) // step) for full, less, step in zip(x.shape[1:3], lost, strides, strict=True))
-
-
-def same_padding(size: int, reach: int, stride: int) -> tuple[int, int]:
-    """What TFLite's SAME adds before and after: as little as gives ceil(size / stride), the odd one after."""
-    total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-    return total // 2, total - total // 2
-
-
-def padding_of(low: Lowering, x: Value, around: Any, reach: Any, strides: Any, fill: float = 0.0) -> tuple[Value, str]:
-    """TFLite's word for this padding, and x padded beforehand where it has none."""
-    around = tuple(map(tuple, around))
-    if not any(map(any, around)):
-        return x, "VALID"
-    same = tuple(same_padding(*sizes) for sizes in zip(x.shape[1:3], reach, strides, strict=True))
-    if fill == 0 and around == same:
-        return x, "SAME"
-    return padded(low, x, ((0, 0), *around, (0, 0)), fill), "VALID"
-
-
-def _transpose_conv(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any) -> Value:
+def _emit_transposed(low: Lowering, x: Value, kernel: np.ndarray, around: Any, strides: Any) -> Value:
     """A convolution of the input with zeros between its elements. TFLite wants the kernel turned round.
 
     TRANSPOSE_CONV with VALID gives all (size - 1) * stride + reach elements, of which padding by less than reach - 1
@@ -121,11 +109,11 @@ def dot_general(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
         raise CannotLowerError("multiplies integers")
     free_left = [d for d in range(len(left.shape)) if d not in (*over_left, *batch_left)]
     free_right = [d for d in range(len(right.shape)) if d not in (*over_right, *batch_right)]
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = shape_of(eqn)
     if not batch_left and isinstance(right, np.ndarray):
-        return _fully_connected(low, left, right, (free_left, free_right, over_left, over_right), shape)
+        return _emit_dense(low, left, right, (free_left, free_right, over_left, over_right), shape)
     if not batch_left and isinstance(left, np.ndarray):
-        swapped = _fully_connected(
+        swapped = _emit_dense(
             low, right, left, (free_right, free_left, over_right, over_left),
             tuple([right.shape[d] for d in free_right] + [left.shape[d] for d in free_left]),
         )  # fmt: skip
@@ -153,7 +141,7 @@ def _in_order(permutation: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return moved == sorted(moved)
 
 
-def _fully_connected(low: Lowering, x: Value, weights: np.ndarray, dims: Any, shape: tuple[int, ...]) -> Value:
+def _emit_dense(low: Lowering, x: Value, weights: np.ndarray, dims: Any, shape: tuple[int, ...]) -> Value:
     """x [..., over] times constant weights; TFLite's are [out, in]."""
     free_x, free_w, over_x, over_w = dims
     x = transposed(low, x, (*free_x, *over_x))
@@ -170,5 +158,103 @@ def _fully_connected(low: Lowering, x: Value, weights: np.ndarray, dims: Any, sh
     return reshaped(low, y, shape)
 
 
-__all__ = ["RULES", "same_padding", "sliced"]
-RULES: dict[str, Rule] = {"conv_general_dilated": convolution, "dot_general": dot_general}
+# --- what is computed -----------------------------------------------------------------------------------------------
+
+
+def _conv(op: Op, xs: Any) -> Any:
+    x, kernel, bias = xs
+    options = op.options
+    groups = x.shape[3] // kernel.shape[3]
+    layout = ("NHWC", "OHWI", "NHWC")
+    if op.kind == "DEPTHWISE_CONV_2D":
+        groups, kernel = x.shape[3], kernel.transpose(3, 1, 2, 0)
+    y = lax.conv_general_dilated(
+        x,
+        kernel,
+        (options["stride_h"], options["stride_w"]),
+        options["padding"],
+        rhs_dilation=(options.get("dilation_h_factor", 1), options.get("dilation_w_factor", 1)),
+        dimension_numbers=layout,
+        feature_group_count=groups,
+        precision="highest",
+    )
+    return fused(op, y if bias is None else y + bias)
+
+
+def _transpose_conv(op: Op, xs: Any) -> Any:
+    _, kernel, x, bias = xs
+    assert op.options["padding"] == "VALID"
+    around = [(size - 1, size - 1) for size in kernel.shape[1:3]]
+    y = lax.conv_general_dilated(
+        x,
+        kernel[:, ::-1, ::-1],
+        (1, 1),
+        around,
+        lhs_dilation=(op.options["stride_h"], op.options["stride_w"]),
+        dimension_numbers=("NHWC", "OHWI", "NHWC"),
+        precision="highest",
+    )
+    return fused(op, y if bias is None else y + bias)
+
+
+def _fully_connected(op: Op, xs: Any) -> Any:
+    x, weights, bias = xs
+    y = jnp.matmul(x, weights.T, precision="highest")
+    return fused(op, y if bias is None else y + bias)
+
+
+def _batch_matmul(op: Op, xs: Any) -> Any:
+    left = jnp.swapaxes(xs[0], -1, -2) if op.options.get("adj_x") else xs[0]
+    right = jnp.swapaxes(xs[1], -1, -2) if op.options.get("adj_y") else xs[1]
+    return jnp.matmul(left, right, precision="highest")
+
+
+# --- the records ----------------------------------------------------------------------------------------------------
+
+
+def _options(number: int, *, depthwise: bool = False, dilated: bool = True) -> Options:
+    names = ["padding", "stride_w", "stride_h"] + ["depth_multiplier"] * depthwise
+    names += ["fused_activation_function"] + ["dilation_w_factor", "dilation_h_factor"] * dilated
+    types = {"padding": ("padding", 0), "fused_activation_function": ("activation", 0)}
+    types |= {"dilation_w_factor": ("int32", 1), "dilation_h_factor": ("int32", 1)}
+    return Options(number, {name: (place, *types.get(name, ("int32", 0))) for place, name in enumerate(names)})
+
+
+def _depthwise_variant(op: Op, dtype: str) -> str:
+    steps = (op.options.get(f"dilation_{dim}_factor", 1) for dim in "hw")
+    return "dilated" if dtype == "float32" and any(step != 1 for step in steps) else dtype
+
+
+def _dense_variant(op: Op, dtype: str) -> str:
+    quant: Quant | None = op.input(1).quant
+    return "per channel" if quant is not None and quant.axis >= 0 else dtype
+
+
+OPERATORS = (
+    Operator(
+        "CONV_2D", _options(1), evaluate=_conv, quantised=Weighted(), fuses=True,
+        versions={"int8": (3, "1.14.0"), "int16": (4, "2.3.0"), "int4": (7, "2.11.0")},
+        primitives={"conv_general_dilated": convolution},
+    ),
+    Operator(
+        "DEPTHWISE_CONV_2D", _options(2, depthwise=True), evaluate=_conv, quantised=Weighted(channel_dim=3),
+        fuses=True, variant=_depthwise_variant,
+        versions={"dilated": (2, "1.12.0"), "int8": (3, "1.14.0"), "int16": (5, "2.3.0"), "int4": (7, "2.11.0")},
+    ),
+    Operator(
+        "TRANSPOSE_CONV", _options(49, dilated=False), evaluate=_transpose_conv,
+        quantised=Weighted(data=2, weights=1, bias=3, int4=False),
+    ),
+    Operator(
+        "FULLY_CONNECTED",
+        Options(8, {**FUSED, "weights_format": (1, "int8", 0), "keep_num_dims": (2, "bool", 0)}),
+        evaluate=_fully_connected, quantised=Weighted(), fuses=True, variant=_dense_variant,
+        versions={"float32": (5, "2.0.0"), "int8": (5, "2.0.0"), "int16": (7, "2.3.0"), "int4": (10, "2.11.0"),
+                  "per channel": (12, "2.17.0")},
+        primitives={"dot_general": dot_general},
+    ),
+    Operator(
+        "BATCH_MATMUL", Options(101, {"adj_x": (0, "bool", 0), "adj_y": (1, "bool", 0)}), since="2.3.0",
+        versions={"int8": (2, "2.3.0"), "int16": (3, "2.4.0")}, evaluate=_batch_matmul, quantised=AnyScale(),
+    ),
+)  # fmt: skip

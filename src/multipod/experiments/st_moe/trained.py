@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from multipod.data.stdlib_text import read_files
-from multipod.experiments import byte_lm
-from multipod.experiments.byte_lm import Run, Setting, judged, trained
 from multipod.experiments.outcome import Claim, Section
-from multipod.experiments.st_moe_exact import PAPER, SEEDS, Part
+from multipod.experiments.st_moe import byte_lm
+from multipod.experiments.st_moe.byte_lm import RunNumbers, Setting, judged, trained
+from multipod.experiments.st_moe.exact import PAPER, SEEDS, Part
 from multipod.optim.partly import SUBSETS
 
 BASE = Setting()
@@ -21,7 +21,7 @@ Values = dict[str, float]
 
 
 @lru_cache(maxsize=256)
-def outcome_of(setting: Setting, run: Run) -> tuple[Any, Values]:
+def outcome_of(setting: Setting, run: RunNumbers) -> tuple[Any, Values]:
     """Weights and held-out values of a run, once for all claims that look at it; `dropped_in_training` among them."""
     weights, reported = trained(setting, run)
     values = judged(setting, weights)
@@ -31,7 +31,7 @@ def outcome_of(setting: Setting, run: Run) -> tuple[Any, Values]:
     return weights, values
 
 
-def over_seeds(setting: Setting, run: Run = Run()) -> list[Values]:  # noqa: B008  (frozen)
+def over_seeds(setting: Setting, run: RunNumbers = RunNumbers()) -> list[Values]:  # noqa: B008  (frozen)
     """The values for each of `SEEDS`."""
     return [outcome_of(setting, replace(run, seed=seed))[1] for seed in SEEDS]
 
@@ -56,12 +56,12 @@ def z_loss(report: Report) -> Part:
     rows, kept = [], {}
     for z in (0.0, 1e-3, 1e-2):
         report(f"M2: z-loss {z:g}")
-        kept[z] = over_seeds(BASE, Run(z=z))
+        kept[z] = over_seeds(BASE, RunNumbers(z=z))
         rows.append(_z_row(f"{z:g}", kept[z]))
     scaled = {}
     for z in (0.0, 1e-3):
         report(f"M2: router scaled by 20, z-loss {z:g}")
-        scaled[z] = over_seeds(BASE, Run(z=z, router_scale=20.0))
+        scaled[z] = over_seeds(BASE, RunNumbers(z=z, router_scale=20.0))
         rows.append(_z_row(f"{z:g}, router x 20 at the start", scaled[z]))
     fall = mean(kept[0.0], "z") / mean(kept[1e-3], "z")
     cost = mean(kept[1e-3]) - mean(kept[0.0])
@@ -86,7 +86,7 @@ def _z_row(name: str, several: list[Values]) -> tuple[str, ...]:
 def balance_loss(report: Report) -> Part:
     """M3."""
     report("M3: without a balance loss")
-    without, with_it = over_seeds(BASE, Run(balance=0.0)), over_seeds(BASE)
+    without, with_it = over_seeds(BASE, RunNumbers(balance=0.0)), over_seeds(BASE)
     drop = mean(without, "dropped_in_training"), mean(with_it, "dropped_in_training")
     gap = mean(without) - mean(with_it)
     claims = [
@@ -111,7 +111,7 @@ def capacities(report: Report) -> tuple[list[Claim], Section, dict[str, list[flo
         setting = BASE.with_routing(capacity=factor)
         at_two[factor] = over_seeds(setting)
         own = setting.with_routing(evaluation_capacity=factor)
-        at_train[factor] = [judged(own, outcome_of(setting, Run(seed=seed))[0]) for seed in SEEDS]
+        at_train[factor] = [judged(own, outcome_of(setting, RunNumbers(seed=seed))[0]) for seed in SEEDS]
         if factor > 0.5:
             report(f"M5: top-1, capacity {factor}")
             top_one[factor] = over_seeds(setting.with_routing(chosen=1))
@@ -161,12 +161,12 @@ def fine_tuning(report: Report) -> Part:
     """M8 and M9."""
     before, task, held_out = _halves()
     report("M8, M9: pre-training on half of the packages")
-    start = {seed: trained(BASE, Run(seed=seed), stream=before)[0] for seed in SEEDS}
+    start = {seed: trained(BASE, RunNumbers(seed=seed), stream=before)[0] for seed in SEEDS}
 
     def tuned(setting: Setting, subset: str) -> list[Values]:
         several = []
         for seed in SEEDS:
-            run = Run(seed=seed, steps=FINE_TUNING, rate=1e-3)
+            run = RunNumbers(seed=seed, steps=FINE_TUNING, rate=1e-3)
             weights, seen = trained(setting, run, stream=task, weights=start[seed], trains=_rule(subset))
             values = judged(setting, weights, stream=held_out)
             several.append(
@@ -241,7 +241,7 @@ def specialisation(report: Report) -> Part:
     rng = np.random.default_rng(0)
     tokens = byte_lm.batches(byte_lm.text()[1], 20, 3)[..., :-1].reshape(-1, byte_lm.CONTEXT)
     for seed in SEEDS:
-        weights, _ = outcome_of(BASE, Run(seed=seed))
+        weights, _ = outcome_of(BASE, RunNumbers(seed=seed))
         expert = np.asarray(byte_lm.choices_of(BASE, weights, tokens)).reshape(-1)
         for name, rule in CLASSES.items():
             member = np.array([rule(byte) for byte in range(256)])[tokens.reshape(-1)]
@@ -276,7 +276,7 @@ def divergence(report: Report) -> Part:
         counts = {}
         for z in (0.0, 1e-3):
             report(f"divergence: {name}, z-loss {z:g}")
-            run = Run(z=z, steps=100, **numbers)
+            run = RunNumbers(z=z, steps=100, **numbers)
             counts[z] = [_diverged(BASE.with_routing(**routing), replace(run, seed=seed)) for seed in SEEDS]
         rows.append((name, *(f"{sum(d for d, _ in c)}/3, {np.mean([n for _, n in c]):.2f}" for c in counts.values())))
         if any(d for d, _ in counts[0.0]) and not any(d for d, _ in counts[1e-3]):
@@ -292,7 +292,7 @@ def divergence(report: Report) -> Part:
     return [claim], Section("Divergence", text, ("setting", "without z-loss", "with 1e-3"), rows)
 
 
-def _diverged(setting: Setting, run: Run) -> tuple[bool, float]:
+def _diverged(setting: Setting, run: RunNumbers) -> tuple[bool, float]:
     nats = trained(setting, run)[1]["nats"]
     last = float(np.mean(nats[-20:]))
     best = min(float(np.mean(nats[i : i + 20])) for i in range(0, len(nats) - 19, 10))

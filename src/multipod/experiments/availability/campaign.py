@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from multipod.errors import ChaosError
 from multipod.experiments.outcome import Claim, Section
 
@@ -56,7 +58,7 @@ class Series:
 
     @property
     def title(self) -> str:
-        """As the tables call it."""
+        """What the tables call the series."""
         return f"{self.name}, {'survive' if self.survives else 'restart'}"
 
 
@@ -228,7 +230,6 @@ def spread(all_s: Sequence[float]) -> tuple[float, ...]:
 
 def figure(found: dict[int, Found]) -> object:
     """How many of the faults were over after so many seconds."""
-    from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(6, 3.4), layout="constrained")
     axes = drawing.add_subplot()
