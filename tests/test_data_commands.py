@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from multipod.cli.data import data as command
-from multipod.runs.request import reading_arguments
 from multipod.data.batches import TrainBatches
 from multipod.data.clicks.prepare import Settings, prepare
 from multipod.data.clicks.synthetic import Synthetic, criteo_lines
@@ -38,6 +37,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
+from multipod.runs.request import reading_arguments
 from multipod.step.program import Program
 from multipod.train.events import Ended, Skipped
 from multipod.train.loop import RunContext, train

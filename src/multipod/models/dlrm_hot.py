@@ -97,7 +97,7 @@ def empty_caches(trains: Mapping[int, TensorTrain], cache: Hot) -> tuple[Params,
 
 
 def lookup(params: Params, statistics: Statistics, way: Way) -> Any:
-    """A `lookup` of `multipod.models.dlrm.Dlrm.vectors` that takes cached rows from `params`."""
+    """A `Lookup` of `multipod.models.dlrm_embeddings` that takes cached rows from `params`."""
 
     def found(number: int, tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
         offsets = jnp.arange(0, ids.size + 1, ids.shape[1], dtype=jnp.int32)

@@ -5,8 +5,9 @@ import glob
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -65,6 +66,61 @@ class Records(abc.ABC):
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
         """The batch itself."""
         return batch
+
+
+class FilesOfRecords(Records):
+    """Records of several files, one file after the other. A format says how many a file has, and reads one of them.
+
+    `kind` is what `identity` calls the records; messages call one `unit`, the files `holders`, and count from `first`.
+    """
+
+    files: tuple[Path, ...]
+    kind: ClassVar[str]
+    unit: ClassVar[str] = "record"
+    holders: ClassVar[str] = "files"
+    first: ClassVar[int] = 0
+
+    @abc.abstractmethod
+    def counts(self) -> list[int]:
+        """How many records each file has."""
+
+    @abc.abstractmethod
+    def record_in(self, file: int, place: int) -> Record:
+        """Record `place` of a file, both from 0; raises what `record` does."""
+
+    def __len__(self) -> int:
+        return int(self.file_ends[-1])
+
+    def record(self, number: int) -> Record:
+        """Record `number`, from 0."""
+        return self.record_in(*locate_record(self.file_ends, number))
+
+    def name(self, number: int) -> str:
+        """The file and the place in it."""
+        file, place = locate_record(self.file_ends, number)
+        return f"{self.files[file]}, {self.unit} {place + self.first:,}"
+
+    @cached_property
+    def file_ends(self) -> np.ndarray:
+        """Records up to the end of each file."""
+        return np.cumsum(self.counts())
+
+    def identity(self) -> str:
+        """A fingerprint of the names and sizes of the files."""
+        return files_identity(self.kind, self.files, len(self))
+
+
+def check_not_empty(records: FilesOfRecords) -> None:
+    """Refuses files without a record.
+
+    Raises:
+      DataError: names them.
+    """
+    if not len(records):
+        raise DataError(
+            f"{records.files[0]} and the {len(records.files) - 1} other {records.holders} have no {records.unit}s. "
+            "Name others."
+        )
 
 
 def stack_records(records: Sequence[Record]) -> HostBatch:

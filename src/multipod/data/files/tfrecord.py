@@ -4,14 +4,14 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
 from multipod.data.files.example import decode, encode
-from multipod.data.files.records import Record, Records, files_identity, index_of, locate_record
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 from multipod.errors import DataError
 
 HEAD, TAIL = 12, 4
@@ -19,7 +19,7 @@ HEAD, TAIL = 12, 4
 
 
 @dataclass(frozen=True, eq=False)
-class TFRecords(Records):
+class TFRecords(FilesOfRecords):
     """All records of some files. Checksums are tested where the extra `data` is installed.
 
     Attributes:
@@ -29,13 +29,14 @@ class TFRecords(Records):
 
     files: tuple[Path, ...]
     offsets: tuple[np.ndarray, ...]
+    kind = "TFRecords"
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Records of each file."""
+        return [len(offsets) - 1 for offsets in self.offsets]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The fields of the Example."""
-        file, place = locate_record(self.file_ends, number)
         first, end = self.offsets[file][place : place + 2].tolist()
         frame = read_at(self.files[file], first, end - first)
         if len(frame) < end - first:
@@ -46,24 +47,6 @@ class TFRecords(Records):
             raise Damaged("its checksum does not fit its bytes")
         return decode(data)
 
-    def name(self, number: int) -> str:
-        """The file and the place in it."""
-        file, place = locate_record(self.file_ends, number)
-        return f"{self.files[file]}, record {place:,}"
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([len(offsets) - 1 for offsets in self.offsets])
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Records up to the end of each file."""
-        return self._ends
-
-    def identity(self) -> str:
-        """A fingerprint of the names and sizes of the files."""
-        return files_identity("TFRecords", self.files, len(self))
-
 
 def open_tfrecords(files: tuple[Path, ...]) -> TFRecords:
     """The records of these files. Each file's offsets are found once, by one read of 12 bytes a record, and kept.
@@ -72,8 +55,7 @@ def open_tfrecords(files: tuple[Path, ...]) -> TFRecords:
       DataError: a file is not made of TFRecords, or there is no record.
     """
     records = TFRecords(files, tuple(index_of(path, "tfrecord", _offsets) for path in files))
-    if not len(records):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other files have no records. Name others.")
+    check_not_empty(records)
     return records
 
 

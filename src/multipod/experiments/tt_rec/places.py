@@ -39,7 +39,11 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     for name, (model, layout) in cases.items():
         losses[name], held, optimizer, facts = _trained(model, layout, data)
         sent[name] = _sent(facts)
-        differs = _apart(losses[name], losses["replicated"]) if model.table_parameters == dense.table_parameters else -1
+        differs = (
+            _apart(losses[name], losses["replicated"])
+            if model.embeddings.parameters == dense.embeddings.parameters
+            else -1
+        )
         report(f"  {name}: {held:,} bytes held, {sent[name]:,} sent, differs by {differs:.1e}")
         shown = f"{differs:.1e}" if differs >= 0 else "another model"
         rows.append((name, f"{held:,}", f"{optimizer:,}", f"{sent[name]:,}", shown))

@@ -57,7 +57,7 @@ def run(
     params = jax.jit(lambda: model.init(jax.random.key(seed))[0])()
     hot: dict[str, Any] = {}
     if cache:
-        for number, tt in model.trains.items():
+        for number, tt in model.embeddings.trains.items():
             params[f"hot/{number}"], hot[str(number)] = empty_cache(tt, max(1, round(cache * tt.rows)))
     state = sparse_state(params, rule)
     warm = len(batches["label"]) // 10 if cache else 0
@@ -73,7 +73,7 @@ def run(
     return Result(
         auc(test["label"], logits),
         float(np.mean((logits > 0) == (test["label"] == 1))),
-        model.table_parameters,
+        model.embeddings.parameters,
         seconds,
     )
 
@@ -123,7 +123,7 @@ def _lookup(hot: dict[str, Any]) -> Any:
 def _refreshed(model: Dlrm, state: SparseState, hot: dict[str, Any]) -> tuple[SparseState, dict[str, Any]]:
     """Caches filled with the rows most counted; their optimizer state stays that of rows without gradient."""
     params, caches = dict(state.params), dict(hot)
-    for number, tt in model.trains.items():
+    for number, tt in model.embeddings.trains.items():
         names = [f"tables/{number}/core{k}" for k in range(model.tt_cores)]
         cores = tuple(params[name] for name in names)
         fill = jax.jit(functools.partial(refresh, tt))
@@ -137,4 +137,6 @@ def _logits(model: Dlrm, params: Any, hot: dict[str, Any], dense: jax.Array, ids
     place = dense_places(model, ids)
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]
     lookup = _lookup(hot)
-    return model.logits(params, dense, model.vectors(params, gathered, ids, lookup(params) if lookup else None))
+    return model.logits(
+        params, dense, model.embeddings.embed_rows(params, gathered, ids, lookup(params) if lookup else None)
+    )
