@@ -23,8 +23,9 @@ from multipod.recipes.digits import digits
 from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.gradients import over_data, vector_sum
 from multipod.step.program import Program
+from multipod.train.context import RunContext
 from multipod.train.events import Ended, Evaluated, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 ONE_FAILED = Layout((2, 4), "detour-ring", failed=((0, 1),))

@@ -15,7 +15,8 @@ from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.orders import wishes_of
 from multipod.step.program import Program
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.pipeline.forward import go_forward
-from multipod.execute.pipeline.in_flight import PipeState, first, with_first
+from multipod.execute.pipeline.in_flight import PipeState, add_first_dim, drop_first_dim
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.check import lay
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
@@ -371,7 +371,7 @@ class StagedProgram:
     def sum_alone(self) -> Callable[[Any], Any]:
         """The gradient sum over the data axes as a program of its own, to be timed; takes parameters for gradients."""
         stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
-        summed = lambda gradients: with_first(self.pipe.summed(first(gradients)))  # noqa: E731
+        summed = lambda gradients: add_first_dim(self.pipe.summed(drop_first_dim(gradients)))  # noqa: E731
         return jax.jit(self._over_data(summed, (stage,), stage))
 
     def check(self, sums: Sums) -> None:

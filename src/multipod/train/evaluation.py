@@ -39,7 +39,7 @@ def evaluate(program: AnyProgram, state: State, test: Source, reading: InputOpti
     return _added(list(_dispatched(program, program.to_evaluate(state), test, reading)))
 
 
-class Evaluating(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
 
     sums: Sums
@@ -61,7 +61,7 @@ def check_not_empty(test: Source) -> None:
 
 
 @dataclass
-class Beside:
+class BackgroundEvaluation:
     """An evaluation that goes on while training does, on a copy of the weights that it began with.
 
     Each `advance` reads one batch of the test set and puts its evaluation behind what the devices are doing, and waits
@@ -78,8 +78,8 @@ class Beside:
     clock: Clock
     began: float = 0.0
     update: int = 0
-    _sums: list[Evaluating] = field(default_factory=list)
-    _todo: Iterator[Evaluating] | None = None
+    _sums: list[PendingBatch] = field(default_factory=list)
+    _todo: Iterator[PendingBatch] | None = None
     _values: Future[tuple[dict[str, float], dict[str, float], float]] | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +136,9 @@ class Beside:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: AnyProgram, state: State, test: Source, reading: InputOptions | None) -> Iterator[Evaluating]:
+def _dispatched(
+    program: AnyProgram, state: State, test: Source, reading: InputOptions | None
+) -> Iterator[PendingBatch]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
     batch = program.evaluation_rows(len(test))
@@ -146,12 +148,12 @@ def _dispatched(program: AnyProgram, state: State, test: Source, reading: InputO
         placed = program.placed(host, rows, batch)
         if isinstance(program.recipe.objective, Scores):
             sums, scores = program.evaluate_and_score(state, placed)
-            yield Evaluating(sums, scores, host["mask"])
+            yield PendingBatch(sums, scores, host["mask"])
         else:
-            yield Evaluating(program.evaluate(state, placed), None, host["mask"])
+            yield PendingBatch(program.evaluate(state, placed), None, host["mask"])
 
 
-def _added(batches: list[Evaluating]) -> dict[str, float]:
+def _added(batches: list[PendingBatch]) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
     scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores is not None]

@@ -1,7 +1,7 @@
 """The part of the TT-Rec experiment on places: one DLRM, its tables dense in every place and as tensor trains."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,16 +34,12 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     data = Synthetic(examples=UPDATES * BATCH, tests=10)
     dense = Dlrm(rows=data.rows, bottom=(64,), top=(64,))
     cases = _cases(dense)
-    rows: list[tuple[str, ...]] = []
-    losses, sent = {}, {}
+    rows, losses, sent = [], {}, {}
     for name, (model, layout) in cases.items():
         losses[name], held, optimizer, facts = _trained(model, layout, data)
         sent[name] = _sent(facts)
-        differs = (
-            _apart(losses[name], losses["replicated"])
-            if model.embeddings.parameters == dense.embeddings.parameters
-            else -1
-        )
+        comparable = model.embeddings.parameters == dense.embeddings.parameters
+        differs = _apart(losses[name], losses["replicated"]) if comparable else -1
         report(f"  {name}: {held:,} bytes held, {sent[name]:,} sent, differs by {differs:.1e}")
         shown = f"{differs:.1e}" if differs >= 0 else "another model"
         rows.append((name, f"{held:,}", f"{optimizer:,}", f"{sent[name]:,}", shown))
@@ -54,12 +50,8 @@ def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
     """Models and layouts to compare, by what the page calls them; the dense tables' first is replicated."""
     trains = replace(dense, tt_rows=20_000, tt_rank=8)
     spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
-    ways: dict[str, Placement] = {
-        "by table": "table",
-        "by row": "row",
-        "by column": "column",
-        "auto: large by row, small replicated": "auto",
-    }
+    ways: dict[str, Placement] = {"by table": "table", "by row": "row", "by column": "column"}
+    ways["auto: large by row, small replicated"] = "auto"
     split = {
         name: replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20))
         for name, way in ways.items()
@@ -84,7 +76,7 @@ def _claims(losses: dict[str, list[float]], sent: dict[str, int]) -> list[Claim]
     ]
 
 
-def _section(rows: list[tuple[str, ...]]) -> Section:
+def _section(rows: Sequence[tuple[str, ...]]) -> Section:
     text = (
         f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are "
         "those of the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, "
