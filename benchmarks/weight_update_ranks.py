@@ -80,7 +80,8 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     from multipod.layout.sync import Sync
     from multipod.metrics.objective import TokenClassification
     from multipod.models.bert import Bert
-    from multipod.optim.optimizer import Optimizer
+    from multipod.optim.adamw import AdamW
+    from multipod.optim.rates import Constant
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
     from multipod.step.state import device_bytes
@@ -96,7 +97,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
         (1, ranks), sync=Sync(sharding="fsdp" if kind == "weights" else "zero1" if kind == "update" else "none")
     )
     model = Bert(VOCAB, FEATURES, 4 * FEATURES, HEADS, layers, positions=LENGTH, next_sentence=False, dropout=0.0)
-    adam = Optimizer("adamw", 1e-4, warmup=0.0, decay="constant")
+    adam = AdamW(Constant(1e-4))
     objective = TokenClassification()
     recipe = Recipe("bench", model, Tokens(), objective, adam, ROWS * ranks, 1000, layout=layout)
     program = Program(recipe, make_mesh(layout))

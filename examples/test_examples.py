@@ -13,8 +13,9 @@ from multipod.layout.sync import Sync
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
 from multipod.step.program import Program
+from multipod.train.context import RunContext
 from multipod.train.events import Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 HERE = Path(__file__).parent
 SCRIPTS = [HERE / "around_a_hole.py"]

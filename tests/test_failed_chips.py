@@ -20,13 +20,14 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
 from multipod.layout.sync import Sync
 from multipod.models.resnet import SmallResNet
-from multipod.nn.padding import example_mask, masked
+from multipod.nn.padding import example_mask, padding_mask
 from multipod.recipes.digits import digits
 from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.gradients import over_data, vector_sum
 from multipod.step.program import Program
+from multipod.train.context import RunContext
 from multipod.train.events import Ended, Evaluated, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 ONE_FAILED = Layout((2, 4), sync=Sync("detour-ring"), failed=((0, 1),))
@@ -104,9 +105,9 @@ def test_a_batch_that_divides_is_not_padded():
 
 def test_no_row_is_padding_outside_the_mask():
     mask = np.array([True, False])
-    with masked(mask):
+    with padding_mask(mask):
         assert example_mask() is mask
-        with masked(None):
+        with padding_mask(None):
             assert example_mask() is None
     assert example_mask() is None
 

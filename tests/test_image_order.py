@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.orders import wishes_of
 from multipod.step.program import Program
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Linear:
 
 def trained(order):
     recipe = Recipe(
-        "pictures", Linear(), Pictures(), Classification(), Optimizer("sgd", rate=0.1, warmup=0.0), batch=8, updates=3,
+        "pictures", Linear(), Pictures(), Classification(), Sgd(Cosine(0.1)), batch=8, updates=3,
         layout=Layout((1, 2)), evaluation_batch=8,
     )  # fmt: skip
     program = Program(recipe, make_mesh(recipe.layout))
-    return program, train(program, RunContext(reading=Reading(image_order=order)))[0]
+    return program, train(program, RunContext(reading=InputOptions(image_order=order)))[0]
 
 
 def test_the_order_of_images_in_memory_changes_nothing_that_is_learnt():

@@ -14,11 +14,12 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
 from multipod.optim.adafactor import Adafactor
+from multipod.optim.rates import Rsqrt, WarmUp
 from multipod.step.programs import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
@@ -29,7 +30,12 @@ TINY = {"features": 16, "hidden": 16, "heads": 2, "kv": 8, "layers": 1, "every":
 def sparse(layout):
     """Nothing is drawn, and a group is two rows: what is learnt then depends on no mesh."""
     model = small_st_moe(VOCAB, **TINY, routing=Routing(4, capacity=0.5, second="all"))
-    return words(layout, model=model, objective=SparseTokens(), optimizer=Adafactor(0.05, 2, factored_from=8))
+    return words(
+        layout,
+        model=model,
+        objective=SparseTokens(),
+        optimizer=Adafactor(WarmUp(Rsqrt(0.05), updates=2), factored_from=8),
+    )
 
 
 def learnt(recipe, updates=3):
@@ -40,8 +46,8 @@ def learnt(recipe, updates=3):
         batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
         state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
         sums.pop("stop")
-        told.append(finished(recipe.objective, jax.device_get(sums)))
-    told.append(finished(recipe.objective, evaluate(program, state, recipe.data.test())))
+        told.append(report_of(recipe.objective, jax.device_get(sums)))
+    told.append(report_of(recipe.objective, evaluate(program, state, recipe.data.test())))
     return program, told, jax.device_get(state.params)
 
 

@@ -10,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from multipod.data.span_corruption import Spans, corrupted, read_behind, restored
+from multipod.data.span_corruption import Spans, corrupt, restore, teacher_forced
 from multipod.errors import PoisonedError, RecipeError
 from multipod.metrics.objective import masked_sums
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
 from multipod.nn.dims import dims_of
 from multipod.nn.experts.routing import Routing
-from multipod.nn.relative_positions import buckets
+from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
-from multipod.train.loop import _Run
+from multipod.optim.rates import Constant, Rsqrt, WarmUp
+from multipod.train.context import RunContext, RunInfo
+from multipod.train.poisoned import means_of_update
 
 TINY = small_st_moe(
     32, features=16, hidden=12, heads=2, kv=8, layers=1, every=1, group_rows=2, routing=Routing(4, second="all")
@@ -77,21 +79,21 @@ def test_restored_text_is_the_text(seed):
     rng = np.random.default_rng(seed)
     text = rng.integers(4, 90, 60).astype(np.int32)
     places = Spans().places(60, rng)
-    source, target = corrupted(text, places, 100)
+    source, target = corrupt(text, places, 100)
     assert (len(source), len(target)) == Spans().lengths(60)
-    np.testing.assert_array_equal(restored(source, target, 100, places.max()), text)
+    np.testing.assert_array_equal(restore(source, target, 100, places.max()), text)
 
 
 def test_corrupted_by_hand():
     text, places = np.array([10, 11, 12, 13, 14, 15]), np.array([0, 1, 1, 0, 2, 0])
-    source, target = corrupted(text, places, 100)
+    source, target = corrupt(text, places, 100)
     assert source.tolist() == [10, 99, 13, 98, 15, 3]
     assert target.tolist() == [99, 11, 12, 98, 14, 3]
 
 
 def batch_of(rows=4, length=8, seed=0):
     rng = np.random.default_rng(seed)
-    return read_behind(*(rng.integers(4, 32, (rows, length)).astype(np.int32) for _ in range(2)))
+    return teacher_forced(*(rng.integers(4, 32, (rows, length)).astype(np.int32) for _ in range(2)))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_decoder_does_not_see_the_future(params):
 
 def test_only_the_named_part_is_trained(params):
     batch = batch_of()
-    changes, sums = trained(TINY, params, batch, Partly(Adafactor(decay="constant", warmup_updates=0), ("experts",)))
+    changes, sums = trained(TINY, params, batch, Partly(Adafactor(Constant(0.01)), ("experts",)))
     moved = {path for path, change in changes.items() if np.any(np.asarray(change))}
     assert moved == {path for path in params if "/experts/" in path}
     reported = SparseTokens().finish(sums)
@@ -143,17 +145,17 @@ def test_only_the_named_part_is_trained(params):
     assert sizes["sparse"] + sizes["non-sparse"] == sizes["attention"] + sizes["non-attention"] == sizes["all"]
     assert min(sizes.values()) > 0
     with pytest.raises(RecipeError, match=r"train=expert: no such part. 'expert': Nearest: .*experts"):
-        Partly(Adafactor(), ("expert",))
+        Partly(Adafactor(Constant(0.01)), ("expert",))
 
 
 def test_adafactor_clips_the_step_of_each_tensor():
     weights = {"w": jnp.ones((4, 4))}
     gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}
     for clipping in (1.0, 0.1):
-        optimizer = Adafactor(1.0, warmup_updates=0, decay="constant", clipping=clipping, relative=False).build(1)
+        optimizer = Adafactor(Constant(1.0), clipping=clipping, relative=False).build(1)
         step = optimizer.update(gradient, optimizer.init(weights), weights)[0]["w"]
         assert float(jnp.sqrt(jnp.mean(step**2))) <= clipping * 1.01
-    rates = Adafactor(0.01, warmup_updates=100).schedule(0)
+    rates = WarmUp(Rsqrt(0.01), updates=100).schedule(0)
     np.testing.assert_allclose([rates(50), rates(100), rates(400)], [0.005, 0.01, 0.005], rtol=1e-5)
 
 
@@ -162,10 +164,9 @@ def test_nan_in_a_router_is_named(params):
     batch = batch_of()
     sums = masked_sums(SparseTokens()(outputs(TINY, poisoned, batch), batch))
     checkpoints = SimpleNamespace(wait=lambda: None, updates=lambda: [3, 6, 8])
-    around = SimpleNamespace(checkpoints=checkpoints, folder="runs/x")
-    run = SimpleNamespace(recipe=SimpleNamespace(objective=SparseTokens()), update=9, around=around)
+    context = RunContext(checkpoints, info=RunInfo("runs/x"))
     with pytest.raises(PoisonedError) as stopped:
-        _Run.finished(run, jax.device_get(sums))
+        means_of_update(context, SparseTokens(), jax.device_get(sums), 9)
     # Update 9 met what update 8 left behind, and so did checkpoint 8.
     assert str(stopped.value) == (
         "update 9: NaN in the router of decoder/0: its logits are not finite. Lower the rate, raise routing.z, or see "

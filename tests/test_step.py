@@ -8,12 +8,14 @@ from jax.sharding import AxisType, PartitionSpec
 from tiny_recipe import Perceptron
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.errors import LayoutError
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import masked_sums
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.step.gradients import over_data
 from multipod.step.program import Program
 from multipod.step.state import device_bytes, fresh_state
@@ -43,7 +45,7 @@ def largest_difference(a, b):
 
 
 def plain_update(recipe, updates):
-    """The same training on one device with nothing but jax.grad and Optax: the readable reference."""
+    """Training on one device with nothing but jax.grad and Optax: the readable reference."""
     optimizer = recipe.optimizer.build(recipe.updates)
     state = fresh_state(recipe, optimizer)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch))
@@ -67,7 +69,7 @@ def plain_update(recipe, updates):
 def smooth(small, **fields):
     """A recipe whose rounding errors do not grow: SGD, where Adam divides by moments near zero."""
     recipe = small(updates=50, **fields)
-    return type(recipe)(**{**vars(recipe), "optimizer": type(recipe.optimizer)("sgd", rate=0.02, warmup=0.0)})
+    return type(recipe)(**{**vars(recipe), "optimizer": Sgd(Cosine(0.02))})
 
 
 def test_torus_gives_the_same_parameters_as_xla_after_50_updates(small):

@@ -120,7 +120,7 @@ FEATURES: dict[str, Feature] = {
     "clip": Feature("gradient clipping", _of_run("clip", "optimizer.clip", 0.0)),
     "clip before": Feature("clipping on each device", _of_run("clip_before_sum", "optimizer.clip_before_sum", False)),
     "sparse": Feature("updates of touched rows (`sparse`)", _of_run("sparse", "optimizer.sparse", False)),
-    "bad updates": Feature("a bad-update policy (`trouble`)", _of_run("bad_updates", "trouble.action", "")),
+    "bad updates": Feature("a bad-update policy (`bad_updates`)", _of_run("bad_updates", "bad_updates.action", "")),
     "warmup": Feature("PipeMare's synchronous start", _of_run("late_warmup", "pipemare.warmup", 0)),
     "batch norm": Feature("batch norm", _of_run("batch_norm", "batch norm", False)),
     "survive": Feature("survival in the process (`--survive`)", lambda c: "--survive" if c.survives else ""),

@@ -13,7 +13,7 @@ from multipod.micro.operators.operator import Options
 from multipod.micro.operators.table import OPERATORS
 
 ALIGNMENT = 16
-"""Of every constant in the file: runtimes read weights where they lie."""
+"""Bytes to which every constant in the file is aligned: runtimes read weights where they lie."""
 
 
 def write(graph: Graph, *, description: str = "", metadata: Mapping[str, bytes] | None = None) -> bytes:
@@ -30,7 +30,7 @@ def min_runtime_version(graph: Graph) -> str:
     return max(known, key=lambda text: [*map(int, text.split("."))], default=schema.FIRST_RUNTIME)
 
 
-def packed(tensor: Tensor) -> bytes:
+def pack(tensor: Tensor) -> bytes:
     """The bytes of a constant as they lie in the file; two int4 to a byte, the first one low."""
     if tensor.dtype != "int4":
         return np.ascontiguousarray(tensor.values, np.dtype(tensor.dtype).newbyteorder("<")).tobytes()
@@ -136,13 +136,13 @@ class _File:
             self.offsets([self.operator(op, number) for op in graph.ops]),
             self.builder.CreateString(graph.name),
         )
-        return self.table(*(_Field(place, "UOffsetTRelative", part) for place, part in enumerate(parts)))
+        return self.table(*(_Field(number, "UOffsetTRelative", part) for number, part in enumerate(parts)))
 
     def tensor(self, tensor: Tensor) -> int:
         fields = [
             _Field(0, "UOffsetTRelative", self.ints(tensor.shape)),
             _Field(1, "Int8", schema.TYPES[tensor.dtype]),
-            _Field(2, "Uint32", self.buffer_number(packed(tensor)) if tensor.constant else 0),
+            _Field(2, "Uint32", self.buffer_number(pack(tensor)) if tensor.constant else 0),
             _Field(3, "UOffsetTRelative", self.builder.CreateString(tensor.name)),
             _Field(8, "Bool", True, False),
         ]
@@ -176,12 +176,12 @@ class _File:
         assert not unknown, (op.kind, unknown)
         fields = []
         for name, value in op.options.items():
-            place, kind, default = options.fields[name]
+            slot_number, kind, default = options.fields[name]
             number = _NUMBERS[kind](value) if kind in _NUMBERS else value
             if kind == "graph":
                 number = self.graphs.index(value)
             slot = {"bool": "Bool", "float32": "Float32", "int32": "Int32", "graph": "Int32"}.get(kind, "Int8")
-            fields.append(_Field(place, slot, number, default))
+            fields.append(_Field(slot_number, slot, number, default))
         return fields
 
     def signature(self, graph: Graph) -> int:
@@ -199,7 +199,7 @@ class _File:
             for tensors in (graph.inputs, graph.outputs)
         ]
         key = self.builder.CreateString("serving_default")
-        return self.table(*(_Field(place, "UOffsetTRelative", part) for place, part in enumerate((*maps, key))))
+        return self.table(*(_Field(number, "UOffsetTRelative", part) for number, part in enumerate((*maps, key))))
 
 
 _NUMBERS: dict[str, Callable[[Any], int]] = {
@@ -209,6 +209,6 @@ _NUMBERS: dict[str, Callable[[Any], int]] = {
 }
 
 
-def offline_plan(offsets: Sequence[int], subgraph: int = 0) -> bytes:
+def pack_offline_plan(offsets: Sequence[int], subgraph: int = 0) -> bytes:
     """The metadata entry `OfflineMemoryAllocation`: one arena offset in bytes for each tensor, -1 to leave it open."""
     return struct.pack(f"<{3 + len(offsets)}i", 1, subgraph, len(offsets), *offsets)

@@ -7,7 +7,7 @@ from multipod.errors import PlanError
 from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.pipelines.build import build
 from multipod.pipelines.schedule import PipelineSchedule
-from multipod.pipelines.timing import Costs, timed, total
+from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.work import Op, Work, merged
@@ -166,7 +166,7 @@ def clock_s(made: PipelineSchedule, parts: list[PartPrice], send_s: float) -> fl
     costs = costs_of(parts, send_s)
     if made.synchronous:
         return float(total(made, costs))
-    clock = timed(made, costs)
+    clock = time_schedule(made, costs)
     busy = sum(map(float, clock.busy)) / made.updates / made.stages
     return busy / float(clock.steady_utilisation)
 

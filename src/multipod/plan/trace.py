@@ -8,7 +8,7 @@ from typing import Any
 
 from multipod.errors import PlanError
 from multipod.layout.split import PipelineSplit
-from multipod.pipelines.timing import timed
+from multipod.pipelines.timing import time_schedule
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.predict import Prediction, bucket_times, examples_of, micro_of
@@ -100,7 +100,7 @@ def _stages(prediction: Prediction, pipeline: PipelineSplit, workload: Workload,
     made = schedule_of(replace(pipeline, micro_batches=micro))
     parts = parts_of(workload, examples, micro, made.parts, machine.lanes, layout.split.model)
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
-    clock = timed(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
+    clock = time_schedule(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
     pids = range(1, made.stages + 1)
     for pid in pids:
         yield from _names(pid, f"stage {pid - 1}", pid)

@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.errors import RunFolderError
 from multipod.layout.mesh import batch_sharding
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.events import Updated
-from multipod.train.hooks import Pulse
+from multipod.train.hooks import PhaseHook
 from multipod.train.run_folder import RunFolder
 
 FOLDER = "examples"
@@ -74,7 +74,7 @@ class ExampleLogHooks:
     def __init__(self, log: ExampleLog | None) -> None:
         self._log = log
 
-    def follow(self, pulse: Pulse) -> Pulse:
+    def follow(self, pulse: PhaseHook) -> PhaseHook:
         """Returns a pulse that passes everything on to `pulse`, and writes down each update that begins."""
 
         def both(phase: str, update: int) -> None:

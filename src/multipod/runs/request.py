@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
+from multipod.runs.recipes import recorded_recipe
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.events import Ended, Observer
@@ -52,7 +53,7 @@ class TrainRequest:
     resume: Path | None = None
     at: int | None = None
     stop_after: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     begin: Callable[[AnyProgram], State] | None = None
     log_examples: bool = False
@@ -92,13 +93,13 @@ def remember(request: TrainRequest, options: RuntimeOptions, devices: int = 0) -
     """
     if request.resume is None:
         return request, options
-    _, facts = open_folder(request.resume)
-    if request.recipe and request.recipe != facts["recipe"]:
+    folder, facts = open_folder(request.resume)
+    if isinstance(request.recipe, str) and request.recipe not in ("", facts["recipe"]):
         raise RecipeError(
             f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
         )
-    asked = request.changes
-    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *asked])
+    asked, recipe = request.changes, request.recipe or recorded_recipe(folder, facts)
+    request = replace(request, recipe=recipe, changes=[*facts["overrides"], *asked])
     mesh = tuple(facts.get("chips", facts["mesh"].values()))
     elsewhere = any(change.startswith("layout.mesh=") for change in asked)
     fits = math.prod(mesh) * facts.get("tile", 1) <= (devices or jax.device_count())
@@ -131,7 +132,7 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
     return arguments + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
 
 
-def reading_arguments(reading: Reading) -> str:
+def reading_arguments(reading: InputOptions) -> str:
     """The arguments that give this reading again, each with a space before it."""
     given = {
         "--read-threads": reading.threads,

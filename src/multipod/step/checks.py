@@ -21,7 +21,7 @@ def combination_of(recipe: Recipe) -> Combination:
         clip=getattr(optimizer, "clip", 0.0),
         clip_before_sum=getattr(optimizer, "clip_before_sum", False),
         sparse=getattr(optimizer, "sparse", False),
-        bad_updates=recipe.trouble.action if recipe.trouble.watches else "",
+        bad_updates=recipe.bad_updates.action if recipe.bad_updates.watches else "",
         late_warmup=recipe.pipemare.warmup,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import Costs, time_schedule
 from multipod.step.staged import StagedProgram
 from multipod.step.state import device_bytes
 
@@ -44,15 +44,17 @@ def stages_of(program: StagedProgram) -> list[StageShare]:
     found = []
     for stage in range(made.stages):
         own = [made.part(stage, chunk) for chunk in range(made.chunks)]
-        states = [jax.eval_shape(pipe.parts[n].optimizer.init, pipe.weights[n]) for n in own]
-        kept = sum(pipe.tables.keep[chunk][stage] * _bytes(pipe.passes[n].saved) for chunk, n in enumerate(own))
+        states = [jax.eval_shape(pipe.setup.parts[n].optimizer.init, pipe.setup.weights[n]) for n in own]
+        kept = sum(
+            pipe.setup.tables.keep[chunk][stage] * _bytes(pipe.setup.passes[n].saved) for chunk, n in enumerate(own)
+        )
         found.append(
             StageShare(
                 stage,
                 tuple(layer.name for n in own for layer in cut.parts[n]),
                 sum(costs[n] for n in own) / sum(costs),
-                sum(math.prod(leaf.shape) for n in own for leaf in jax.tree.leaves(pipe.weights[n])),
-                _bytes([pipe.weights[n] for n in own]),
+                sum(math.prod(leaf.shape) for n in own for leaf in jax.tree.leaves(pipe.setup.weights[n])),
+                _bytes([pipe.setup.weights[n] for n in own]),
                 _bytes(states),
                 kept,
                 program.proof.peak_live[stage],
@@ -88,14 +90,14 @@ def pipe_facts(program: StagedProgram) -> PipeFacts:
     """What the program's pipeline costs each device."""
     made = program.proof.schedule
     costs = program.cut.costs
-    clock = timed(made, Costs(costs, tuple(2 * cost for cost in costs)))
+    clock = time_schedule(made, Costs(costs, tuple(2 * cost for cost in costs)))
     busy = clock.utilisation if made.synchronous else clock.steady_utilisation
     return PipeFacts(
         str(made),
         float(busy),
         program.cut.balance,
         {name: device_bytes(part) for name, part in program.kept.items()},
-        _bytes(program.pipe.messages.slots),
+        _bytes(program.pipe.slots.messages.slots),
         tuple(program.cut.tied),
     )
 

@@ -7,17 +7,18 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.errors import RecipeError
-from multipod.execute.pipeline.delays import Part
-from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.delays import PipelinePart
+from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
+from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.compatible import conflict_of
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
-from multipod.metrics.objective import masked_sums
-from multipod.nn.laid import Splits, laying
-from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
-from multipod.nn.padding import masked
+from multipod.metrics.objective import masked_sums, scores_of
+from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
+from multipod.nn.logical_axes import Splits, logical_axis_rules
+from multipod.nn.padding import padding_mask
 from multipod.optim.pipemare import PipeMare
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import state_specs
 
@@ -36,7 +37,7 @@ def cut_of(recipe: Recipe, parts: int) -> Cut:
 
 def pipe_of(
     recipe: Recipe,
-    proof: Proof,
+    proof: PipelineProof,
     mesh: Mesh | AbstractMesh,
     example: Any,
     *,
@@ -80,10 +81,14 @@ def pipe_of(
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
     split = _split(parts, weights, specs) if specs else None
-    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    return Pipe(
+        PipelineSetup(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    )
 
 
-def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionSpec]) -> tuple[list[Any], list[Any]]:
+def _split(
+    parts: list[PipelinePart], weights: list[Any], specs: Mapping[str, PartitionSpec]
+) -> tuple[list[Any], list[Any]]:
     """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
     own = [{name: specs[name] for name in part} for part in weights]
     whole = lambda leaf: PartitionSpec()  # noqa: E731
@@ -91,23 +96,24 @@ def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionS
     return own, [state_specs(*each, whole) for each in zip(states, weights, own, strict=True)]
 
 
-def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
+def evaluations(
+    recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None
+) -> list[PartFunction]:
     """The function of each of `parts` in evaluation, as `multipod.execute.pipeline.forward` takes them.
 
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
     labels of an objective that has them.
     """
-    scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
 
-    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> Function:
+    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> PartFunction:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            with laying(mesh, splits or {}):
+            with logical_axis_rules(mesh, splits or {}):
                 y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
                 if not last:
                     return y, {}
-                return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
+                return y, (masked_sums(recipe.objective(y, batch), mask), scores_of(recipe.objective, y, batch))
 
         return function
 
@@ -117,7 +123,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
 
 def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
     """The whole model's parameters as those of the parts; tied ones are in several."""
-    return [{name: params[name] for name in own} for own in pipe.weights]
+    return [{name: params[name] for name in own} for own in pipe.setup.weights]
 
 
 def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -132,17 +138,16 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
       RecipeError: the model does not say them; with what stands in the way, if that is batch norm.
     """
     name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
-    cut_points = getattr(recipe.model, "cut_points", None)
     statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
     if statistics:
         conflict = conflict_of("pipeline", "batch norm")
         raise RecipeError(f"{name} normalises over the batch: {conflict.reason}. {conflict.remedy}")
-    if cut_points is None:
+    if not isinstance(recipe.model, Layered):
         raise RecipeError(
             f"{name} does not say its layers, so it cannot be cut into "
             "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
         )
-    return cut_points()
+    return recipe.model.cut_points()
 
 
 def _of_parts(cut: Cut, layers: tuple[ModelLayer, ...]) -> list[tuple[ModelLayer, ...]]:
@@ -157,11 +162,11 @@ def _part(
     delay: float,
     techniques: PipeMare,
     lie: tuple[Mesh | AbstractMesh, Splits],
-) -> Part:
+) -> PipelinePart:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
-        with masked(mask), laying(*lie):
+        with padding_mask(mask), logical_axis_rules(*lie):
             y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
             if not last:
                 return y, {}
@@ -169,8 +174,8 @@ def _part(
         return sums["loss"] / recipe.batch, sums
 
     if delay == 0:
-        return Part(function, optimizer)
-    return Part(
+        return PipelinePart(function, optimizer)
+    return PipelinePart(
         function,
         techniques.wrap(optimizer, delay),
         (lambda w, state, on: techniques.backward_weights(w, state, delay * on)) if techniques.decay else None,

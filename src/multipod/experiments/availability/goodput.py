@@ -24,8 +24,9 @@ from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.recipes.digits import digits
 from multipod.step.program import Program
 from multipod.train.checkpoint import Checkpoints
+from multipod.train.context import LoopHooks, RunContext
 from multipod.train.events import Saved, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 INTERVALS = (4, 16, 64)
 """Updates between two checkpoints."""
@@ -180,7 +181,11 @@ class _Life:
         with closing(Checkpoints(folder, 3, committed=self._commit)) as store:
             state = store.restore(program.shapes) if store.updates() else None
             with suppress(Failure):
-                train(program, RunContext(checkpoints=store, observers=[self._hear], faults=faults), state)
+                train(
+                    program,
+                    RunContext(checkpoints=store, observers=[self._hear], hooks=LoopHooks(faults=faults)),
+                    state,
+                )
             with suppress(CheckpointError):
                 store.wait()
         if faults.failed_s:
@@ -283,7 +288,12 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
         program = Program(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
         with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder), 3)) as store:
             slow = _Failures(math.inf, slept_s)
-            train(program, RunContext(checkpoints=store if saves else None, observers=[events.append], faults=slow))
+            train(
+                program,
+                RunContext(
+                    checkpoints=store if saves else None, observers=[events.append], hooks=LoopHooks(faults=slow)
+                ),
+            )
         steps = [event.step_s for event in events if isinstance(event, Updated)][1:]
         held = [event.seconds for event in events if isinstance(event, Saved)][:-1]  # the last is waited for
         mean_s[saves] = (sum(steps) + sum(held)) / len(steps)

@@ -1,7 +1,7 @@
 """The part of the TT-Rec experiment on places: one DLRM, its tables dense in every place and as tensor trains."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +16,9 @@ from multipod.layout.split import ModelSplit
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import Tables
-from multipod.optim.optimizer import Optimizer
+from multipod.models.dlrm_tables import Placement, TablePlacement
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
@@ -39,7 +40,8 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     for name, (model, layout) in cases.items():
         losses[name], held, optimizer, facts = _trained(model, layout, data)
         sent[name] = _sent(facts)
-        differs = _apart(losses[name], losses["replicated"]) if model.table_parameters == dense.table_parameters else -1
+        comparable = model.embeddings.parameters == dense.embeddings.parameters
+        differs = _apart(losses[name], losses["replicated"]) if comparable else -1
         report(f"  {name}: {held:,} bytes held, {sent[name]:,} sent, differs by {differs:.1e}")
         shown = f"{differs:.1e}" if differs >= 0 else "another model"
         rows.append((name, f"{held:,}", f"{optimizer:,}", f"{sent[name]:,}", shown))
@@ -50,8 +52,12 @@ def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
     """Models and layouts to compare, by what the page calls them; the dense tables' first is replicated."""
     trains = replace(dense, tt_rows=20_000, tt_rank=8)
     spread, shared = Layout((2, 4)), Layout((1, 1), split=ModelSplit(expert=DEVICES))
-    ways = {f"by {way}": way for way in ("table", "row", "column")} | {"auto: large by row, small replicated": "auto"}
-    split = {name: replace(dense, tables=Tables(way, parts=DEVICES, small_bytes=1 << 20)) for name, way in ways.items()}
+    ways: dict[str, Placement] = {"by table": "table", "by row": "row", "by column": "column"}
+    ways["auto: large by row, small replicated"] = "auto"
+    split = {
+        name: replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20))
+        for name, way in ways.items()
+    }
     return {
         "replicated": (dense, spread),
         **{name: (model, shared) for name, model in split.items()},
@@ -72,7 +78,7 @@ def _claims(losses: dict[str, list[float]], sent: dict[str, int]) -> list[Claim]
     ]
 
 
-def _section(rows: list[tuple[str, ...]]) -> Section:
+def _section(rows: Sequence[tuple[str, ...]]) -> Section:
     text = (
         f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are "
         "those of the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, "
@@ -85,7 +91,7 @@ def _section(rows: list[tuple[str, ...]]) -> Section:
 
 def _trained(model: Dlrm, layout: Layout, data: Synthetic) -> tuple[list[float], int, int, CompiledFacts]:
     recipe = Recipe(
-        "places", model, data, BinaryClassification(), Optimizer("adagrad", 0.04, warmup=0.0, decay="constant"), BATCH,
+        "places", model, data, BinaryClassification(), Adagrad(Constant(0.04)), BATCH,
         UPDATES, layout,
     )  # fmt: skip
     program = Program(recipe, make_mesh(layout))

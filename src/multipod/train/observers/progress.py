@@ -4,16 +4,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from multipod.train.events import (
+    BadUpdate,
     Compiled,
     Ended,
     Evaluated,
@@ -22,7 +22,6 @@ from multipod.train.events import (
     SaveFailed,
     Skipped,
     Started,
-    Troubled,
     Updated,
 )
 from multipod.train.observers import text
@@ -32,7 +31,7 @@ NAMED = 5
 
 
 @dataclass
-class Window:
+class UpdateWindow:
     """The updates since the last line, summed up. Times leave out updates whose own time says nothing."""
 
     updates: int = 0
@@ -73,12 +72,12 @@ class Window:
         return [f"data wait {self.data_s / self.step_s:.0%}".replace("%", " %")] if self.step_s > 0 else []
 
 
-class _Run:
+class _RunProgress:
     """What both observers follow: where the run is, how fast it goes, and the updates since the last line."""
 
     def __init__(self, clock: Callable[[], float]):
         self.clock = clock
-        self.window = Window()
+        self.window = UpdateWindow()
         self.updates = self.update = self.start = 0
         self.unit = "examples"
         self.skipped = 0
@@ -103,8 +102,8 @@ class _Run:
         more = "; those that follow are in metrics.jsonl" if self.skipped == NAMED else ""
         return text.skipped_text(event) + more
 
-    def take(self) -> Window:
-        window, self.window = self.window, Window()
+    def take(self) -> UpdateWindow:
+        window, self.window = self.window, UpdateWindow()
         return window
 
     def left(self) -> list[str]:
@@ -121,10 +120,10 @@ class PlainLines:
     Values and times on a line of progress are means over the updates since the line of progress before it.
     """
 
-    def __init__(self, stream: TextIO, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, stream: IO[str], every_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         self._stream = stream
         self._every_s = every_s
-        self._run = _Run(clock)
+        self._run = _RunProgress(clock)
         self._shown = clock()
 
     def __call__(self, event: Event) -> None:
@@ -147,7 +146,7 @@ class PlainLines:
                 self._line(text.save_failed_text(event))
             case Regrouped():
                 self._line(text.regrouped_text(event))
-            case Troubled():
+            case BadUpdate():
                 self._line(text.troubled_text(event))
                 self._run.update = event.back_to
             case Evaluated():
@@ -184,7 +183,7 @@ class Bar:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, every_s: float = 0.5):
         self._console = console
         self._every_s = every_s
-        self._run = _Run(clock)
+        self._run = _RunProgress(clock)
         self._shown = -math.inf
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -221,7 +220,7 @@ class Bar:
                 self._print(text.save_failed_text(event), "bold red")
             case Regrouped():
                 self._print(text.regrouped_text(event), "bold yellow")
-            case Troubled():
+            case BadUpdate():
                 self._print(text.troubled_text(event), "bold red")
                 self._run.update = event.back_to
             case Evaluated():
@@ -254,11 +253,6 @@ class Bar:
         self._console.print(Text(line, style))
 
 
-def summary_table(ended: Ended) -> Table:
-    """What a run came to, as a table of two columns; a dash stands where nothing was measured."""
-    table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for name, value in text.summary_rows(ended):
-        table.add_row(Text(name), Text(value))
-    return table
+def make_progress(console: Console) -> Bar | PlainLines:
+    """A bar on a terminal, lines anywhere else."""
+    return Bar(console) if console.is_terminal else PlainLines(console.file)
