@@ -53,7 +53,7 @@ def test_a_collective_is_a_function_and_a_line(monkeypatch):
         np.testing.assert_array_equal(summed, sum(vectors.values()))
     assert "star" in command("simulate", "all-reduce", "--on", "mesh:3x3", "--fail", "0,1", "--bytes", "1M")
     assert "star" in command("schedule", "all-reduce", "--on", "mesh:3x3", "--algorithm", "star")
-    assert Layout(sync=Sync("star")).gradient_sum == "star"
+    assert Layout(sync=Sync("star")).sync.gradient_sum == "star"
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multipod.errors import LayoutError
-from multipod.layout.compatible import CONFLICTS, FEATURES, Combination, check_compatible, conflicts, ruled_out
+from multipod.layout.compatible import CONFLICTS, FEATURES, LayoutUse, check_compatible, conflicts, ruled_out
 from multipod.layout.fields import from_fields
 from multipod.layout.matrix import page
 from multipod.layout.split import ModelSplit, PipelineSplit
@@ -47,8 +47,8 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_is_seen_where_it_is(name):
-    assert FEATURES[name].setting(Combination(**EXAMPLES[name]))
-    assert FEATURES[name].plain == bool(FEATURES[name].setting(Combination()))
+    assert FEATURES[name].setting(LayoutUse(**EXAMPLES[name]))
+    assert FEATURES[name].plain == bool(FEATURES[name].setting(LayoutUse()))
 
 
 def test_every_row_names_features_and_says_what_to_do():
@@ -56,11 +56,11 @@ def test_every_row_names_features_and_says_what_to_do():
         assert {*conflict.these, *conflict.those} <= FEATURES.keys()
         assert not conflict.reason.endswith(".")
         assert conflict.remedy.endswith(".")
-    assert conflicts(Combination()) == ()
+    assert conflicts(LayoutUse()) == ()
 
 
 def test_all_that_does_not_go_together_is_said_at_once():
-    wrong = Combination(pipeline=PipelineSplit(2), sync=Sync(sharding="fsdp"), accumulate=2, survives=True)
+    wrong = LayoutUse(pipeline=PipelineSplit(2), sync=Sync(sharding="fsdp"), accumulate=2, survives=True)
     with pytest.raises(LayoutError) as error:
         check_compatible(wrong)
     assert [line.partition(":")[0] for line in str(error.value).splitlines()] == [
@@ -73,8 +73,8 @@ def test_all_that_does_not_go_together_is_said_at_once():
 
 
 def test_what_a_layout_rules_out():
-    assert list(ruled_out(Combination())) == []
-    found = list(ruled_out(Combination(sync=Sync(sharding="fsdp"))))
+    assert list(ruled_out(LayoutUse())) == []
+    found = list(ruled_out(LayoutUse(sync=Sync(sharding="fsdp"))))
     assert ("layout.shard_weights=true", "clipping on each device") in found
 
 

@@ -175,10 +175,13 @@ def _mesh_text(program: "AnyProgram") -> str:
 def _say_what_is_ruled_out(console: Console, chosen: "Recipe") -> None:
     """A line for each thing of the layout or of the recipe that excludes others."""
     from multipod.layout.compatible import ruled_out
-    from multipod.step.checks import combination_of
+    from multipod.step.checks import layout_use
 
-    for settings, excluded in ruled_out(combination_of(chosen)):
-        console.print(f"{settings} does not go with: {excluded}", highlight=False, soft_wrap=True, markup=False)
+    excluded: dict[str, list[str]] = {}
+    for settings, titles in ruled_out(layout_use(chosen)):
+        excluded.setdefault(settings, []).append(titles)
+    for settings, lines in excluded.items():
+        console.print(f"{settings} does not go with: {', '.join(lines)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _parts(program: "Program") -> Table:

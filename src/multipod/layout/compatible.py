@@ -14,7 +14,7 @@ from multipod.layout.sync import COMBINATIONS, PLAIN, Sync
 
 
 @dataclass(frozen=True)
-class Combination:
+class LayoutUse:
     """A layout, with what else of a recipe and of its run may not go with it.
 
     Attributes:
@@ -56,39 +56,39 @@ class Feature:
     """
 
     title: str
-    setting: Callable[[Combination], str]
+    setting: Callable[[LayoutUse], str]
     plain: bool = False
 
 
-def _axis(name: str) -> Callable[[Combination], str]:
+def _axis(name: str) -> Callable[[LayoutUse], str]:
     return lambda c: f"layout.{name}={size}" if (size := c.split.sizes.get(name, 1)) > 1 else ""
 
 
-def _images(c: Combination) -> str:
+def _images(c: LayoutUse) -> str:
     return f"layout.spatial={'x'.join(map(str, c.split.spatial))}" if c.split.spatial_devices > 1 else ""
 
 
-def _sum(wanted: Callable[[Sync], bool]) -> Callable[[Combination], str]:
+def _sum(wanted: Callable[[Sync], bool]) -> Callable[[LayoutUse], str]:
     return lambda c: f"layout.gradient_sum={c.sync.gradient_sum}" if wanted(c.sync) else ""
 
 
-def _sync(name: str) -> Callable[[Combination], str]:
+def _sync(name: str) -> Callable[[LayoutUse], str]:
     return lambda c: f"layout.{name}={_spelled(value)}" if (value := getattr(c.sync, name)) else ""
 
 
-def _stages(c: Combination) -> str:
+def _stages(c: LayoutUse) -> str:
     return f"layout.stage={c.pipeline.stages}" if c.pipeline and c.pipeline.stages > 1 else ""
 
 
-def _schedule(asynchronous: bool) -> Callable[[Combination], str]:
-    def setting(c: Combination) -> str:
+def _schedule(asynchronous: bool) -> Callable[[LayoutUse], str]:
+    def setting(c: LayoutUse) -> str:
         fits = c.pipeline and c.pipeline.stages > 1 and c.pipeline.asynchronous == asynchronous
         return f"layout.schedule={c.pipeline.schedule}" if c.pipeline and fits else ""
 
     return setting
 
 
-def _of_run(field: str, name: str, none: object) -> Callable[[Combination], str]:
+def _of_run(field: str, name: str, none: object) -> Callable[[LayoutUse], str]:
     return lambda c: f"{name}={_spelled(value)}" if (value := getattr(c, field)) != none else ""
 
 
@@ -148,9 +148,9 @@ class Conflict:
         """Whether it keeps these two features apart."""
         return (one in self.these and other in self.those) or (other in self.these and one in self.those)
 
-    def text(self, combination: Combination) -> str:
-        """The error for a combination that has both sides."""
-        sides = (" and ".join(_settings(names, combination)) for names in (self.these, self.those))
+    def text(self, use: LayoutUse) -> str:
+        """The error for a layout in use that has both sides."""
+        sides = (" and ".join(_settings(names, use)) for names in (self.these, self.those))
         return f"{' with '.join(sides)}: {self.reason}. {self.remedy}"
 
 
@@ -253,32 +253,32 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 
 @lru_cache(maxsize=1024)
-def conflicts(combination: Combination) -> tuple[str, ...]:
-    """All that is wrong with a combination, a sentence each; remembered, since a planner asks for thousands."""
-    present = {name for name, feature in FEATURES.items() if feature.setting(combination)}
+def conflicts(use: LayoutUse) -> tuple[str, ...]:
+    """All that is wrong with a layout in use, a sentence each; remembered, since a planner asks for thousands."""
+    present = {name for name, feature in FEATURES.items() if feature.setting(use)}
     return tuple(
-        conflict.text(combination)
+        conflict.text(use)
         for conflict in CONFLICTS
         if present.intersection(conflict.these) and present.intersection(conflict.those)
     )
 
 
-def check_compatible(combination: Combination) -> None:
+def check_compatible(use: LayoutUse) -> None:
     """Refuses what does not go together.
 
     Raises:
       LayoutError: all that is wrong, a line each.
     """
-    wrong = conflicts(combination)
+    wrong = conflicts(use)
     if wrong:
         raise LayoutError("\n".join(wrong))
 
 
-def ruled_out(combination: Combination) -> Iterator[tuple[str, str]]:
-    """(settings, titles of features that do not go with them), for each row of the table that the combination meets."""
+def ruled_out(use: LayoutUse) -> Iterator[tuple[str, str]]:
+    """(settings, titles of features that do not go with them), for each row of the table that it meets."""
     for conflict in CONFLICTS:
         for these, those in ((conflict.these, conflict.those), (conflict.those, conflict.these)):
-            settings = _settings([name for name in these if not FEATURES[name].plain], combination)
+            settings = _settings([name for name in these if not FEATURES[name].plain], use)
             if settings:
                 yield " and ".join(settings), ", ".join(FEATURES[name].title for name in those)
 
@@ -292,5 +292,5 @@ def conflict_of(one: str, other: str) -> Conflict:
     return next(conflict for conflict in CONFLICTS if conflict.parts(one, other))
 
 
-def _settings(names: Iterable[str], combination: Combination) -> list[str]:
-    return list(filter(None, (FEATURES[name].setting(combination) for name in names)))
+def _settings(names: Iterable[str], use: LayoutUse) -> list[str]:
+    return list(filter(None, (FEATURES[name].setting(use) for name in names)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from multipod.errors import LayoutError
-from multipod.layout.compatible import Combination, conflicts
+from multipod.layout.compatible import LayoutUse, conflicts
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
 from multipod.layout.sync import PLAIN, Sync
 
@@ -36,7 +36,7 @@ class Layout:
     replica_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = [*_wrong_shapes(self), *conflicts(Combination(self.split, self.pipeline, self.sync, self.failed))]
+        wrong = [*_wrong_shapes(self), *conflicts(LayoutUse(self.split, self.pipeline, self.sync, self.failed))]
         if wrong:
             raise LayoutError("\n".join(wrong))
 

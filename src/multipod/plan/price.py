@@ -150,7 +150,7 @@ def schedule_of(pipeline: PipelineSplit) -> PipelineSchedule:
 
 @lru_cache(maxsize=256)
 def deepest(pipeline: PipelineSplit) -> tuple[int, ...]:
-    """Of each device, the most micro-batches whose activations it keeps at once: `Proof.peak_live`, unproven."""
+    """For each device, the most micro-batches whose activations it keeps: `PipelineProof.peak_live`, unproven."""
     found = []
     for ops in schedule_of(pipeline).ops:
         live = most = 0

@@ -43,7 +43,7 @@ from multipod.runs.stages import (
     write_report,
 )
 from multipod.runs.world_hooks import CarriedOver, WorldHooks
-from multipod.step.checks import combination_of
+from multipod.step.checks import layout_use
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
@@ -92,7 +92,7 @@ def refuse_inelastic(recipe: Recipe, options: RuntimeOptions) -> None:
     """
     if options.fail:
         raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
-    wrong = conflicts(replace(combination_of(recipe), survives=True))
+    wrong = conflicts(replace(layout_use(recipe), survives=True))
     if wrong:
         raise ClusterError("\n".join(wrong))
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from multipod.errors import LayoutError
-from multipod.layout.compatible import Combination, check_compatible
+from multipod.layout.compatible import LayoutUse, check_compatible
 from multipod.recipe.recipe import Recipe
 
 
-def combination_of(recipe: Recipe) -> Combination:
-    """The layout of a recipe with what else it asks for, as the table of what goes with what reads it."""
+def layout_use(recipe: Recipe) -> LayoutUse:
+    """The layout of a recipe with what else it asks for, for the table of what goes with what."""
     layout, optimizer = recipe.layout, recipe.optimizer
-    return Combination(
+    return LayoutUse(
         layout.split,
         layout.pipeline,
         layout.sync,
@@ -34,7 +34,7 @@ def check_recipe(recipe: Recipe, *, converts: bool = False) -> None:
     Raises:
       LayoutError: all of it, a line each.
     """
-    check_compatible(replace(combination_of(recipe), converts=converts))
+    check_compatible(replace(layout_use(recipe), converts=converts))
 
 
 def check_step(recipe: Recipe, rows: Callable[[], int]) -> None:
