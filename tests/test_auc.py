@@ -24,7 +24,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics import auc, ranking
 from multipod.metrics.ranking import area, merged, packed
 from multipod.metrics.scores import buffered_auc, collected, recorded, score_buffer
-from multipod.step.gradients import over_data
+from multipod.step.specs import over_data
 
 EXAMPLES = 150_000  # more than two pieces
 

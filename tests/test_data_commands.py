@@ -38,7 +38,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.events import Ended, Skipped
 from multipod.train.loop import RunContext, train
 from multipod.train.observers import jsonl
@@ -229,7 +229,7 @@ def small(folder, **how):
 
 def run(recipe, reading=None):
     events = []
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     state, _ = train(program, RunContext(observers=[events.append], reading=reading or Reading()))
     return state, events
 

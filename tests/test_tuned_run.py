@@ -13,7 +13,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import Classification
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.loop import RunContext, train
 
 
@@ -50,7 +50,7 @@ def test_the_trainer_tells_the_readers_how_long_it_waited(monkeypatch):
         "slow", Linear(), Numbers(), Classification(), Optimizer("sgd", warmup=0.0), batch=8, updates=18,
         layout=Layout((1, 1)), evaluation_batch=4,
     )  # fmt: skip
-    train(Program(recipe, make_mesh(recipe.layout)), RunContext())
+    train(program_of(recipe, make_mesh(recipe.layout)), RunContext())
     (feed,) = feeds
     assert feed.tuner.shares[0] > 0.02
     assert feed.tuner.threads > 1 or feed.tuner.ahead > 2

@@ -75,7 +75,8 @@ def self_tests(where: Where) -> dict[str, Callable[[], str]]:
     from multipod.execute.sums import SUMS
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
-    from multipod.step.gradients import over_data, vector_sum
+    from multipod.step.specs import over_data
+    from multipod.step.sync.reduction import vector_sum
 
     layout = Layout(mesh=where.mesh or ())
     layout = without_chips(layout, where.fail) if where.fail else layout

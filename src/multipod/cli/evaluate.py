@@ -24,7 +24,7 @@ def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
     from multipod.layout.mesh import make_mesh
     from multipod.metrics.objective import finished
-    from multipod.step.programs import program_of
+    from multipod.step.program import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.evaluation import evaluate as evaluate_state
     from multipod.train.run_folder import check_same, open_folder
@@ -46,7 +46,7 @@ def evaluate(run: Path, at: int | None, tell: int, where: Where) -> None:
         table.add_row(name, f"{value:.6g}{exact}")
     Console().print(table)
     if tell:
-        Console().print(_answers(recipe, program.whole_params(state), tell))
+        Console().print(_answers(recipe, program.full_params(state), tell))
     checkpoints.close()
 
 

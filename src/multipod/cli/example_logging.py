@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multipod.cli.train import Request
     from multipod.runs.example_log import ExampleLog
-    from multipod.step.programs import AnyProgram
+    from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.events import Updated
     from multipod.train.hooks import Pulse
@@ -39,7 +39,7 @@ class Logged:
 
 @contextmanager
 def example_log(
-    request: "Request", folder: "RunFolder", program: "AnyProgram", state: "State | None", generation: int = 0
+    request: "Request", folder: "RunFolder", program: "Program", state: "State | None", generation: int = 0
 ) -> Iterator[Logged]:
     """The log of examples of a run that goes on from `state`; one that writes nothing unless it was asked for."""
     if not request.log_examples:

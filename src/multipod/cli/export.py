@@ -99,7 +99,7 @@ def _trained(run: Path, at: int | None, where: Where) -> _Trained:
 
     from multipod.layout.mesh import make_mesh
     from multipod.micro.exporter import traced
-    from multipod.step.programs import program_of
+    from multipod.step.program import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.run_folder import check_same, open_folder
 
@@ -110,7 +110,7 @@ def _trained(run: Path, at: int | None, where: Where) -> _Trained:
     checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, read_only=True)
     state = checkpoints.restore(program.shapes, at, weights_only=recipe.layout.local_state)
     checkpoints.close()
-    params, statistics = jax.tree.map(np.asarray, jax.device_get((program.whole_params(state), state.statistics)))
+    params, statistics = jax.tree.map(np.asarray, jax.device_get((program.full_params(state), state.statistics)))
     one = recipe.data.test().read(np.arange(1))
 
     def apply(batch: dict[str, Any]) -> Any:

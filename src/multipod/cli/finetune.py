@@ -11,7 +11,7 @@ from multipod.cli.train import Request, peers_may_be_lost, run
 
 if TYPE_CHECKING:
     from multipod.data.reading import Reading
-    from multipod.step.programs import AnyProgram
+    from multipod.step.program import Program
     from multipod.step.state import State
 
 
@@ -68,7 +68,7 @@ def finetune(
         **numbers,
     )
 
-    def begin(program: "AnyProgram") -> "State":
+    def begin(program: "Program") -> "State":
         return pretrained_state(program, pretrained, at, reset_optimizer)
 
     request = Request(asked.name(), changes, out, None, None, 0, quiet, reading, begin=begin)
@@ -76,7 +76,7 @@ def finetune(
         return run(request, where)
 
 
-def pretrained_state(program: "AnyProgram", folder: Path, at: int | None, reset_optimizer: bool) -> "State":
+def pretrained_state(program: "Program", folder: Path, at: int | None, reset_optimizer: bool) -> "State":
     """The state before the first update: the run's parameters, and its optimizer's state unless it is reset.
 
     Raises:

@@ -9,13 +9,13 @@ from multipod.cli.options import Where, chosen_recipe
 from multipod.errors import RecipeError
 
 if TYPE_CHECKING:
-    from multipod.step.programs import AnyProgram
+    from multipod.step.program import Program
     from multipod.step.state import State
 
 
 def taken_over(
     run: Path, recipe: str, changes: list[str], at: int | None, where: Where
-) -> "tuple[str, list[str], Callable[[AnyProgram], State]]":
+) -> "tuple[str, list[str], Callable[[Program], State]]":
     """The recipe's name and the changes of a run that goes on from `run`, and what its first state is.
 
     Raises:

@@ -17,11 +17,11 @@ from multipod.runtime import release_memory
 
 if TYPE_CHECKING:
     from multipod.cli.train import Request
-    from multipod.step.programs import AnyProgram
+    from multipod.step.program import Program
 
 NEEDED = (
     "orbax.checkpoint",
-    "multipod.step.programs",
+    "multipod.step.program",
     "multipod.train.checkpoint",
     "multipod.train.loop",
     "multipod.train.observers.jsonl",
@@ -68,14 +68,14 @@ def stand_by(request: "Request", where: Where) -> int:
     return int(cli.main(arguments, standalone_mode=False) or 0)
 
 
-_prepared: list["AnyProgram"] = []
+_prepared: list["Program"] = []
 """What this process has compiled while it waited: one program or none."""
 
 
-def prepared(request: "Request", where: Where) -> "AnyProgram":
+def prepared(request: "Request", where: Where) -> "Program":
     """The program of the request on this process's devices, its update compiled."""
     from multipod.layout.mesh import make_mesh
-    from multipod.step.programs import program_of
+    from multipod.step.program import program_of
 
     recipe = chosen_recipe(request.recipe, request.changes, where)
     program = program_of(recipe, make_mesh(recipe.layout))
@@ -84,12 +84,12 @@ def prepared(request: "Request", where: Where) -> "AnyProgram":
     return program
 
 
-def ready(program: "AnyProgram") -> "AnyProgram":
+def ready(program: "Program") -> "Program":
     """The program that this process compiled while it waited, if it is the same as `program`; else `program`."""
     from multipod.recipe.text import to_text
 
-    def described(one: "AnyProgram") -> tuple[str, object, bool]:
+    def described(one: "Program") -> tuple[str, object, bool]:
         layout = replace(one.recipe.layout, mesh=())  # a resumed run names the mesh that the first chose
-        return to_text(replace(one.recipe, layout=layout)), one.mesh, getattr(one, "faulty", False)
+        return to_text(replace(one.recipe, layout=layout)), one.mesh, one.faulty
 
     return next((one for one in _prepared if described(one) == described(program)), program)

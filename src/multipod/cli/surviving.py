@@ -181,7 +181,7 @@ class Here:
     def program_in(self, connection: "Connection", made: "Sequence[Device]", without: int = 0) -> "Program":
         """The recipe's program on the mesh of a world's devices, around the empty seats; and the last taken ones."""
         from multipod.layout.seats import seated
-        from multipod.step.program import Program
+        from multipod.step.program import program_of
 
         world = connection.world
         devices: dict[int, list[Device]] = {}
@@ -190,7 +190,7 @@ class Here:
                 continue
             devices.setdefault(world.seats[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, devices, world.total)
-        return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
+        return program_of(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
     def prepare(self, connection: "Connection", made: "Sequence[Device]") -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.

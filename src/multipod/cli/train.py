@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multipod.data.reading import Reading
     from multipod.layout.layout import Layout
     from multipod.plan.search import Plan
-    from multipod.step.programs import AnyProgram
+    from multipod.step.program import Program
     from multipod.step.state import State
     from multipod.train.hooks import Faults
     from multipod.train.run_folder import RunFolder
@@ -44,7 +44,7 @@ class Request:
     reading: "Reading"
     plan: "Plan | None" = None
     evaluate_beside: bool = False
-    begin: "Callable[[AnyProgram], State] | None" = None
+    begin: "Callable[[Program], State] | None" = None
     log_examples: bool = False
     inject: Path | None = None
 
@@ -189,7 +189,7 @@ def run(request: Request, where: Where) -> int:
     return 130 if ended.interrupted else 0
 
 
-def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgram":
+def ready_program(request: Request, where: Where, faults: "Faults") -> "Program":
     """The program of the request, which fits the mesh and is the same in all processes; no folder is made yet.
 
     Raises:
@@ -200,7 +200,7 @@ def ready_program(request: Request, where: Where, faults: "Faults") -> "AnyProgr
     from multipod.layout.mesh import make_mesh
     from multipod.recipe.text import to_text
     from multipod.runs.facts import data_identities, versions
-    from multipod.step.programs import program_of
+    from multipod.step.program import program_of
     from multipod.train.multihost import check_alike, meet
 
     recipe = chosen_recipe(request.recipe, request.changes, where)
@@ -243,7 +243,7 @@ def remembered(request: Request, where: Where, devices: int = 0) -> tuple[Reques
     return request, where
 
 
-def run_folder(request: Request, where: Where, program: "AnyProgram") -> "RunFolder":
+def run_folder(request: Request, where: Where, program: "Program") -> "RunFolder":
     """The run's folder: made by process 0, or the one to go on in."""
     from multipod.runs.facts import data_identities
     from multipod.train.multihost import decided_by_first
@@ -309,7 +309,7 @@ def before(folder: "RunFolder", update: int | None) -> tuple[dict[str, float], i
     return past_of(events, update, away_s)
 
 
-def facts_of(program: "AnyProgram", request: Request, where: Where) -> dict[str, Any]:
+def facts_of(program: "Program", request: Request, where: Where) -> dict[str, Any]:
     """What `run.json` says of this run; what was planned, if it was."""
     from multipod.runs.facts import facts
 

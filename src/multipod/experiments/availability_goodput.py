@@ -134,13 +134,13 @@ def _cell(between_s: float, every: int) -> Cell:
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import make_mesh
     from multipod.recipes.digits import digits
-    from multipod.step.program import Program
+    from multipod.step.program import program_of
 
     updates, layout = round(WORK_S / STEP_S), Layout((1, 1))
     recipe = replace(
         digits(), model=Perceptron(), layout=layout, updates=updates, evaluate_every=0, checkpoint_every=every
     )
-    program, rng = Program(recipe, make_mesh(layout)), random.Random(every)
+    program, rng = program_of(recipe, make_mesh(layout)), random.Random(every)
     lives: list[_Life] = []
     with tempfile.TemporaryDirectory() as folder:
         while not lives or lives[-1].faults.failed_s:
@@ -278,7 +278,7 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import make_mesh
     from multipod.recipes.digits import digits
-    from multipod.step.program import Program
+    from multipod.step.program import program_of
     from multipod.train.checkpoint import Checkpoints
     from multipod.train.loop import RunContext, train
 
@@ -288,7 +288,7 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
     mean_s, held = {}, list[float]()
     for saves in (False, True):
         events: list[Any] = []
-        program = Program(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
+        program = program_of(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
         with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder), 3)) as store:
             slow = _Failures(math.inf, slept_s)
             train(program, RunContext(checkpoints=store if saves else None, observers=[events.append], faults=slow))

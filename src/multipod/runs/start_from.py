@@ -11,9 +11,8 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh, make_mesh, replicated
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
-from multipod.step.programs import AnyProgram, program_of
-from multipod.step.relaid import relaid
-from multipod.step.staged import StagedProgram
+from multipod.step.convert import convert
+from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder
@@ -47,7 +46,7 @@ def check_relay(folder: RunFolder, facts: dict[str, Any], before: Recipe, after:
         )
 
 
-def relayed(program: AnyProgram, folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> State:
+def relayed(program: Program, folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> State:
     """The state of the run in `folder`, of the recipe `before`, after `at` updates (the newest), as one of `program`.
 
     A synchronous run's is carried over number by number. An asynchronous pipeline is drained first, on as many devices
@@ -65,17 +64,16 @@ def relayed(program: AnyProgram, folder: RunFolder, facts: dict[str, Any], befor
         old = program_of(replace(before, layout=layout), abstract_mesh(layout))
         state = _restored(folder, _everywhere(old.shapes, program), at)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.shapes)
-    made = jax.jit(lambda given: relaid(old, given, program), out_shardings=shardings)(state)
+    made = jax.jit(lambda given: convert(old, given, program), out_shardings=shardings)(state)
     return jax.block_until_ready(made)  # never two programs in flight: docs/design/runtime.md
 
 
-def _drained(folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> tuple[AnyProgram, Any]:
+def _drained(folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> tuple[Program, Any]:
     """The program of a run in an asynchronous pipeline, and its drained state as arrays of the host."""
     layout = _where_it_lay(facts, before)
     needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
     old = program_of(replace(before, layout=layout), make_mesh(layout, jax.devices()[:needed]))
-    assert isinstance(old, StagedProgram)
-    drain = jax.jit(old.drained, out_shardings=replicated(old.mesh))
+    drain = jax.jit(old.conversion.drain, out_shardings=replicated(old.mesh))
     return old, jax.tree.map(np.asarray, jax.device_get(drain(_restored(folder, old.shapes, at))))
 
 
@@ -87,7 +85,7 @@ def _restored(folder: RunFolder, shapes: State, at: int | None) -> State:
         checkpoints.close()
 
 
-def _everywhere(shapes: State, program: AnyProgram) -> State:
+def _everywhere(shapes: State, program: Program) -> State:
     """`shapes` whole on every device of another program's mesh."""
     whole = replicated(program.mesh)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)

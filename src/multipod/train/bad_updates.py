@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from multipod.step.guard import Asked
-from multipod.step.program import Batch, Program, Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State
+from multipod.pytrees import Batch
+from multipod.step.guard import Controls
+from multipod.step.program import Program
+from multipod.step.state import State, Sums
 from multipod.train.clock import Clock
 from multipod.train.events import Troubled
 from multipod.train.loss_spikes import Watch, kind_of
@@ -35,20 +35,19 @@ class Coped(NamedTuple):
 class Coping:
     """Looks at each update of a watched program."""
 
-    program: AnyProgram
+    program: Program
     clock: Clock = time.monotonic
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.program.recipe.trouble)
 
-    def asked(self, stop: int, flip: int = 0) -> Asked:
+    def controls(self, stop: int, flip: int = 0) -> Controls:
         """What goes with the next update: the wish to stop, and what is usual."""
-        assert isinstance(self.program, Program)  # those in stages are not watched
-        return self.program.asked(stop, self.watch.limits(), flip)
+        return self.program.controls(stop, self.watch.limits(), flip)
 
     def __call__(
-        self, update: Update, state: State, sums: Sums, batch: Batch, asked: Asked, again: Asked | None = None
+        self, update: Update, state: State, sums: Sums, batch: Batch, controls: Controls, again: Controls | None = None
     ) -> Coped:
         """Judges an update by its sums.
 
@@ -57,8 +56,8 @@ class Coping:
           state: what the update returned.
           sums: what it returned.
           batch: what it was given.
-          asked: what it was asked.
-          again: what is asked when it is done once more; `asked` if None.
+          controls: what it was told.
+          again: what it is told when it is done once more; `controls` if None.
         """
         numbers = _numbers(sums)
         if not int(sums["bad"]):
@@ -68,12 +67,12 @@ class Coping:
         action: str = trouble.action
         found = ""
         if trouble.replay:
-            state, sums, found = self._once_more(update, state, batch, asked if again is None else again)
+            state, sums, found = self._once_more(update, state, batch, controls if again is None else again)
             action = action if found else "repeated"
         if action != "repeated" and self.watch.is_too_much():
             action = "stop"
             found += f"; more than {trouble.most} bad updates among {trouble.window}"
-        limits = tuple(float(limit) for limit in np.asarray(asked.limits))
+        limits = tuple(float(limit) for limit in np.asarray(controls.limits))
         event = Troubled(
             number,
             kind_of(*numbers, (limits[0], limits[1])),
@@ -86,13 +85,12 @@ class Coping:
         )
         return Coped(state, sums, event)
 
-    def _once_more(self, update: Update, state: State, batch: Batch, asked: Asked) -> tuple[State, Sums, str]:
+    def _once_more(self, update: Update, state: State, batch: Batch, controls: Controls) -> tuple[State, Sums, str]:
         """The update done again in place; what was found out if it is bad again, else an empty text."""
-        state, sums = update(_before(state), batch, asked)
+        state, sums = update(_before(state), batch, controls)
         jax.block_until_ready((state, sums))
         if int(sums["bad"]):
-            assert isinstance(self.program, Program)
-            return state, sums, verdict(self.program, _before(state), batch, asked)
+            return state, sums, verdict(self.program, _before(state), batch, controls)
         self.watch.saw(*_numbers(sums))
         return state, sums, ""
 

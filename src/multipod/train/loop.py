@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from multipod.data.source import HostBatch, Source, with_cache
 from multipod.errors import PoisonedError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.objective import finished
+from multipod.pytrees import Batch
 from multipod.step.fits import refuse_too_large
-from multipod.step.orders import Wishes, wishes_of
-from multipod.step.program import Batch, Program, Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State, device_bytes
+from multipod.step.guard import Controls
+from multipod.step.memory_layout import InputFormats, input_formats
+from multipod.step.program import Program
+from multipod.step.state import State, Sums, device_bytes
 from multipod.train.bad_updates import Coping
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, Times
@@ -94,7 +95,7 @@ class RunContext:
             observer(event)
 
 
-def train(program: AnyProgram, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
+def train(program: Program, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
     """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
 
     Returns the last state, which is also the last checkpoint, and the summary.
@@ -117,7 +118,7 @@ class _UnderWay:
 
     batch: Batch
     wish: int
-    asked: Any
+    controls: Controls
     sums: Sums
     since_s: float
 
@@ -125,14 +126,14 @@ class _UnderWay:
 class _Run:
     """The moving parts of `train`: the state, and where its time went."""
 
-    def __init__(self, program: AnyProgram, context: RunContext, state: State | None) -> None:
+    def __init__(self, program: Program, context: RunContext, state: State | None) -> None:
         self.program, self.recipe, self.context = program, program.recipe, context
         context.on_phase("starting", 0)
         self.state = program.init() if state is None else state
         self.update = int(self.state.update)
         self.times = context.times
         self.compile_s = 0.0
-        self.wishes: Wishes | None = None
+        self.formats: InputFormats | None = None
         self.stopped = self.reached = False
         self.skipped = 0
         self.copied_s = 0.0  # after the last update
@@ -169,7 +170,7 @@ class _Run:
         start = self.context.clock()
         order = self.context.reading.image_order
         compiled = self.program.compile_update(order)
-        self.wishes = wishes_of(compiled) if order else None
+        self.formats = input_formats(compiled) if order else None
         self.compile_s = self.context.clock() - start
         runtime.release_memory()
         refuse_too_large(self.program, compiled)
@@ -182,7 +183,6 @@ class _Run:
     ) -> Evaluated | None:
         """All updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock = self.context.clock
-        flags = {wish: self.program.stop_flags(wish) for wish in (0, 1, REGROUP, REGROUP + 1)}
         batch, waited = self.next_batch(incoming)
         self.account.lose("input", waited)
         news: Updated | None = None
@@ -190,7 +190,7 @@ class _Run:
             self.evaluate_and_save()
         ended = clock()
         while self.update < self.recipe.updates and not self.stopped and not self.reached:
-            under_way = self.dispatch(compiled, batch, flags)
+            under_way = self.dispatch(compiled, batch)
             if news is not None:
                 self.tell(news)
             self.evaluate_further()
@@ -218,16 +218,14 @@ class _Run:
                 self.leave(news)
         return self.close(news)
 
-    def dispatch(
-        self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], batch: Batch, flags: Mapping[int, Any]
-    ) -> _UnderWay:
+    def dispatch(self, compiled: Callable[[State, Batch, Any], tuple[State, Sums]], batch: Batch) -> _UnderWay:
         """Gives the devices an update to do, and does not wait for them."""
         self.context.on_phase("updating", self.update)
         flip = self.context.faults.before(self.update, self.given)
         since_s, wish = self.context.clock(), self.wish()
-        asked = self.coping.asked(wish, flip) if self.program.watched else flags[wish]
-        self.state, sums = compiled(self.state, batch, asked)
-        return _UnderWay(batch, wish, asked, sums, since_s)
+        controls = self.coping.controls(wish, flip)
+        self.state, sums = compiled(self.state, batch, controls)
+        return _UnderWay(batch, wish, controls, sums, since_s)
 
     def given(self) -> list[int]:
         """The numbers of the examples that this process gives to the next update."""
@@ -242,8 +240,8 @@ class _Run:
         self.program.check(given.sums)
         if not self.program.watched:
             return given.sums, None
-        again = None if self.context.faults.sticky else self.coping.asked(given.wish)
-        self.state, sums, troubled = self.coping(compiled, self.state, given.sums, given.batch, given.asked, again)
+        again = None if self.context.faults.sticky else self.coping.controls(given.wish)
+        self.state, sums, troubled = self.coping(compiled, self.state, given.sums, given.batch, given.controls, again)
         return sums, troubled
 
     def count(self, sums: Sums, troubled: Troubled | None, step_s: float, waited_s: float) -> Updated:
@@ -303,10 +301,7 @@ class _Run:
         return self._placed(host), waited
 
     def _placed(self, host: HostBatch) -> Batch:
-        if self.wishes is None:
-            return self.program.placed(host, self.rows, self.program.rows)
-        assert isinstance(self.program, Program)  # others refuse an order when they compile
-        return self.program.placed(host, self.rows, self.program.rows, self.wishes)
+        return self.program.place_batch(host, self.rows, self.program.rows, self.formats)
 
     def agreed_to_stop(self, sums: Sums) -> bool:
         """Whether all processes stop here; one alone need not wait for an update that carries its wish."""
@@ -434,7 +429,7 @@ class _Run:
             data_share=self.times.data_share,
             outside_share=self.times.outside_share,
             wall_s=wall_s,
-            optimizer_bytes=device_bytes(self.program.kept["optimizer"]),
+            optimizer_bytes=device_bytes(self.program.state_parts["optimizer"]),
             resume=self.context.resume if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,
@@ -450,7 +445,7 @@ class _Run:
         return event
 
 
-def sum_alone_s(program: AnyProgram, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
+def sum_alone_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
     """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
     alone = program.sum_alone()
     jax.block_until_ready(alone(state.params))

@@ -18,7 +18,7 @@ from multipod.nn.padding import masked
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import Proof
 from multipod.recipe.recipe import Recipe
-from multipod.step.gradients import state_specs
+from multipod.step.specs import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
@@ -85,10 +85,9 @@ def pipe_of(
 
 def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionSpec]) -> tuple[list[Any], list[Any]]:
     """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
-    own = [{name: specs[name] for name in part} for part in weights]
-    whole = lambda leaf: PartitionSpec()  # noqa: E731
+    of_weights = [{name: specs[name] for name in part} for part in weights]
     states = [jax.eval_shape(part.optimizer.init, shapes) for part, shapes in zip(parts, weights, strict=True)]
-    return own, [state_specs(*each, whole) for each in zip(states, weights, own, strict=True)]
+    return of_weights, [state_specs(*each) for each in zip(states, weights, of_weights, strict=True)]
 
 
 def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
@@ -115,14 +114,14 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
     return [of_part(own, n == parts - 1) for n, own in enumerate(_of_parts(cut, layers))]
 
 
-def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
-    """The whole model's parameters as those of the parts; tied ones are in several."""
-    return [{name: params[name] for name in own} for own in pipe.weights]
+def split_params(pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """The full parameters as those of the parts; tied ones are in several."""
+    return [{name: params[name] for name in part} for part in pipe.weights]
 
 
 def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole model's parameters from those of the parts; the opposite of `split_params`."""
-    return {name: value for own in parts for name, value in own.items()}
+    """The full parameters from those of the parts; the opposite of `split_params`."""
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
