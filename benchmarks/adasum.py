@@ -63,8 +63,8 @@ def rank_main(elements: list[int], rounds: int, meet: str) -> None:
 
     from multipod.collectives.adasum import halving
     from multipod.collectives.build import build
-    from multipod.execute import mpi
-    from multipod.execute.adasum import Layers
+    from multipod.execute.adasum.operator import Layers
+    from multipod.execute.engines import mpi
     from multipod.topology.topology import Topology
 
     comm = MPI.COMM_WORLD
@@ -98,7 +98,7 @@ def gloo_ways(work: np.ndarray, plain: Any, tree: Any, layers: Any, comm: Any, m
     import torch
     from torch import distributed
 
-    from multipod.execute import torch as gloo
+    from multipod.execute.engines import torch as gloo
 
     torch.set_num_threads(1)
     if not distributed.is_initialized():
@@ -141,7 +141,7 @@ def measured(way: Callable[[], Any], comm: Any) -> tuple[float, float]:
 
 def wrong(found: np.ndarray, ranks: int, layers: Any) -> float:
     """The largest error beside the tree in float64, relative to the largest element of each tensor."""
-    from multipod.execute.adasum import tree
+    from multipod.execute.adasum.operator import tree
 
     vectors, worst = [vector(rank, len(found)) for rank in range(ranks)], 0.0
     for begin, end in zip(layers.ends[:-1], layers.ends[1:], strict=True):
@@ -159,9 +159,9 @@ def on_jax(megabytes: list[int], rounds: int) -> list[dict[str, Any]]:
     from jax.sharding import Mesh, PartitionSpec
 
     from multipod.collectives.adasum import leaves
-    from multipod.execute.adasum_jax import combine_tree
+    from multipod.execute.adasum.devices import combine_tree
+    from multipod.execute.bucketing import all_reduce_tree
     from multipod.execute.sums import direct, xla
-    from multipod.execute.trees import all_reduce_tree
     from multipod.topology.topology import Topology
 
     p, axes = 8, ("y", "x")

@@ -49,7 +49,7 @@ def torch_ways(rank: int, ranks: int, meet: str) -> Ways:
     import torch
     from torch import distributed
 
-    from multipod.execute import torch as engine
+    from multipod.execute.engines import torch as engine
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{meet}", rank=rank, world_size=ranks)
@@ -88,7 +88,7 @@ def in_place(window: Any) -> Callable[[np.ndarray], Way]:
 def mpi_ways(comm: Any) -> Ways:
     from mpi4py import MPI
 
-    from multipod.execute import mpi as engine
+    from multipod.execute.engines import mpi as engine
 
     def on_mpi(algorithm: str) -> Callable[[np.ndarray], Way]:
         def way(vector: np.ndarray) -> Way:

@@ -209,7 +209,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from multipod.execute.pipeline import Pipe
+    from multipod.execute.pipeline.pipe import Pipe
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
 
@@ -271,7 +271,7 @@ def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
     """The stages with their optimizers: momentum, and PipeMare's T2 where the kind is `pipemare`."""
     import optax
 
-    from multipod.execute.delays import Part
+    from multipod.execute.pipeline.delays import Part
     from multipod.optim.pipemare import PipeMare
 
     momentum, parts = optax.sgd(1e-6, momentum=0.9), []

@@ -142,8 +142,8 @@ def _piped(kind: str, ranks: int, micro: int, functions: Any, weights: Any, give
     import optax
     from jax.sharding import Mesh
 
-    from multipod.execute.delays import Part
-    from multipod.execute.pipeline import Pipe
+    from multipod.execute.pipeline.delays import Part
+    from multipod.execute.pipeline.pipe import Pipe
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
 

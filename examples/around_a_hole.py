@@ -6,7 +6,7 @@ python examples/around_a_hole.py
 import numpy as np
 
 from multipod.collectives import build, repair, strength, verify
-from multipod.execute.numpy import run
+from multipod.execute.engines.numpy import run
 from multipod.simulate import simulate
 from multipod.topology.topology import Topology
 

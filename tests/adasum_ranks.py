@@ -15,8 +15,8 @@ from ranks import RANKS, Report
 
 from multipod.collectives.adasum import halving
 from multipod.errors import PoisonedError
-from multipod.execute import numpy as reference
-from multipod.execute.adasum import Layers, tree
+from multipod.execute.adasum.operator import Layers, tree
+from multipod.execute.engines import numpy as reference
 from multipod.topology.topology import Topology
 
 LAYERS = Layers((300, 1, 0, 37, 1700), ("embed", "scale", "none", "head", "body"))
@@ -85,7 +85,7 @@ def torch_rank(rank: int, folder: Path) -> None:
     import torch
     from torch import distributed
 
-    from multipod.execute import torch as engine
+    from multipod.execute.engines import torch as engine
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{folder / 'meet'}", rank=rank, world_size=RANKS)
@@ -237,7 +237,7 @@ def mismatched(report: Report) -> None:
 def mpi_rank(folder: Path) -> None:
     from mpi4py import MPI
 
-    from multipod.execute import mpi as engine
+    from multipod.execute.engines import mpi as engine
 
     comm = MPI.COMM_WORLD
     report = Report("mpi", comm.rank, folder)

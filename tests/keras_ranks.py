@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from multipod.execute.adasum import tree
+from multipod.execute.adasum.operator import tree
 from multipod.interop.keras import adasum, broadcast
 
 keras = tf.keras

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from multipod.execute.delays import Part
-from multipod.execute.pipeline import Pipe
+from multipod.execute.pipeline.delays import Part
+from multipod.execute.pipeline.pipe import Pipe
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.build import build
 from multipod.pipelines.check import Proof, check

@@ -9,13 +9,12 @@ from pathlib import Path
 from processes import CACHE
 
 from multipod import runtime
-from multipod.cli.cluster import keep_stdout_for_python
 
 
 def main() -> None:
     port, processes, process, file = sys.argv[1:]
     runtime.prepare(cpu_devices=1, cache=CACHE, processes=int(processes))
-    keep_stdout_for_python()
+    runtime.keep_stdout_for_python()
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -20,9 +20,9 @@ import numpy as np
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Schedule, even, make_step
 from multipod.errors import MultipodError
-from multipod.execute import numpy as reference
-from multipod.execute import plan
-from multipod.execute.shared_memory import in_rank_order
+from multipod.execute.engines import numpy as reference
+from multipod.execute.engines import rank_program
+from multipod.execute.engines.shared_memory import in_rank_order
 from multipod.topology.topology import Topology
 
 RANKS = 4
@@ -125,7 +125,7 @@ class Report:
 
 def run_cases(report: Report, run: Callable[[np.ndarray, Schedule], object], label: str = "", every: int = 1) -> None:
     for case in itertools.islice(cases(), 0, None, every):
-        plan.SEGMENT_BYTES = case.segment_bytes
+        rank_program.SEGMENT_BYTES = case.segment_bytes
         vector = case.vector(report.rank)
         run(vector, case.schedule)
         report.same(f"{case.name}{label}: {case.length} x {case.dtype}", vector, case.expected()[report.rank])
@@ -181,7 +181,7 @@ def torch_rank(rank: int, folder: Path) -> None:
     import torch
     from torch import distributed
 
-    from multipod.execute import torch as engine
+    from multipod.execute.engines import torch as engine
     from multipod.interop.torch import HookState
 
     torch.set_num_threads(1)
@@ -197,7 +197,7 @@ def torch_rank(rank: int, folder: Path) -> None:
     )
     specials(report, lambda array, schedule: engine.all_reduce(tensor(array), schedule))
     report.refused("slice", lambda: engine.run(torch.ones(8)[::2], in_rank_order(MACHINES["line"])))
-    plan.SEGMENT_BYTES = 1 << 20
+    rank_program.SEGMENT_BYTES = 1 << 20
     window = engine.shared_memory(block_bytes=4096)
     window_cases(report, window, tensor)
     half_precision(report, engine, window)
@@ -289,7 +289,7 @@ def train(rank: int, state: Any) -> dict[str, float]:
 def mpi_rank(folder: Path) -> None:
     from mpi4py import MPI
 
-    from multipod.execute import mpi as engine
+    from multipod.execute.engines import mpi as engine
 
     comm = MPI.COMM_WORLD
     assert comm.size == RANKS, comm.size

@@ -23,14 +23,14 @@ from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, mak
 from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
-from multipod.execute import adasum
-from multipod.execute.adasum import Layers, gram_weights
-from multipod.execute.adasum_jax import combine_tree, tree_weights
-from multipod.execute.adasum_jax_tree import all_reduce as by_schedule
-from multipod.execute.adasum_native import functions
-from multipod.execute.adasum_ranks import Arithmetic
-from multipod.execute.numpy import run
-from multipod.execute.pairs import Pair
+from multipod.execute.adasum import operator as adasum
+from multipod.execute.adasum.devices import combine_tree, tree_weights
+from multipod.execute.adasum.devices_tree import all_reduce as by_schedule
+from multipod.execute.adasum.double_float import Pair
+from multipod.execute.adasum.native import functions
+from multipod.execute.adasum.operator import Layers, gram_weights
+from multipod.execute.adasum.ranks import Arithmetic
+from multipod.execute.engines.numpy import run
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, topology_of
 from multipod.recipe.text import differences, to_text

@@ -14,8 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 from processes import clean_environment
 
-from multipod.cli.doctor import SCHEDULES
 from multipod.cli.main import COMMANDS, main
+from multipod.cli.printing.self_tests import SCHEDULES
 from multipod.execute.sums import SUMS
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"

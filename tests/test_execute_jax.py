@@ -20,9 +20,9 @@ from processes import clean_environment
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import ADASUM, COPY, Schedule, even, make_step
 from multipod.errors import MultipodError, ScheduleError
-from multipod.execute import jax as engine
-from multipod.execute import numpy as reference
-from multipod.execute.rounds import colours, messages, rounds
+from multipod.execute.engines import jax as engine
+from multipod.execute.engines import numpy as reference
+from multipod.execute.engines.rounds import colours, messages, rounds
 from multipod.execute.sums import scheduled
 from multipod.topology.topology import Topology
 
@@ -264,7 +264,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from multipod.execute import jax as engine
+from multipod.execute.engines import jax as engine
 from test_execute_jax import CASES, expected, vectors
 split = PartitionSpec("x")
 for algorithm, machine, schedule in CASES:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, make_step
 from multipod.errors import ScheduleError, TopologyError
-from multipod.execute import numpy as reference
+from multipod.execute.engines import numpy as reference
 from multipod.topology.topology import Topology
 
 CASES = [(name, collective) for name, builder in ALGORITHMS.items() for collective in builder.collectives]

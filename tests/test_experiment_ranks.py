@@ -9,7 +9,7 @@ import pytest
 
 from multipod.data.digits import Digits
 from multipod.data.source import ArraySource
-from multipod.execute import adasum
+from multipod.execute.adasum import operator as adasum
 from multipod.experiments.perceptron import Perceptron
 from multipod.experiments.ranks import Carry, Study, curves, first_epochs, grid, start, step, tree
 from multipod.layout.layout import Layout

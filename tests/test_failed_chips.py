@@ -13,15 +13,14 @@ import pytest
 from jax.sharding import PartitionSpec
 from processes import clean_environment
 
-from multipod.cli.train import Request, moved
 from multipod.data.batches import TrainBatches
-from multipod.data.reading import Reading
 from multipod.errors import LayoutError, ScheduleError, TopologyError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
 from multipod.models.resnet import SmallResNet
 from multipod.nn.padding import example_mask, masked
 from multipod.recipes.digits import digits
+from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.program import program_of
 from multipod.step.specs import over_data
 from multipod.step.sync.reduction import vector_sum
@@ -181,8 +180,8 @@ def test_two_processes_without_a_chip_train_bit_for_bit_like_one_and_a_run_survi
 
 def resumed(facts, layout, tmp_path, monkeypatch):
     """What is added to the command that goes on with a run that began as `facts` say."""
-    monkeypatch.setattr("multipod.train.run_folder.open_folder", lambda path: (None, facts))
-    return moved(Request("", [], None, tmp_path, None, 0, True, Reading()), layout)
+    monkeypatch.setattr("multipod.runs.request.open_folder", lambda path: (None, facts))
+    return relocation_arguments(TrainRequest(resume=tmp_path), layout)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from sklearn.metrics import accuracy_score, top_k_accuracy_score
 from tiny_recipe import tiny
 
 from multipod.errors import MetricError
+from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.execute.trees import all_reduce_tree
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, data_devices, make_mesh
 from multipod.metrics.labels import check_labels

@@ -17,8 +17,8 @@ from pipeline_models import ADAMW, ROWS, N, batches, first, last, middle, pipe_o
 from processes import clean_environment
 
 from multipod.errors import LayoutError
-from multipod.execute.delays import advance, begin, current
-from multipod.execute.pipeline import Pipe
+from multipod.execute.pipeline.delays import advance, begin, current
+from multipod.execute.pipeline.pipe import Pipe
 from multipod.optim.pipemare import PipeMare
 
 

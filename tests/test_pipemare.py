@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from multipod.errors import RecipeError
-from multipod.execute.delays import Part, advance, begin, current
-from multipod.execute.passes import passes
+from multipod.execute.pipeline.delays import Part, advance, begin, current
+from multipod.execute.pipeline.passes import passes
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.pipemare import PipeMare, corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines import stability

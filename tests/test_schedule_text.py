@@ -26,7 +26,7 @@ from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, Step, Steps, even, make_step
 from multipod.collectives.verify import verify
 from multipod.errors import ScheduleError
-from multipod.execute.numpy import run
+from multipod.execute.engines.numpy import run
 from multipod.topology.topology import Topology
 
 PAGE = Path(__file__).parents[1] / "docs" / "schedule-format.md"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from multipod.collectives.verify import verify
 from multipod.errors import ClusterError, PeerLostError, ScheduleError
-from multipod.execute import numpy as reference
-from multipod.execute.shared_memory import SharedMemory, in_rank_order
+from multipod.execute.engines import numpy as reference
+from multipod.execute.engines.shared_memory import SharedMemory, in_rank_order
 from multipod.topology.topology import Topology
 
 

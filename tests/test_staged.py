@@ -16,7 +16,7 @@ from test_cli import wait_for
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, RecipeError, RunFolderError, ScheduleError
-from multipod.execute.delays import advance, begin, current
+from multipod.execute.pipeline.delays import advance, begin, current
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.stages import micro_batches

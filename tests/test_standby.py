@@ -12,7 +12,6 @@ from processes import clean_environment
 from tiny_recipe import tiny
 
 import multipod
-from multipod.cli import standby
 from multipod.cli.cluster import find
 from multipod.cli.launch import check_standby, warmed, workers
 from multipod.elastic.launcher.processes import Worker
@@ -20,6 +19,7 @@ from multipod.elastic.launcher.standby import WAITS, Reserve, Warm, spawned
 from multipod.elastic.launcher.supervise import supervise
 from multipod.errors import ClusterError
 from multipod.layout.mesh import make_mesh
+from multipod.runs import standby
 from multipod.runtime import Timeouts
 from multipod.step.program import program_of
 
@@ -125,9 +125,9 @@ def test_what_was_compiled_while_waiting_is_taken_if_it_is_the_same(monkeypatch)
     program = program_of(recipe, make_mesh(recipe.layout))
     monkeypatch.setattr(standby, "_prepared", [program])
     named = replace(recipe.layout, mesh=recipe.layout.mesh_shape(8))  # as a resumed run says what the first chose
-    assert standby.ready(program_of(replace(tiny(), layout=named), make_mesh(named))) is program
+    assert standby.reuse_prepared(program_of(replace(tiny(), layout=named), make_mesh(named))) is program
     for other in (program_of(replace(recipe, batch=80), program.mesh), program_of(recipe, program.mesh, faulty=True)):
-        assert standby.ready(other) is other
+        assert standby.reuse_prepared(other) is other
 
 
 def test_one_process_alone_waits_as_well():

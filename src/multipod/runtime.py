@@ -199,3 +199,19 @@ def available_bytes() -> int | None:
         return None
     kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     return None if kib is None else 1024 * int(kib)
+
+
+def keep_stdout_for_python() -> None:
+    """Sends what C++ code prints on standard output to nowhere: gloo greets every peer of every communicator there.
+
+    Python's own output goes on as before; warnings and errors of C++ code go to standard error.
+    """
+    try:
+        ours = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError):  # no real file: somebody captures the output already
+        return
+    sys.stdout.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    sys.stdout = os.fdopen(ours, "w", buffering=1, encoding=sys.stdout.encoding)

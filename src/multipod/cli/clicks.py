@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from multipod.data.clicks.prepare import Settings, default_rows
+from multipod.data.clicks.prepare import prepare as run
+from multipod.data.clicks.synthetic import Synthetic, criteo_lines
+from multipod.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +55,6 @@ def prepare(
     Several files are days; of the last, half is to test and half to validate. Stopped at any time, by Ctrl-C, a crash
     or a full disk, the same command goes on where it was.
     """
-    from multipod.data.clicks.prepare import Settings
-    from multipod.data.clicks.prepare import prepare as run
-    from multipod.errors import DataError
 
     try:
         sizes = _sizes(rows)
@@ -77,7 +81,6 @@ def prepare(
 @click.option("--seed", default=0, show_default=True)
 def generate(out: Path, examples: int, truth: str, zipf: float, seed: int) -> None:
     """Write click logs of a known truth in Criteo's text format."""
-    from multipod.data.clicks.synthetic import Synthetic, criteo_lines
 
     spec = Synthetic(truth=truth, zipf=zipf, seed=seed)  # type: ignore[arg-type]
     if str(out) == "-":
@@ -91,7 +94,6 @@ def generate(out: Path, examples: int, truth: str, zipf: float, seed: int) -> No
 
 
 def _sizes(rows: str) -> tuple[int, ...]:
-    from multipod.data.clicks.prepare import default_rows
 
     if rows in ("kaggle", "terabyte", "mlperf"):
         from multipod.models import dlrm
@@ -103,8 +105,6 @@ def _sizes(rows: str) -> tuple[int, ...]:
 @contextmanager
 def _bar(quiet: bool) -> "Iterator[Callable[[str, int, int], None]]":
     """A bar on terminals, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()

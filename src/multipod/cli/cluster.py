@@ -4,33 +4,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from multipod.elastic.launcher.standby import WAITS
 from multipod.errors import ClusterError
-from multipod.runtime import Timeouts
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The processes of one run.
-
-    Attributes:
-      name: who started them; "none" is a single process.
-      processes: how many there are.
-      process: the number of this one, where the environment says it.
-      explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
-      survives: the processes come and go, and the launcher says who trains with whom (`multipod.elastic.world`).
-      waits: this process is to wait until the launcher says what it runs (`multipod.elastic.launcher.standby`).
-    """
-
-    name: str
-    processes: int
-    process: int
-    explicit: bool = False
-    survives: bool = False
-    waits: bool = False
+from multipod.runs.options import ALONE, Cluster
+from multipod.runtime import Timeouts, keep_stdout_for_python
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster | None:
@@ -97,7 +76,7 @@ def find(environment: Mapping[str, str]) -> Cluster:
             ) from error
         if found is not None and (found.processes > 1 or found.waits):
             return found
-    return Cluster("none", 1, 0)
+    return ALONE
 
 
 def join(cluster: Cluster, timeouts: Timeouts) -> None:
@@ -169,19 +148,3 @@ def claimed(address: str, process: int) -> socket.socket | None:
             "its own MULTIPOD_PROCESS_ID, or end that one."
         ) from None
     return place
-
-
-def keep_stdout_for_python() -> None:
-    """Sends what C++ code prints on standard output to nowhere: gloo greets every peer of every communicator there.
-
-    Python's own output goes on as before; warnings and errors of C++ code go to standard error.
-    """
-    try:
-        ours = os.dup(sys.stdout.fileno())
-    except (OSError, ValueError):  # no real file: somebody captures the output already
-        return
-    sys.stdout.flush()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    sys.stdout = os.fdopen(ours, "w", buffering=1, encoding=sys.stdout.encoding)

@@ -5,10 +5,20 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from multipod.cli.options import what_options
 from multipod.cli.reading import reading_options
+from multipod.data.batches import TrainBatches
+from multipod.data.convert import convert as write
+from multipod.data.files.formats import FORMATS, open_records
+from multipod.data.inspect import array_rows, contact_sheet
+from multipod.data.inspect import inspect as look
+from multipod.data.source import identity_of, with_cache
+from multipod.errors import DataError
+from multipod.recipe.override import override
+from multipod.simulate.input import HeavyTail, predicted_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +56,6 @@ def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: lis
     """
     import numpy as np
 
-    from multipod.data.batches import TrainBatches
-    from multipod.data.inspect import inspect as look
-    from multipod.data.source import identity_of, with_cache
-    from multipod.recipe.override import override
     from multipod.recipes.find import load
 
     chosen = override(load(recipe), changes)
@@ -64,7 +70,6 @@ def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: lis
 
 def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[np.ndarray], str] | None") -> None:
     """Prints what was found; `spelled` makes text of tokens."""
-    from multipod.data.inspect import array_rows
 
     arrays = Table("array", "shape", "values", "mean ± deviation", title=f"the first batch of {rows}")
     for row in array_rows(found.batch):
@@ -94,8 +99,6 @@ def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[
 
 
 def _draw(found: "Inspection", out: Path) -> None:
-    from multipod.data.inspect import contact_sheet
-    from multipod.errors import DataError
 
     images = found.batch.get("image")
     if images is None or images.ndim != 4 or images.shape[-1] not in (1, 3):
@@ -123,10 +126,6 @@ def convert(source: str, target: Path, kind: str, known: str, per_file: int, shu
     \b
     multipod data convert imagenet/train imagenet-records --to array-record
     """
-    from rich.progress import MofNCompleteColumn, Progress
-
-    from multipod.data.convert import convert as write
-    from multipod.data.files.formats import open_records
 
     records = open_records(source, known)
     console = Console(stderr=True)
@@ -157,7 +156,6 @@ def stragglers(
     The tail of large pictures is an assumption: --large and --most. Images from a decoded cache cost about
     0.15 ms, and large ones 8 times that: --image-ms 0.15 --most 8.
     """
-    from multipod.simulate.input import HeavyTail, predicted_loss
 
     try:
         counts = [int(part) for part in hosts.split(",")]
@@ -178,7 +176,6 @@ def stragglers(
 @data.command()
 def formats() -> None:
     """List the formats that are read."""
-    from multipod.data.files.formats import FORMATS
 
     for name, known in FORMATS.items():
         click.echo(f"{name:14} {known.about}{' (' + ', '.join(known.suffixes) + ')' if known.suffixes else ''}")

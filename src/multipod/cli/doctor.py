@@ -1,115 +1,27 @@
 """`multipod doctor`: what is installed and found here, and whether it works."""
 
-import os
-import platform
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import click
-import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from multipod.cli.options import Where, where_options, without_chips
-
-if TYPE_CHECKING:
-    import jax
-
-    from multipod.execute.sums import VectorSum
-
-SCHEDULES = ("ring", "tree-packing")
-"""Schedules that run on any mesh: what is tested of them is that the devices can send to one another."""
-VARIABLES = ("XLA_FLAGS", "NPROC", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
+from multipod.cli.options import where_options
+from multipod.runs.options import RuntimeOptions
 
 
 @click.command()
 @where_options
-def doctor(where: Where) -> int:
+def doctor(where: RuntimeOptions) -> int:
     """Print versions, devices, cluster and cache, and test the collectives. Exits 1 if a test fails."""
+    from multipod.cli.printing.self_tests import describe_devices, describe_machine, make_self_tests, run_test
+
     console = Console()
     table = Table(Column(), Column(overflow="fold"), show_header=False, title="multipod doctor")
-    for name, value in [*machine(where), *devices()]:
+    for name, value in [*describe_machine(where), *describe_devices()]:
         table.add_row(name, value)
     console.print(table)
-    results = [(name, outcome(test)) for name, test in self_tests(where).items()]
+    results = [(name, run_test(test)) for name, test in make_self_tests(where).items()]
     tests = Table("self-test", "result")
     for name, problem in results:
         tests.add_row(name, problem or "ok")
     console.print(tests)
     return 1 if any(problem for _, problem in results) else 0
-
-
-def machine(where: Where) -> list[tuple[str, str]]:
-    """Versions and surroundings, as rows of a table."""
-    from multipod.runs.facts import versions
-
-    cache = where.cache
-    kept = sum(file.stat().st_size for file in cache.glob("*") if file.is_file()) if cache and cache.is_dir() else 0
-    rows = [(name, version) for name, version in versions().items()]
-    rows += [("system", f"{platform.platform()}, {os.cpu_count()} cores")]
-    rows += [("cluster", f"{where.cluster.name}, process {where.cluster.process} of {where.cluster.processes}")]
-    rows += [("compilation cache", f"{cache} ({kept / 1e6:.1f} MB)" if cache else "off")]
-    rows += [("time-out", f"{where.timeouts.limit_s:g} s")]
-    return rows + [(name, os.environ[name]) for name in VARIABLES if name in os.environ]
-
-
-def devices() -> list[tuple[str, str]]:
-    """The devices that JAX found, as rows of a table."""
-    import jax
-
-    found = jax.devices()
-    return [
-        (
-            "devices",
-            f"{len(found)} x {found[0].device_kind} ({found[0].platform}), {jax.local_device_count()} local",
-        )
-    ]
-
-
-def self_tests(where: Where) -> dict[str, Callable[[], str]]:
-    """Each way of summing on this mesh, against NumPy: a name, and a function that returns what is wrong."""
-    import jax
-    from jax.sharding import PartitionSpec
-
-    from multipod.execute.sums import SUMS
-    from multipod.layout.layout import Layout
-    from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
-    from multipod.step.specs import over_data
-    from multipod.step.sync.reduction import vector_sum
-
-    layout = Layout(mesh=where.mesh or ())
-    layout = without_chips(layout, where.fail) if where.fail else layout
-    mesh = make_mesh(layout)
-    count = data_devices(mesh)
-    values = np.arange(count * count * 16, dtype=np.float32).reshape(count, -1) % 251  # sums are exact in float32
-    placed = jax.make_array_from_callback(values.shape, batch_sharding(mesh), lambda index: values[index])
-    expected = values.sum(0)
-
-    def check(function: Callable[[jax.Array], jax.Array]) -> Callable[[], str]:
-        def test() -> str:
-            summed = jax.jit(over_data(lambda x: function(x[0]), mesh, (batch_spec(mesh),), PartitionSpec()))(placed)
-            wrong = int((np.asarray(jax.device_get(summed)) != expected).sum())
-            return f"{wrong} of {expected.size} sums are wrong" if wrong else ""
-
-        return test
-
-    tests: dict[str, Callable[[], str]] = {}
-    for name in (*SUMS, *SCHEDULES):
-        total = vector_sum(replace(layout, gradient_sum=name), mesh)
-        tests[f"{name}: all-reduce"] = check(total.all_reduce)
-        tests[f"{name}: reduce-scatter, all-gather"] = check(there_and_back(total))
-    return tests
-
-
-def there_and_back(total: "VectorSum") -> "Callable[[jax.Array], jax.Array]":
-    """An all-reduce made of the two halves of `total`."""
-    return lambda vector: total.all_gather(total.reduce_scatter(vector))
-
-
-def outcome(test: Callable[[], str]) -> str:
-    """What is wrong, in one line; empty if nothing."""
-    try:
-        return test()
-    except Exception as error:  # whatever fails here is the finding
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multipod.cli.options import Where, what_options, where_options
+from multipod.cli.options import what_options, where_options
 from multipod.cli.reading import reading_options
-from multipod.cli.train import Request, peers_may_be_lost, run
+from multipod.cli.train import ConsoleObservers, exit_code_of
+from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from multipod.data.reading import Reading
-    from multipod.step.program import Program
-    from multipod.step.state import State
 
 
 @click.command()
@@ -47,7 +46,7 @@ def finetune(
     quiet: bool,
     reading: "Reading",
     changes: list[str],
-    where: Where,
+    where: RuntimeOptions,
     **numbers: Any,
 ) -> int:
     """Fine-tune the model of RUN, a folder that `multipod train` made, on a task.
@@ -56,39 +55,10 @@ def finetune(
     like any other: `multipod train --resume`, `multipod eval`.
     """
     from multipod.recipes.finetune import FineTuning
-    from multipod.train.run_folder import open_folder
+    from multipod.runs.finetuning import finetune_run
+    from multipod.runs.request import TrainRequest
 
-    _, facts = open_folder(pretrained)
-    asked = FineTuning(
-        facts["recipe"],
-        str(task.absolute()),
-        tuple(facts["overrides"]),
-        tuple(part.strip() for part in parts.split(",") if part.strip()),
-        sentinels=not no_sentinels,
-        **numbers,
-    )
-
-    def begin(program: "Program") -> "State":
-        return pretrained_state(program, pretrained, at, reset_optimizer)
-
-    request = Request(asked.name(), changes, out, None, None, 0, quiet, reading, begin=begin)
-    with peers_may_be_lost(where):
-        return run(request, where)
-
-
-def pretrained_state(program: "Program", folder: Path, at: int | None, reset_optimizer: bool) -> "State":
-    """The state before the first update: the run's parameters, and its optimizer's state unless it is reset.
-
-    Raises:
-      CheckpointError: there is none, or it is of another model.
-    """
-    from multipod.train.checkpoint import Checkpoints
-    from multipod.train.run_folder import open_folder
-
-    opened, _ = open_folder(folder)
-    checkpoints = Checkpoints(opened.checkpoints, 1, read_only=True)
-    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
-    before = checkpoints.restore(program.shapes, at, weights_only=reset_optimizer and local)
-    checkpoints.close()
-    fresh = program.init()
-    return fresh._replace(params=before.params, optimizer=fresh.optimizer if reset_optimizer else before.optimizer)
+    train = tuple(part.strip() for part in parts.split(",") if part.strip())
+    asked = FineTuning("", str(task.absolute()), train=train, sentinels=not no_sentinels, **numbers)
+    request = TrainRequest(changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where))
+    return exit_code_of(finetune_run(pretrained, asked, request, reset_optimizer=reset_optimizer, options=where))

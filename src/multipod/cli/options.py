@@ -4,42 +4,23 @@ import functools
 import logging
 import math
 import os
+import shlex
+import sys
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from multipod import runtime
 from multipod.cli import cluster
+from multipod.cli.main import started_s
 from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
 from multipod.layout.layout import parse_shape
 from multipod.layout.text import layout_changes
-from multipod.topology.machines import parse
-
-if TYPE_CHECKING:
-    from multipod.layout.layout import Layout
-    from multipod.recipe.recipe import Recipe
+from multipod.runs.options import RuntimeOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where a command runs: mesh, failed chips, devices, time-out, cache. None of it changes what a run learns.
-
-    `fail` are blocks of chips as the user wrote them. `heartbeat` is what the launcher listens to; None if
-    this process was not launched by one.
-    """
-
-    mesh: tuple[int, int] | None
-    fail: tuple[str, ...]
-    cpu_devices: int
-    timeouts: runtime.Timeouts
-    cache: Path | None
-    cluster: cluster.Cluster
-    heartbeat: Heartbeat | None = None
 
 
 def where_options(command: F) -> F:
@@ -125,7 +106,7 @@ def settle(
     timeout: float,
     cache: str | None,
     environment: MutableMapping[str, str] = os.environ,
-) -> Where:
+) -> RuntimeOptions:
     """Reads the options and the environment, and prepares JAX; it must not have been imported before.
 
     Raises:
@@ -144,39 +125,11 @@ def settle(
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache()
     here = found.processes if found.explicit else 1  # only the launcher's are known to share this host
     runtime.prepare(devices, timeouts, folder, here, found.survives, environment)
+    command = shlex.join(["multipod", *sys.argv[1:]])
     if found.waits:  # it says nothing, and joins nobody
-        return Where(shape, fail, devices, timeouts, folder, found)
+        return RuntimeOptions(shape, fail, devices, timeouts, folder, found, None, command, started_s())
     descriptor = environment.get(CONTROL_FD)
     heartbeat = None if descriptor is None else Heartbeat(int(descriptor), timeouts.beat_s)
     if not found.survives:  # else it joins one world after the other, as it hears of them
         cluster.join(found, timeouts)
-    return Where(shape, fail, devices, timeouts, folder, found, heartbeat)
-
-
-def chosen_recipe(name: str, changes: list[str], where: Where) -> "Recipe":
-    """The recipe of this name with `changes`, and the mesh and the failed chips of `where` in its layout.
-
-    Raises:
-      RecipeError: no such recipe, or a change that does not fit.
-      TopologyError: failed chips that the mesh does not have.
-    """
-    from multipod.recipe.override import override
-    from multipod.recipes.find import load
-
-    mesh = [] if where.mesh is None else [f"layout.mesh={where.mesh[0]}x{where.mesh[1]}"]
-    recipe = override(load(name), [*changes, *mesh])
-    return replace(recipe, layout=without_chips(recipe.layout, where.fail)) if where.fail else recipe
-
-
-def without_chips(layout: "Layout", fail: tuple[str, ...]) -> "Layout":
-    """The layout on its mesh without the chips in the blocks `fail`, as `0,1` or `0-1,2-3`.
-
-    Raises:
-      TopologyError: chips that the mesh does not have.
-    """
-    import jax
-
-    rows, columns = layout.mesh_shape(jax.device_count())
-    chips = parse(f"mesh:{rows}x{columns}", fail)
-    failed = tuple((row, column) for row, column in map(chips.coordinates, sorted(chips.failed_chips)))
-    return replace(layout, mesh=(rows, columns), failed=failed)
+    return RuntimeOptions(shape, fail, devices, timeouts, folder, found, heartbeat, command, started_s())

@@ -2,10 +2,17 @@
 
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from multipod.errors import ScheduleError
+from multipod.pipelines.build import PIPELINES, build
+from multipod.pipelines.check import check
+from multipod.pipelines.drawing import draw, write_picture
+from multipod.pipelines.timing import Costs, timed
 
 if TYPE_CHECKING:
     from multipod.pipelines.check import Proof
@@ -28,7 +35,6 @@ def pipeline() -> None:
 @pipeline.command("list")
 def list_pipelines() -> None:
     """List the schedules and their options."""
-    from multipod.pipelines.build import PIPELINES
 
     for name, known in PIPELINES.items():
         options = f"  options: {', '.join(known.options)}" if known.options else ""
@@ -55,11 +61,6 @@ def show(
     out: Path | None,
 ) -> None:
     """Prove NAME, draw it, and give delays, activations, weights and idle time."""
-    from multipod.errors import ScheduleError
-    from multipod.pipelines.build import build
-    from multipod.pipelines.check import check
-    from multipod.pipelines.drawing import draw, write_picture
-    from multipod.pipelines.timing import Costs, timed
 
     options = {} if chunks is None else {"chunks": chunks}
     fill = 1 if build(name, stages, micro_batches, **options).synchronous else 3 + 2 * -(-2 * stages // micro_batches)
@@ -112,6 +113,5 @@ def _figures(proof: "Proof", clock: "Timed") -> list[str]:
 
 
 def _mean(values: tuple[int, ...]) -> str:
-    from fractions import Fraction
 
     return str(Fraction(sum(values), len(values)))

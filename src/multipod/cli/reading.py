@@ -1,16 +1,16 @@
 """Options that say how this host reads its data. None of them changes what a run learns."""
 
 import functools
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from multipod.cli.machine import BYTES
+from multipod.data.reading import Reading
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +44,6 @@ def reading_options(command: F) -> F:
         decoded_cache_folder: str | None,
         **kwargs: Any,
     ) -> Any:
-        from multipod.data.reading import Reading
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
         limit_s = Reading.limit_s if read_limit is None else read_limit
@@ -52,17 +51,3 @@ def reading_options(command: F) -> F:
         return command(*args, reading=reading, **kwargs)
 
     return with_reading  # type: ignore[return-value]
-
-
-def as_options(reading: "Reading") -> str:
-    """The options that give this reading again, each with a space before it."""
-    given = {
-        "--read-threads": reading.threads,
-        "--read-processes": reading.processes,
-        "--read-ahead": reading.ahead,
-        "--read-limit": reading.limit_s if reading.limit_s != type(reading).limit_s else 0,
-        "--image-order": reading.image_order,
-        "--decoded-cache": reading.cache_bytes,
-        "--decoded-cache-folder": reading.cache_folder,
-    }
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)

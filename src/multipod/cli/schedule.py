@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
 
 from multipod.cli.machine import machine_options
+from multipod.collectives import msccl as xml
+from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COLLECTIVES, Collective
+from multipod.collectives.text import read
+from multipod.collectives.verify import verify
+from multipod.errors import MultipodError, ScheduleError, nearest
 
 if TYPE_CHECKING:
     from multipod.collectives.schedule import Schedule
@@ -36,7 +43,6 @@ def schedule() -> None:
 @schedule.command("list")
 def list_algorithms() -> None:
     """List the algorithms, the collectives that each can do, and its options."""
-    from multipod.collectives.build import ALGORITHMS
 
     for name, builder in ALGORITHMS.items():
         options = f"  options: {', '.join(builder.options)}" if builder.options else ""
@@ -47,7 +53,6 @@ def list_algorithms() -> None:
 @click.argument("file", type=FILE)
 def check(file: Path) -> None:
     """Prove that the schedule in FILE does what it says; exit with 2 and the reason if it does not."""
-    from multipod.collectives.text import read
 
     with _working(f"reading {file}"):
         made = read(file)
@@ -65,9 +70,7 @@ def _builds(collective: Collective) -> Callable[..., None]:
     def command(
         topology: "Topology", algorithm: str, options: tuple[str, ...], out: Path | None, msccl: Path | None
     ) -> None:
-        from multipod.collectives import msccl as xml
         from multipod.collectives import text
-        from multipod.collectives.build import build
 
         if algorithm == "list":
             click.get_current_context().invoke(list_algorithms)
@@ -92,7 +95,6 @@ for _collective in COLLECTIVES:
 
 
 def _prove(made: "Schedule") -> None:
-    from multipod.collectives.verify import verify
 
     with _working(f"proving {made.algorithm}"):
         proof = verify(made)
@@ -102,7 +104,6 @@ def _prove(made: "Schedule") -> None:
 
 
 def _write(write: Callable[["Schedule", Path], None], made: "Schedule", file: Path) -> None:
-    from multipod.errors import ScheduleError
 
     try:
         with _working(f"writing {file}"):
@@ -120,7 +121,6 @@ def _blaming(algorithm: str, options: tuple[str, ...]) -> Iterator[None]:
     Raises:
       ScheduleError: in place of the errors that such values cause.
     """
-    from multipod.errors import MultipodError, ScheduleError
 
     try:
         yield
@@ -137,8 +137,6 @@ def _working(what: str) -> AbstractContextManager[object]:
     """Says on a terminal what is being done, for as long as it takes: large schedules take many seconds."""
     if not sys.stderr.isatty():
         return nullcontext()
-    from rich.console import Console
-    from rich.markup import escape
 
     return Console(stderr=True).status(escape(what))
 
@@ -149,8 +147,6 @@ def _parsed(algorithm: str, options: tuple[str, ...]) -> dict[str, Any]:
     Raises:
       ScheduleError: no such algorithm or option, or no `name=value`.
     """
-    from multipod.collectives.build import ALGORITHMS
-    from multipod.errors import ScheduleError, nearest
 
     if algorithm not in ALGORITHMS:
         raise ScheduleError(f"There is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}")

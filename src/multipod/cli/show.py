@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from multipod import runtime
-from multipod.cli.options import Where, chosen_recipe, what_options, where_options
+from multipod.cli.options import what_options, where_options
+from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from multipod.layout.compiled import CompiledFacts
@@ -48,15 +49,16 @@ def show(
     compile_for: str | None,
     time_layers: bool,
     changes: list[str],
-    where: Where,
+    where: RuntimeOptions,
 ) -> None:
     """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained.
 
     The mesh may be far larger than this machine: --layout data=32x32,model=4 shows 4,096 devices.
     """
     from multipod.recipe.text import to_text
+    from multipod.runs.recipes import configure_recipe
 
-    chosen = chosen_recipe(recipe, changes, where)
+    chosen = configure_recipe(recipe, changes, where)
     click.echo(to_text(chosen))
     console = Console()
     if compile_for:
@@ -243,7 +245,7 @@ def _compiled(program: "Program") -> Table:
     return _facts_table(title, program, compiled_here(program))
 
 
-def _compiled_for(chosen: "Recipe", topology_name: str, where: Where) -> Table:
+def _compiled_for(chosen: "Recipe", topology_name: str, where: RuntimeOptions) -> Table:
     from multipod.step.inspect import compiled_for
 
     program, facts = compiled_for(chosen, topology_name, where.cache)

@@ -4,8 +4,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
 
 from multipod.cli.machine import BYTES, failure_options
+from multipod.collectives.schedule import COLLECTIVES
+from multipod.collectives.text import read
+from multipod.errors import ScheduleError, nearest
+from multipod.simulate.best import Comparison, compare, no_algorithm
+from multipod.simulate.picture import bytes_text, node_name, time_text, write_picture
+from multipod.simulate.simulate import simulate as run
+from multipod.simulate.trace import write_trace
+from multipod.topology.machines import parse
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,9 +62,6 @@ def simulate(
     multipod simulate all-gather --on mesh:8x8 --fail 2-3,2-5 --algorithm detour-ring --draw load.svg
     multipod simulate --schedule s.json --trace trace.json
     """
-    from rich.console import Console
-
-    from multipod.topology.machines import parse
 
     for out in (draw, trace):
         if out is not None and not out.absolute().parent.is_dir():
@@ -72,13 +80,9 @@ def simulate(
         fastest = next(iter(compared.simulations.values()))
         _print(console, compared, fastest)
     if draw is not None:
-        from multipod.simulate.picture import write_picture
-
         write_picture(fastest, draw)
         click.echo(f"link loads of {fastest.schedule.algorithm} drawn in {draw}")
     if trace is not None:
-        from multipod.simulate.trace import write_trace
-
         write_trace(fastest, trace)
         click.echo(f"trace of {fastest.schedule.algorithm} in {trace}: open it at https://ui.perfetto.dev")
 
@@ -91,10 +95,6 @@ def _from_file(
     nbytes: int,
     mode: str,
 ) -> "Comparison":
-    from multipod.collectives.text import read
-    from multipod.errors import ScheduleError
-    from multipod.simulate.best import Comparison
-    from multipod.simulate.simulate import simulate as run
 
     if algorithms:
         raise click.UsageError("--schedule is an algorithm's work already. Leave --algorithm out.")
@@ -115,9 +115,6 @@ def _compared(
     Raises:
       ScheduleError: none does.
     """
-    from multipod.collectives.schedule import COLLECTIVES
-    from multipod.errors import ScheduleError, nearest
-    from multipod.simulate.best import compare, no_algorithm
 
     if collective not in COLLECTIVES:
         raise ScheduleError(f"{collective!r} is no collective. {nearest(collective, COLLECTIVES)}")
@@ -129,10 +126,6 @@ def _compared(
 
 
 def _print(console: "Console", compared: "Comparison", fastest: "Simulation") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column, Table
-
-    from multipod.simulate.picture import bytes_text, node_name, time_text
 
     def link(simulation: "Simulation") -> tuple[str, str, str]:
         """The busiest link, what it carries, and how much of the time it is held."""

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from multipod.cli.machine import BYTES, failure_options, machine_options
+from multipod.collectives.strength import strength as measure
+from multipod.topology.chips import CHIPS
+from multipod.topology.drawing import draw
+from multipod.topology.machines import MACHINES, parse
+from multipod.topology.measures import bisection_bytes_per_s, diameter
 
 if TYPE_CHECKING:
     from multipod.topology.chips import Chip
@@ -24,8 +29,6 @@ def topology() -> None:
 @failure_options
 def show(machine: str, fail: tuple[str, ...], fail_link: tuple[str, ...]) -> None:
     """Draw MACHINE, as mesh:8x8 or tpu-v3-pod, with what has failed, and give its figures."""
-    from multipod.topology.drawing import draw
-    from multipod.topology.machines import MACHINES, parse
 
     shown = parse(machine, fail, fail_link)
     size = shutil.get_terminal_size(fallback=(100, 48))
@@ -43,8 +46,6 @@ def show(machine: str, fail: tuple[str, ...], fail_link: tuple[str, ...]) -> Non
 @topology.command("list")
 def list_machines() -> None:
     """List the machines and chips that are known by name."""
-    from multipod.topology.chips import CHIPS
-    from multipod.topology.machines import MACHINES
 
     click.echo("Machines. A size may follow: mesh:8x8, torus:16x32, switch:4x8, dgx-h100:4, tpu-v5e-pod:8x16.\n")
     for name, machine in MACHINES.items():
@@ -59,7 +60,6 @@ def list_machines() -> None:
 @click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="To sum, on each chip.")
 def strength(topology: "Topology", nbytes: int) -> None:
     """The least time in which this machine can sum, whatever the algorithm, and the partition that proves it."""
-    from multipod.collectives.strength import strength as measure
 
     found = measure(topology)
     parts, size = found.partition, len(topology.chips)
@@ -93,7 +93,6 @@ def _row(name: str, value: str, width: int) -> str:
 
 
 def _figures(shown: "Topology") -> list[tuple[str, str]]:
-    from multipod.topology.measures import bisection_bytes_per_s, diameter
 
     links = len(shown.links)
     ports = [str(dim) for dim, (yes, n) in enumerate(zip(shown.switched, shown.shape, strict=True)) if yes and n > 1]

@@ -1,6 +1,6 @@
 """Adasum as a `Schedule`: recursive vector halving for any number of chips, and what a step that combines needs.
 
-A step of `adasum` sends combines two vectors by the formula in `multipod.execute.adasum`, whose coefficients hold for
+A step of `adasum` sends combines two vectors by the formula in `execute.adasum.operator`, whose coefficients hold for
 whole tensors while each chip has only a slice of them. So the chips that share the two vectors add up their parts of
 the dot products first. Who they are follows from the schedule: `combinations` finds them, and refuses a
 schedule in which a dot product would not be over the whole vector.

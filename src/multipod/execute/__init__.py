@@ -1,1 +1,1 @@
-"""Adds values across devices. Everything here runs inside `jax.shard_map`."""
+"""Runs what `collectives` and `pipelines` describe: sums of gradients, pipelines and Adasum, on devices and ranks."""

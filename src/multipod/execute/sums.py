@@ -2,7 +2,7 @@
 
 This is the lower half of the seam between what a model learns and how a machine adds: a new way of
 summing is a schedule (`scheduled` finds it by its name), or one `VectorSum` and one line in `SUMS`.
-The upper half, trees of tensors, is in `trees.py`. All functions run inside `jax.shard_map`, manual
+The upper half, trees of tensors, is in `bucketing.py`. All functions run inside `jax.shard_map`, manual
 over `axes`.
 """
 
@@ -17,7 +17,7 @@ from jax import lax
 
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Collective, Schedule
-from multipod.execute import jax as engine
+from multipod.execute.engines import jax as engine
 from multipod.topology.topology import Topology
 
 Axes = Sequence[str]

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from multipod.data.digits import Digits
-from multipod.execute.delays import Part, advance, begin, current
+from multipod.execute.pipeline.delays import Part, advance, begin, current
 from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare
 from multipod.pipelines.check import check

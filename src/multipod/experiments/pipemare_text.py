@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from multipod.data.stdlib_text import library
-from multipod.execute.delays import Part, advance, begin, current
+from multipod.execute.pipeline.delays import Part, advance, begin, current
 from multipod.experiments.pipemare_digits import Arm
 from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare

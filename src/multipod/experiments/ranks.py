@@ -79,7 +79,7 @@ def grid(**choices: Any) -> dict[str, np.ndarray]:
 
 
 def tree(vectors: jax.Array) -> jax.Array:
-    """Adasum of [2^k, ...] in float32, the formula as it stands: `multipod.execute.adasum.tree` of equal sides."""
+    """Adasum of [2^k, ...] in float32, the formula as it stands: `execute.adasum.operator.tree` of equal sides."""
     dims = tuple(range(1, vectors.ndim))
     while len(vectors) > 1:
         a, b = vectors[::2], vectors[1::2]

@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 from multipod.collectives.adasum import halving, node_chips
 from multipod.errors import LayoutError, ScheduleError
-from multipod.execute.adasum import Layers
-from multipod.execute.mpi import adasum as combine
+from multipod.execute.adasum.operator import Layers
+from multipod.execute.engines.mpi import adasum as combine
 from multipod.topology.topology import Topology
 
 

@@ -20,9 +20,9 @@ from multipod.collectives.adasum import halving, node_chips
 from multipod.collectives.build import build
 from multipod.collectives.schedule import Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import Layers, refuse_poisoned
-from multipod.execute.adasum_ranks import flag_sum
-from multipod.execute.torch import TensorMemory, adasum, all_reduce, process_group, run, shared_memory
+from multipod.execute.adasum.operator import Layers, refuse_poisoned
+from multipod.execute.adasum.ranks import flag_sum
+from multipod.execute.engines.torch import TensorMemory, adasum, all_reduce, process_group, run, shared_memory
 from multipod.topology.topology import Topology
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]

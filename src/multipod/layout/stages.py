@@ -180,7 +180,7 @@ def check_cut(cut: Cut, schedule: PipelineSchedule, batch: int, data_devices: in
 
 
 def tied_places(cut: Cut) -> tuple[tuple[tuple[int, str], ...], ...]:
-    """The tied weights as `multipod.execute.pipeline.Pipe` takes them."""
+    """The tied weights as `multipod.execute.pipeline.pipe.Pipe` takes them."""
     return tuple(tuple((part, name) for part in parts) for name, parts in cut.tied.items())
 
 

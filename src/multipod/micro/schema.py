@@ -1,7 +1,7 @@
 """The part of TFLite's flatbuffer schema (version 3) that the exporter writes: numbers of operators, fields, versions.
 
 A flatbuffer table is a list of fields known by number; these tables say which number is what, and
-`write.py` and `read.py` are short because of them. Source: `schema.fbs` of TensorFlow Lite, and the list of
+`write.py` and `model_file.py` are short because of them. Source: `schema.fbs` of TensorFlow Lite, and the list of
 runtime versions beside it (TensorFlow, 2026); the numbers never change, since old files must stay readable.
 """
 

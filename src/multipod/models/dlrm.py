@@ -60,7 +60,7 @@ class Dlrm:
     """A DLRM; `kaggle`, `terabyte` and `mlperf` are the published ones.
 
     Batches have `dense`, float32 [examples, dense], and `ids`, int32 [examples, sum of hots]; ids outside their table
-    give NaN. (`multipod.data.criteo` checks them when it reads.) `params` is a flat dictionary: `bottom/0/kernel` and
+    give NaN, and `check_batch` refuses them on the host. `params` is a flat dictionary: `bottom/0/kernel` and
     so on; `tables/dense`, all dense tables one below the other, so that one gather serves them all; `tables/2/core0`
     and so on, the cores of a tensor train.
 

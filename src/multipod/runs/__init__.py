@@ -1,1 +1,60 @@
-"""A run on disk and in a process: its folder, facts, lock, log of examples; what a new run takes over from another."""
+"""Runs as a library: everything that `multipod train`, `eval`, `finetune` and `export` do is one call here.
+
+    from multipod import runs
+
+    result = runs.train("digits", out="runs/first", changes=["updates=200"])
+    result = runs.train(resume="runs/first")
+    run = runs.open("runs/first")
+    runs.evaluate(run).values
+    runs.export(run).write(Path("model.tflite"))
+
+The names are imported when they are first used, so that a command line can read its options before JAX starts.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multipod.runs.evaluation import evaluate_run as evaluate
+    from multipod.runs.exporting import ExportRequest
+    from multipod.runs.exporting import export_run as export
+    from multipod.runs.finetuning import finetune_run as finetune
+    from multipod.runs.opening import OpenedRun
+    from multipod.runs.opening import open_run as open
+    from multipod.runs.options import RuntimeOptions
+    from multipod.runs.request import RunResult, TrainRequest
+    from multipod.runs.training import train_run as train
+
+_PUBLIC = {
+    "train": "multipod.runs.training:train_run",
+    "open": "multipod.runs.opening:open_run",
+    "evaluate": "multipod.runs.evaluation:evaluate_run",
+    "finetune": "multipod.runs.finetuning:finetune_run",
+    "export": "multipod.runs.exporting:export_run",
+    "ExportRequest": "multipod.runs.exporting:ExportRequest",
+    "OpenedRun": "multipod.runs.opening:OpenedRun",
+    "RunResult": "multipod.runs.request:RunResult",
+    "RuntimeOptions": "multipod.runs.options:RuntimeOptions",
+    "TrainRequest": "multipod.runs.request:TrainRequest",
+}
+"""The public names, and what each stands for."""
+
+__all__ = [
+    "ExportRequest",
+    "OpenedRun",
+    "RunResult",
+    "RuntimeOptions",
+    "TrainRequest",
+    "evaluate",
+    "export",
+    "finetune",
+    "open",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"multipod.runs has no {name!r}. It has: {', '.join(__all__)}.")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -6,12 +6,19 @@ that broke has no second line; one that was done again in a later world has the 
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multipod.data.batches import TrainBatches
+from multipod.data.feed import owned_rows
 from multipod.errors import RunFolderError
+from multipod.layout.mesh import batch_sharding
+from multipod.step.program import Program
+from multipod.step.state import State
+from multipod.train.events import Updated
+from multipod.train.hooks import Pulse
+from multipod.train.run_folder import RunFolder
 
 FOLDER = "examples"
 """Of a run folder."""
@@ -59,6 +66,47 @@ class ExampleLog:
         with suppress(OSError):
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+
+class ExampleLogHooks:
+    """What the loop calls, so that the log of examples is written, if there is one."""
+
+    def __init__(self, log: ExampleLog | None) -> None:
+        self._log = log
+
+    def follow(self, pulse: Pulse) -> Pulse:
+        """Returns a pulse that passes everything on to `pulse`, and writes down each update that begins."""
+
+        def both(phase: str, update: int) -> None:
+            pulse(phase, update)
+            if self._log is not None and phase == "updating":
+                self._log.begins(update)
+
+        return pulse if self._log is None else both
+
+    def on_update(self, state: State, event: Updated, leaving: bool) -> float:
+        """Writes down that an update is done; copies nothing."""
+        if self._log is not None:
+            self._log.done(event.update)
+        return 0.0
+
+
+@contextmanager
+def open_example_log(
+    wanted: bool, folder: RunFolder, program: Program, state: State | None, generation: int = 0
+) -> Iterator[ExampleLogHooks]:
+    """The log of examples of a run that goes on from `state`; hooks that write nothing unless it is `wanted`."""
+    if not wanted:
+        yield ExampleLogHooks(None)
+        return
+    recipe, rows = program.recipe, owned_rows(batch_sharding(program.mesh), program.rows)
+    batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows, program.padded)
+    offset = 0 if state is None else int(state.position) - int(state.update)
+    log = ExampleLog(folder.path, batches, offset, generation)
+    try:
+        yield ExampleLogHooks(log)
+    finally:
+        log.close()
 
 
 def used(run: Path) -> dict[int, list[int]]:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.execute.trees import all_reduce_tree
 from multipod.layout.mesh import batch_spec, data_axes
 from multipod.metrics.objective import masked_sums
 from multipod.nn.laid import laying

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.execute.trees import all_reduce_tree
 from multipod.layout.mesh import batch_spec, data_axes, data_devices
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Statistics
 from multipod.step.accumulate import accumulate

@@ -4,7 +4,7 @@ Each process keeps what its own devices hold. What no other process holds (share
 that the layout splits) is also kept by the next process in the ring: its mirror. The last two copies are kept, because
 one process may have finished an update that another has not. When processes come together anew, each says what it has
 (`manifest`), all choose the same newest copy that is whole between them, and who lacks a part gets it from one who has
-it (`Gathering`), by a sum to which only one process gives anything.
+it (`_Gathering`), by a sum to which only one process gives anything.
 """
 
 import json

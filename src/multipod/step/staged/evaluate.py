@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from multipod.execute.flight import PipeState
-from multipod.execute.pipeline_forward import go_forward
+from multipod.execute.pipeline.forward import go_forward
+from multipod.execute.pipeline.in_flight import PipeState
 from multipod.pytrees import Batch, Params
 from multipod.step.evaluate import Scores
 from multipod.step.staged.micro_batches import cut_rows

@@ -7,9 +7,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.errors import RecipeError
-from multipod.execute.delays import Part
-from multipod.execute.passes import Function
-from multipod.execute.pipeline import Pipe
+from multipod.execute.pipeline.delays import Part
+from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
 from multipod.nn.laid import Splits, laying
@@ -91,7 +91,7 @@ def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionS
 
 
 def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
-    """The function of each of `parts` in evaluation, as `multipod.execute.pipeline_forward` takes them.
+    """The function of each of `parts` in evaluation, as `multipod.execute.pipeline.forward` takes them.
 
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
     labels of an objective that has them.

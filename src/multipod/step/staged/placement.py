@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.data.source import example_of
-from multipod.execute.pipeline import Pipe
-from multipod.execute.trees import all_reduce_tree
+from multipod.execute.bucketing import all_reduce_tree
+from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.check import lay
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
 from multipod.layout.rules import Tensor

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from multipod.data.feed import to_mesh
 from multipod.data.source import HostBatch
 from multipod.errors import LayoutError
-from multipod.execute.flight import first, with_first
+from multipod.execute.pipeline.in_flight import first, with_first
 from multipod.layout.mesh import batch_sharding, replicated
 from multipod.pytrees import Batch, Grads, Params, Shapes
 from multipod.recipe.recipe import Recipe

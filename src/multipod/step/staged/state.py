@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from multipod.execute.flight import PipeState
+from multipod.execute.pipeline.in_flight import PipeState
 from multipod.pytrees import OptState, Pytree
 from multipod.step.state import State
 

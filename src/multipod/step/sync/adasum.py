@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from multipod.collectives.adasum import leaves
-from multipod.execute.adasum import refuse_poisoned
-from multipod.execute.adasum_jax import combine_tree
+from multipod.execute.adasum.devices import combine_tree
+from multipod.execute.adasum.operator import refuse_poisoned
 from multipod.layout.layout import DATA_AXES
 from multipod.layout.mesh import topology_of
 from multipod.pytrees import Grads, OptState, Params, Pytree, Specs

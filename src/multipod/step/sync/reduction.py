@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
+from multipod.execute.bucketing import all_gather_tree, reduce_scatter_tree
 from multipod.execute.sums import SUMS, VectorSum, in_tile_first, scheduled
-from multipod.execute.trees import all_gather_tree, reduce_scatter_tree
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import data_axes, inner_axes, names_of, only, topology_of
 from multipod.pytrees import Grads, Params, Pytree, Specs

@@ -1,6 +1,6 @@
 """Runs a `Schedule` over `torch.distributed`: gloo on CPU, NCCL on GPU, any process group.
 
-Rank r of the group is the live chip of rank r. Results are those of `execute.numpy`, bit for bit. How long a rank waits
+Rank r of the group is the live chip of rank r. Results are those of `engines.numpy`, bit for bit. How long a rank waits
 for another is the time-out of the group (`init_process_group(timeout=...)`).
 """
 
@@ -16,12 +16,12 @@ from torch.distributed import ProcessGroup
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import MultipodError, PeerLostError, ScheduleError
-from multipod.execute.adasum import LARGEST, Layers
-from multipod.execute.adasum_native import Functions, functions
-from multipod.execute.adasum_ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
-from multipod.execute.adasum_ranks import follow as follow_adasum
-from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
-from multipod.execute.shared_memory import SharedMemory
+from multipod.execute.adasum.native import Functions, functions
+from multipod.execute.adasum.operator import LARGEST, Layers
+from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
+from multipod.execute.adasum.ranks import follow as follow_adasum
+from multipod.execute.engines.rank_program import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.engines.shared_memory import SharedMemory
 
 TAG = 1 << 24
 """Our tags count from here, so that none is taken for a caller's."""
@@ -106,14 +106,14 @@ def adasum(
     form: Form | None = None,
     grouped: bool | None = None,
 ) -> None:
-    """Combines `tensor` over the group's ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
+    """Combines `tensor` over the group's ranks in place by Adasum; see `all_reduce`, and `execute.adasum.operator`.
 
     Args:
       tensor: flat and contiguous, of a floating dtype.
       schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
       layers: of the tensor.
       group: the default group if None.
-      form: `tree` or `gram` (`multipod.execute.adasum_ranks`); None takes what is faster for this length.
+      form: `tree` or `gram` (`multipod.execute.adasum.ranks`); None takes what is faster for this length.
       grouped: as for `run`.
 
     Raises:

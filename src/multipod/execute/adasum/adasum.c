@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define BLOCK 256 /* elements of each vector that are made double at a time: 16 KiB of 8 vectors */
-#define MOST 16   /* vectors; `GRAM_MOST` in adasum_ranks.py is not larger */
+#define MOST 16   /* vectors; `GRAM_MOST` in ranks.py is not larger */
 
 #define DEFINE(NAME, REAL)                                                                                   \
     static void products_##NAME(const REAL *a, const REAL *b, int64_t n, double *out)                        \

@@ -1,6 +1,6 @@
 """Runs a `Schedule` over MPI by mpi4py, on arrays in the host's memory of NumPy or of any other framework.
 
-Rank r of the communicator is the live chip of rank r. Results are those of `execute.numpy`, bit for bit. Open MPI waits
+Rank r of the communicator is the live chip of rank r. Results are those of `engines.numpy`, bit for bit. Open MPI waits
 by polling: a rank that waits keeps its core busy, but gives it up to others when there are more ranks than cores.
 """
 
@@ -15,11 +15,11 @@ from mpi4py import MPI
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PeerLostError, ScheduleError
-from multipod.execute.adasum import Layers
-from multipod.execute.adasum_ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
-from multipod.execute.adasum_ranks import follow as follow_adasum
-from multipod.execute.plan import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
-from multipod.execute.shared_memory import SharedMemory
+from multipod.execute.adasum.operator import Layers
+from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
+from multipod.execute.adasum.ranks import follow as follow_adasum
+from multipod.execute.engines.rank_program import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.engines.shared_memory import SharedMemory
 
 
 def all_reduce(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
@@ -95,14 +95,14 @@ def adasum(
     limit_s: float = 300.0,
     native: bool = True,
 ) -> None:
-    """Combines `buffer` over the ranks in place by Adasum; see `all_reduce`, and `multipod.execute.adasum`.
+    """Combines `buffer` over the ranks in place by Adasum; see `all_reduce`, and `execute.adasum.operator`.
 
     Args:
       buffer: as for `all_reduce`, of a floating dtype.
       schedule: that combines, as `multipod.collectives.adasum.halving` builds it.
       layers: of the buffer.
       comm: any intracommunicator.
-      form: `tree`, whose bits are those of `execute.numpy`, or `gram`; None takes what is faster for this length.
+      form: `tree`, whose bits are those of `engines.numpy`, or `gram`; None takes what is faster for this length.
       limit_s: the longest to wait for one message.
       native: do the arithmetic in C, where there is a compiler.
 

@@ -17,7 +17,7 @@ from jax import lax
 
 from multipod.collectives.schedule import ADD, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.rounds import Rounds, Shape, rounds
+from multipod.execute.engines.rounds import Rounds, Shape, rounds
 
 Form = Literal["written out", "looped"]
 

@@ -2,7 +2,7 @@
 
 The Gram form: every device gets its share of all vectors (an all-to-all), their p x p dots are summed, and of these
 alone follow the weights of the one sum that is left to do. So a combination takes the bytes of a sum and a few small
-messages, where halving takes log2 p exchanges that wait for each other. `multipod.execute.adasum` has the
+messages, where halving takes log2 p exchanges that wait for each other. `multipod.execute.adasum.operator` has the
 operator, its rules, and the plain forms.
 
 Float64 is not to be had on many devices, and float32 has neither its digits nor its range:
@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from multipod.errors import LayoutError
-from multipod.execute.pairs import (
+from multipod.execute.adasum.double_float import (
     NOTHING,
     Pair,
     added_up,
@@ -40,7 +40,7 @@ from multipod.execute.pairs import (
     times,
     two_product,
 )
-from multipod.execute.trees import ends, share_shape, structure_of, to_rows
+from multipod.execute.bucketing import ends, share_shape, structure_of, to_rows
 
 Tree = Any
 
@@ -302,7 +302,7 @@ class Weights(NamedTuple):
 
 
 def tree_weights(gram: Pair, exponents: jax.Array, leaves: Sequence[int]) -> Weights:
-    """The weights of normalised vectors, from their dots: `multipod.execute.adasum.gram_weights` in pairs of float32.
+    """The weights of normalised vectors, from their dots: `operator.gram_weights` in pairs of float32.
 
     With vector i being 2^exponents[i] times its normalised self, the combination is 2^top sum_i weights[i]
     normalised[i]. Each node of the tree has an exponent of its own, so that nothing leaves float32's range.

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from multipod.execute.flight import at, first, in_turn, put, replaced
-from multipod.execute.packing import Packing, Slots, packing
-from multipod.execute.passes import Function
-from multipod.execute.pipeline import Pipe
+from multipod.execute.pipeline.in_flight import at, first, in_turn, put, replaced
+from multipod.execute.pipeline.packing import Packing, Slots, packing
+from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.pipe import Pipe
 
 
 def go_forward(pipe: Pipe, functions: Sequence[Function], weights: tuple[Slots, ...], batches: Any) -> tuple[Any, Any]:

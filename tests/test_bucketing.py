@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
+from multipod.execute.bucketing import all_gather_tree, all_reduce_tree, reduce_scatter_tree
 from multipod.execute.sums import SUMS
-from multipod.execute.trees import all_gather_tree, all_reduce_tree, reduce_scatter_tree
 from multipod.layout.layout import DATA_AXES, Layout, default_shape, parse_shape
 from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
 from multipod.step.specs import over_data

@@ -1,5 +1,5 @@
 """Adasum: adds gradients that are orthogonal, averages those that are parallel. The operator, and two plain forms of
-the whole combination; `adasum_ranks` and `adasum_jax` beside this file do it between ranks and devices.
+the whole combination; `ranks.py` and `devices.py` beside this file do it between ranks and devices.
 
 For two vectors a and b, each the combination of m_a and m_b ranks' vectors, tensor by tensor:
 
@@ -15,7 +15,7 @@ Rules for what is special, the same in all engines:
 - A tensor that is not finite on some rank is combined nowhere: every rank raises `PoisonedError`, which names the
   tensor and the rank. A compiled JAX program cannot raise; there the tensor becomes NaN on every device, and the report
   says which it was.
-- Dots and squared lengths are summed in float64; JAX does without (`multipod.execute.adasum_jax`).
+- Dots and squared lengths are summed in float64; JAX does without (`multipod.execute.adasum.devices`).
 """
 
 import itertools

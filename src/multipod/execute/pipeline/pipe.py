@@ -17,7 +17,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from multipod.execute.flight import (
+from multipod.execute.pipeline.in_flight import (
     Flight,
     PipeState,
     at,
@@ -31,9 +31,9 @@ from multipod.execute.flight import (
     with_first,
     zeros,
 )
-from multipod.execute.packing import Slots
-from multipod.execute.pipeline_places import Places
-from multipod.execute.pipeline_tables import Pairs, steady_pairs
+from multipod.execute.pipeline.packing import Slots
+from multipod.execute.pipeline.places import Places
+from multipod.execute.pipeline.tables import Pairs, steady_pairs
 
 
 class _Now(NamedTuple):

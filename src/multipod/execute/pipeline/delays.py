@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from multipod.execute.passes import Function, passes
+from multipod.execute.pipeline.passes import Function, passes
 
 
 @dataclass(frozen=True)

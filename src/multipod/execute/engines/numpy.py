@@ -6,8 +6,8 @@ import numpy as np
 
 from multipod.collectives.schedule import ADASUM, ADD, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import Layers, refuse_poisoned
-from multipod.execute.adasum_ranks import Arithmetic, broken, lockstep
+from multipod.execute.adasum.operator import Layers, refuse_poisoned
+from multipod.execute.adasum.ranks import Arithmetic, broken, lockstep
 
 
 def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | None = None) -> dict[int, np.ndarray]:
@@ -25,7 +25,7 @@ def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | 
       schedule: to run.
       vectors: one-dimensional, for every live chip by its number, all of one length and one dtype; any dtype that adds.
         They stay as they are.
-      layers: of the vectors, for schedules that combine by Adasum (`multipod.execute.adasum`).
+      layers: of the vectors, for schedules that combine by Adasum (`multipod.execute.adasum.operator`).
 
     Raises:
       ScheduleError: vectors that do not fit the schedule, or one that combines without layers.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from multipod.execute.packing import Slots
+from multipod.execute.pipeline.packing import Slots
 
 
 class Flight(NamedTuple):

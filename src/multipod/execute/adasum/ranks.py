@@ -17,8 +17,8 @@ import numpy as np
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, split
 from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import LARGEST, Layers, coefficients, gram_weights, refuse_poisoned
-from multipod.execute.adasum_native import Functions, functions
+from multipod.execute.adasum.native import Functions, functions
+from multipod.execute.adasum.operator import LARGEST, Layers, coefficients, gram_weights, refuse_poisoned
 
 CHUNK = 1 << 15
 """Elements that are made float64 at a time: 256 KiB, so that they stay in a core's cache."""
@@ -324,10 +324,10 @@ def shares(schedule: Schedule) -> Schedule:
 
 
 class Arithmetic:
-    """What the combination asks of arrays: here those of NumPy; `execute.torch` has that of tensors.
+    """What the combination asks of arrays: here those of NumPy; `execute.engines.torch` has that of tensors.
 
     Args:
-      native: take the functions in C (`adasum_native`) where they are to be had.
+      native: take the functions in C (`native.py`) where they are to be had.
     """
 
     xp: Any = np

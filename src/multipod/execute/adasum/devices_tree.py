@@ -1,6 +1,6 @@
 """Adasum inside `jax.shard_map` by its schedule: the tree, level by level, for any number of devices.
 
-The Gram form beside this (`adasum_jax`) is what training uses: it waits less, and its arithmetic grows with the number
+The Gram form beside this (`devices.py`) is what training uses: it waits less, and its arithmetic grows with the number
 of vectors, so it ends at 128. Here each level costs an exchange and two short messages; what one device computes does
 not grow with their number. Float32 suffices, as there: tensors are scaled by powers of two to lie near 1, products are
 pairs of float32, and so are coefficients.
@@ -21,11 +21,8 @@ from jax import lax
 from multipod.collectives.adasum import combinations, dot_sums, split
 from multipod.collectives.schedule import COPY, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.adasum import Layers
-from multipod.execute.adasum_jax import Report
-from multipod.execute.adasum_ranks import meeting
-from multipod.execute.jax import run
-from multipod.execute.pairs import (
+from multipod.execute.adasum.devices import Report
+from multipod.execute.adasum.double_float import (
     NOTHING,
     Pair,
     exponent_of,
@@ -37,6 +34,9 @@ from multipod.execute.pairs import (
     times,
     two_product,
 )
+from multipod.execute.adasum.operator import Layers
+from multipod.execute.adasum.ranks import meeting
+from multipod.execute.engines.jax import run
 
 LONGEST = 1 << 27
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from multipod.collectives.schedule import ADD, COPY, Schedule, Step, even, make_step
 from multipod.errors import ScheduleError
-from multipod.execute import numpy as reference
-from multipod.execute.plan import IN_PLACE, SCRATCHES, Message, follow, plan, plan_for
+from multipod.execute.engines import numpy as reference
+from multipod.execute.engines.rank_program import IN_PLACE, SCRATCHES, Message, follow, plan, plan_for
 from multipod.topology.topology import Topology
 
 LIMIT_S = 20

@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
-from multipod.execute.delays import Part
-from multipod.execute.flight import Flight, PipeState, inside, leaf_number, specs_of, zeros
-from multipod.execute.packing import Packing, Slots, packing
-from multipod.execute.passes import Passes, passes
-from multipod.execute.pipeline_tables import Tables, tables
+from multipod.execute.pipeline.delays import Part
+from multipod.execute.pipeline.in_flight import Flight, PipeState, inside, leaf_number, specs_of, zeros
+from multipod.execute.pipeline.packing import Packing, Slots, packing
+from multipod.execute.pipeline.passes import Passes, passes
+from multipod.execute.pipeline.tables import Tables, tables
 from multipod.pipelines.check import Proof
 
 Tied = tuple[tuple[tuple[int, str], ...], ...]

@@ -1,0 +1,1 @@
+"""Pipelines over a `stage` axis of the mesh, for training and evaluation, and a simulation of their delays."""

@@ -1,0 +1,76 @@
+"""A run whose processes stay the same from its start to its end."""
+
+from contextlib import ExitStack
+
+from multipod.chaos.inject import Injector
+from multipod.layout.mesh import topology_of
+from multipod.runs.example_log import open_example_log
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.request import (
+    RunResult,
+    TrainRequest,
+    reading_arguments,
+    relocation_arguments,
+    remember,
+    resume_command,
+)
+from multipod.runs.stages import (
+    hold_folder,
+    open_observers,
+    prepare_folder,
+    prepare_program,
+    print_warning,
+    read_past,
+    report_to_launcher,
+    run_facts,
+    stop_when_asked,
+    write_report,
+)
+from multipod.train.checkpoint import Checkpoints
+from multipod.train.hooks import no_faults, silent
+from multipod.train.loop import RunContext
+from multipod.train.loop import train as train_program
+from multipod.train.multihost import meet
+
+
+def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
+    """Prepares the run, trains, and writes its report."""
+    request, options = remember(request, options)
+    faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
+    program = prepare_program(request, options, faults)
+    recipe = program.recipe
+    folder = prepare_folder(request, options, program)
+    with ExitStack() as stack:
+        stack.callback(hold_folder(folder, options.command))
+        report_saved = report_to_launcher(options, stack, folder)
+        stop = stack.enter_context(stop_when_asked())
+        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.local_state else ()
+        checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=report_saved, chips=chips)
+        stack.callback(checkpoints.close)
+        state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None
+        past, repeated = read_past(folder, None if state is None else int(state.update), options.started_s)
+        observers = stack.enter_context(open_observers(folder, request, state))
+        state = request.begin(program) if request.begin else state
+        log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
+        arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
+        context = RunContext(
+            checkpoints=checkpoints,
+            observers=observers,
+            on_phase=log.follow(options.heartbeat or silent),
+            on_update=log.on_update,
+            barrier=lambda name: meet(name, options.timeouts.compile_s),
+            stop=stop,
+            stop_after=request.stop_after,
+            evaluate_beside=request.evaluate_beside,
+            reading=request.reading,
+            resume=resume_command(folder, options, arguments),
+            folder=str(folder.path),
+            facts=run_facts(program, request, options),
+            began=options.started_s,
+            past=past,
+            repeated=repeated,
+            faults=faults.of_run(folder.checkpoints),
+        )
+        state, ended = train_program(program, context, state)
+    write_report(folder)
+    return RunResult(folder.path, ended, state)

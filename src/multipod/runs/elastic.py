@@ -1,0 +1,313 @@
+"""A run in processes that come and go, under `multipod launch --survive`: it trains in one world after the other."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+from multipod import runtime
+from multipod.chaos.inject import Injector
+from multipod.elastic.heartbeat import Heartbeat
+from multipod.elastic.worker.jax_world import Connection
+from multipod.elastic.worker.peer_reports import Met
+from multipod.elastic.worker.snapshots import Memory, chosen, copy_bytes, mirror_bytes, placed
+from multipod.elastic.worker.update_buffer import Recent, fill
+from multipod.elastic.worker.worker import Member, live_through
+from multipod.elastic.world import World
+from multipod.errors import CheckpointError, ClusterError, RunFolderError
+from multipod.layout.layout import BUILT_IN_SUMS
+from multipod.layout.seats import seated
+from multipod.recipe.recipe import Recipe
+from multipod.runs.example_log import open_example_log
+from multipod.runs.lazy_checkpoints import LazyCheckpoints
+from multipod.runs.lock import RunLock, hold
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.recipes import configure_recipe
+from multipod.runs.request import RunResult, TrainRequest, reading_arguments, remember, resume_command
+from multipod.runs.stages import (
+    identify,
+    open_observers,
+    prepare_folder,
+    print_warning,
+    read_events,
+    read_past,
+    run_facts,
+    stop_when_asked,
+    write_report,
+)
+from multipod.runs.world_hooks import CarriedOver, WorldHooks
+from multipod.step.program import Program, program_of
+from multipod.step.state import State
+from multipod.train.checkpoint import Checkpoints
+from multipod.train.clock import Times
+from multipod.train.events import Ended, Observer, Updated
+from multipod.train.goodput import past_of
+from multipod.train.hooks import Faults, no_faults
+from multipod.train.loop import RunContext
+from multipod.train.loop import train as train_program
+from multipod.train.observers import jsonl
+from multipod.train.run_folder import RunFolder
+from multipod.train.stop import StopRequest
+
+HANDOVER_S = 15.0
+"""How long the first process of a world waits for the one before to let go of the folder."""
+
+
+def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
+    """Trains in one world after the other, as the launcher says."""
+    beat = options.heartbeat
+    assert beat is not None
+    beat("starting", 0)
+    runtime.keep_stdout_for_python()
+    request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
+    recipe = configure_recipe(request.recipe, request.changes, replace(options, fail=()))
+    refuse_inelastic(recipe, options)
+    member = Member(beat, options.cluster.process, options.timeouts)
+    faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
+    folder = HeldFolder(options.command)
+    with stop_when_asked() as stop:
+        member.ready(identify(recipe))
+        run = ElasticRun(request, options, recipe, member, stop, faults, folder)
+        try:
+            ended = live_through(member, run.train_in)
+        finally:
+            folder.let_go()
+        beat.close()
+    return RunResult(Path(run.carried.folder), ended)
+
+
+def refuse_inelastic(recipe: Recipe, options: RuntimeOptions) -> None:
+    """Refuses a recipe that cannot change its processes on the way.
+
+    Raises:
+      ClusterError: --fail, stages, or a sum with which every device has an optimizer state of its own.
+    """
+    if options.fail:
+        raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
+    if recipe.layout.stage > 1:
+        raise ClusterError(
+            f"layout.stage={recipe.layout.stage}: a pipeline is not cut anew around a lost process. Leave out "
+            "--survive (--restarts works)."
+        )
+    if recipe.layout.local_state:
+        raise ClusterError(
+            f"layout.gradient_sum={recipe.layout.gradient_sum} keeps an optimizer state on every device, which cannot "
+            "be handed on. Leave out --survive (--restarts works), or take another sum."
+        )
+
+
+class HeldFolder:
+    """The lock on the run's folder, which the first process of each world holds."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._lock: RunLock | None = None
+
+    def hold(self, folder: RunFolder) -> None:
+        """Holds the folder if this process is the first of its world, who writes there; else lets go of it.
+
+        Raises:
+          RunFolderError: whoever holds it does not let go.
+        """
+        if jax.process_index() > 0:
+            self.let_go()
+            return
+        until_s = time.monotonic() + HANDOVER_S
+        while self._lock is None:
+            try:
+                self._lock = hold(folder.path, self._command)
+            except RunFolderError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.1)  # who was the first before lets go as this world begins
+
+    def let_go(self) -> None:
+        """Lets others write the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """A run as one process of it has it in every world: all but the devices.
+
+    Attributes:
+      faults: what is to go wrong; nothing, but for `multipod chaos`.
+      carried: what this process takes from world to world.
+      prepared: numbers of processes for which the update was compiled ahead.
+    """
+
+    request: TrainRequest
+    options: RuntimeOptions
+    recipe: Recipe
+    member: Member
+    stop: StopRequest
+    faults: Faults
+    held: HeldFolder
+    carried: CarriedOver = field(default_factory=lambda: CarriedOver(Memory(), Recent(), Times()))
+    prepared: set[int] = field(default_factory=set)
+
+    def train_in(self, connection: Connection) -> Ended:
+        """Trains in one world: to the end, or until `multipod.train.hooks.Left`."""
+        world, member, carried = connection.world, self.member, self.carried
+        program = self.program_in(connection, jax.devices())
+        _ = program.lowered  # what does not fit the mesh is refused here
+        met = meet_peers(member, carried, connection)
+        folder = self.find_folder(program, met)
+        member.beat.note(folder=str(folder.path))
+        began_s = time.monotonic()
+        self.held.hold(folder)
+        with ExitStack() as stack:
+            open_them = partial(open_checkpoints, folder, self.recipe, member.beat)
+            checkpoints = LazyCheckpoints(open_them, partial(member.look, world))
+            stack.callback(checkpoints.abandon)
+            state, source = self.find_state(met, program, checkpoints)
+            update = 0 if state is None else int(state.update)
+            past, repeated = self.read_past(folder, update, met, world.generation)
+            observers = stack.enter_context(self.open_observers(folder, update, world.generation))
+            hooks = WorldHooks(connection, member, carried, program, source, update, met, observers, self.prepare)
+            wanted = self.request.log_examples
+            log = stack.enter_context(open_example_log(wanted, folder, program, state, world.generation))
+
+            def on_update(state: State, event: Updated, leaving: bool) -> float:
+                copied_s = hooks.on_update(state, event, leaving)
+                log.on_update(state, event, leaving)
+                return copied_s
+
+            context = RunContext(
+                checkpoints=checkpoints,  # type: ignore[arg-type]
+                observers=observers,
+                on_phase=log.follow(hooks.on_phase),
+                barrier=hooks.barrier,
+                on_update=on_update,
+                wants_restart=lambda: member.ending(world),
+                resume_with_due=world.generation > 0 and update > 0,
+                times=carried.times,
+                stop=self.stop,
+                stop_after=self.request.stop_after,
+                reading=self.request.reading,
+                evaluate_beside=self.request.evaluate_beside,
+                resume=resume_command(folder, self.options, reading_arguments(self.request.reading)),
+                folder=str(folder.path),
+                facts=self.facts_in(world, program),
+                began=began_s if world.generation else self.options.started_s,
+                past=past,
+                repeated=repeated,
+                faults=self.faults.of_run(folder.checkpoints, world.generation),
+            )
+            _, ended = train_program(program, context, state)
+            checkpoints.close()
+        write_report(folder)
+        return ended
+
+    def program_in(self, connection: Connection, devices: Sequence[jax.Device], without: int = 0) -> Program:
+        """The recipe's program on the mesh of a world's devices, around the empty seats and the last taken ones."""
+        world = connection.world
+        by_seat: dict[int, list[jax.Device]] = {}
+        for device in devices:
+            if device.process_index < len(world.seats) - without:
+                by_seat.setdefault(world.seats[device.process_index], []).append(device)
+        layout, mesh = seated(self.recipe.layout, by_seat, world.total)
+        return program_of(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
+
+    def prepare(self, connection: Connection, devices: Sequence[jax.Device]) -> None:
+        """Compiles the update for one process less, into the cache: what is waited for when a process dies.
+
+        In that world process k has the devices that process k has in this one, whoever dies; so this need not know. It
+        differs where a schedule goes around the hole: there nothing is prepared. It is told the devices, and asks JAX
+        for none: the world may be over by then, and JAX would make some that are of no world.
+        """
+        world = connection.world
+        left = len(world.seats) - 1
+        known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
+        if known or left < 1 or world.process_of(self.member.rank) >= left:
+            return
+        self.prepared.add(left)
+        with suppress(Exception):  # if it is for nothing, the next world says why
+            self.program_in(connection, devices, without=1).compile_update()
+
+    def find_folder(self, program: Program, met: Met) -> RunFolder:
+        """The run's folder: known to a peer, or made now."""
+        known = met.folder
+        folder = RunFolder(Path(known)) if known else prepare_folder(self.request, self.options, program)
+        self.carried.folder = str(folder.path)
+        return folder
+
+    def find_state(self, met: Met, program: Program, checkpoints: LazyCheckpoints) -> tuple[State | None, str]:
+        """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
+        request, memory = self.request, self.carried.memory
+        choice = chosen(met.held, program.shapes)
+        if choice is not None:
+            mine = memory.at(choice.stamp)
+            assert isinstance(program.mesh, jax.sharding.Mesh)
+            state = placed(choice, mine, program.shapes, program.mesh)
+            memory.kept = [] if mine is None else [mine]
+            return state, choice.source
+        memory.kept = []
+        first = not any(idle_s >= 0 for idle_s in met.idle_s)
+        if first and request.begin is not None:
+            return request.begin(program), "start"
+        if first and request.resume is None and not met.folder:
+            return None, "start"
+        try:
+            state = checkpoints.restore(program.shapes, request.at if first else None, print_warning)
+        except CheckpointError:
+            if request.resume is not None or checkpoints.updates():
+                raise
+            return None, "start"
+        return state, "checkpoint"
+
+    def read_past(self, folder: RunFolder, update: int, met: Met, generation: int) -> tuple[dict[str, float], int]:
+        """What the time of the run went into before this world, and the updates that are done again."""
+        if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
+            return {}, 0
+        if not generation:
+            return read_past(folder, update, self.options.started_s)
+        fill(folder.metrics, met.recent, update)
+        return past_of(read_events(folder), update, max(met.idle_s), cause="regroup")
+
+    @contextmanager
+    def open_observers(self, folder: RunFolder, update: int, generation: int) -> Iterator[list[Observer]]:
+        """The observers of this world: all on its first process, none on the others."""
+        if jax.process_index() == 0 and (generation or update):
+            jsonl.keep_until(folder.metrics, update, again=("evaluated",) if generation else ())
+        with open_observers(folder, self.request, None, first=generation == 0) as observers:
+            yield observers
+
+    def facts_in(self, world: World, program: Program) -> dict[str, Any]:
+        """What the observers are told of where the run is, and of what its copies in memory cost."""
+        kept = {"mirror_every": self.carried.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
+        kept |= {"bytes_kept": copy_bytes(program.shapes) + kept["bytes_to_neighbour"], "generation": world.generation}
+        return run_facts(program, self.request, self.options) | kept
+
+
+def open_checkpoints(folder: RunFolder, recipe: Recipe, beat: Heartbeat) -> Checkpoints:
+    """The run's checkpoints, for the processes of one world; the launcher is told of each that is complete."""
+    return Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=lambda update: beat.note(saved=update))
+
+
+def meet_peers(member: Member, carried: CarriedOver, connection: Connection) -> Met:
+    """Tells the peers what this process has, and returns what they and it have."""
+    world = connection.world
+    carried.memory.every = world.mirror_every
+    idle_s = -1.0 if carried.last_s is None else time.monotonic() - carried.last_s
+    speaker = next((rank for rank in world.ranks if rank not in world.came), None)
+    report = {
+        "held": carried.memory.manifest(),
+        "folder": carried.folder or world.folder,
+        "idle_s": idle_s,
+        "made": carried.made,
+        "ports": sorted(connection.ports),
+        "recent": carried.recent.told(all_of_them=speaker == member.rank),
+    }
+    connection.post("met", msgspec.json.encode(report).decode())
+    reports = [msgspec.json.decode(text) for text in connection.posted("met", partial(member.look, world))]
+    connection.peers = {port for report in reports for port in report["ports"]}
+    return Met(reports)

@@ -1,0 +1,53 @@
+"""Trains a pre-trained run's model on a text-to-text task."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from multipod.recipes.finetune import FineTuning
+from multipod.runs.opening import restore_state
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.request import RunResult, TrainRequest
+from multipod.runs.training import train_request
+from multipod.step.program import Program
+from multipod.step.state import State
+from multipod.train.run_folder import open_folder
+
+
+def finetune_run(
+    pretrained: str | Path,
+    asked: FineTuning,
+    request: TrainRequest | None = None,
+    *,
+    reset_optimizer: bool = False,
+    options: RuntimeOptions | None = None,
+) -> RunResult:
+    """Fine-tunes the model of the run in the folder `pretrained` in a new run.
+
+    `asked` needs no recipe and no overrides, which are the run's. Of `request` all but the recipe is used; its `at` is
+    the checkpoint of the pre-trained run to begin from.
+
+    Raises:
+      RecipeError: the run's model cannot be fine-tuned so.
+      CheckpointError: there is no such checkpoint.
+    """
+    _, facts = open_folder(Path(pretrained))
+    asked = replace(asked, recipe=facts["recipe"], overrides=tuple(facts["overrides"]))
+    request = request or TrainRequest()
+
+    def begin(program: Program) -> State:
+        return pretrained_state(program, Path(pretrained), request.at, reset_optimizer)
+
+    return train_request(replace(request, recipe=asked.name(), at=None, begin=begin), options)
+
+
+def pretrained_state(program: Program, run: Path, at: int | None, reset_optimizer: bool) -> State:
+    """The state before the first update: the run's parameters, and its optimizer's state unless it is reset.
+
+    Raises:
+      CheckpointError: there is none, or it is of another model.
+    """
+    folder, _ = open_folder(run)
+    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
+    before = restore_state(folder, program.shapes, at, weights_only=reset_optimizer and local)
+    fresh = program.init()
+    return fresh._replace(params=before.params, optimizer=fresh.optimizer if reset_optimizer else before.optimizer)

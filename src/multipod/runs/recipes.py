@@ -1,0 +1,38 @@
+"""The recipe of a run: found by its name or given as a value, changed, and laid on the mesh that is here."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+
+from multipod.layout.layout import Layout
+from multipod.recipe.override import override
+from multipod.recipe.recipe import Recipe
+from multipod.recipes.find import load
+from multipod.runs.options import RuntimeOptions
+from multipod.topology.machines import parse
+
+
+def configure_recipe(recipe: str | Recipe, changes: Sequence[str], options: RuntimeOptions) -> Recipe:
+    """Returns the recipe with `changes`, and the mesh and the failed chips of `options` in its layout.
+
+    Raises:
+      RecipeError: no such recipe, or a change that does not fit.
+      TopologyError: failed chips that the mesh does not have.
+    """
+    mesh = [] if options.mesh is None else [f"layout.mesh={options.mesh[0]}x{options.mesh[1]}"]
+    base = recipe if isinstance(recipe, Recipe) else load(recipe)
+    changed = override(base, [*changes, *mesh])
+    return replace(changed, layout=without_chips(changed.layout, options.fail)) if options.fail else changed
+
+
+def without_chips(layout: Layout, fail: Sequence[str]) -> Layout:
+    """Returns the layout on its mesh without the chips in the blocks `fail`, as `0,1` or `0-1,2-3`.
+
+    Raises:
+      TopologyError: chips that the mesh does not have.
+    """
+    rows, columns = layout.mesh_shape(jax.device_count())
+    chips = parse(f"mesh:{rows}x{columns}", tuple(fail))
+    failed = tuple((row, column) for row, column in map(chips.coordinates, sorted(chips.failed_chips)))
+    return replace(layout, mesh=(rows, columns), failed=failed)

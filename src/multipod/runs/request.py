@@ -1,0 +1,145 @@
+"""What is asked of a run, and what is answered: a `TrainRequest`, a `RunResult`, and the command that goes on."""
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from multipod.data.reading import Reading
+from multipod.errors import RecipeError
+from multipod.layout.layout import Layout
+from multipod.recipe.recipe import Recipe
+from multipod.runs.options import RuntimeOptions
+from multipod.step.program import Program
+from multipod.step.state import State
+from multipod.train.events import Ended, Observer
+from multipod.train.run_folder import RunFolder, open_folder
+
+
+def no_observers(folder: RunFolder, first: bool) -> Sequence[Observer]:
+    """Returns nobody to tell, whatever the folder."""
+    return ()
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A run to train: a new one of `recipe`, or the one in `resume` to go on with.
+
+    Attributes:
+      recipe: the recipe itself, a name of `multipod list`, or FILE.py:FUNCTION; with `resume` it may be left out.
+      changes: typed changes to the recipe, each `name=value`.
+      out: the new run's folder; None takes the next free one under runs/.
+      resume: the folder of the run to go on with.
+      at: the checkpoint to go on from; None takes the newest.
+      stop_after: stop and save after this update; 0 never does.
+      reading: how this host makes batches.
+      evaluate_beside: evaluate while training goes on, on a copy of the weights.
+      begin: makes the first state of a new run; None starts from scratch.
+      log_examples: write which examples each update used to the run's folder.
+      inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
+      plan: what was predicted for the run, for its records.
+      observers: makes who is told of the run beside its own files, on process 0, given its folder and whether these
+        are the first of this process. Those with a method `close` are closed at the end.
+    """
+
+    recipe: str | Recipe = ""
+    changes: Sequence[str] = ()
+    out: Path | None = None
+    resume: Path | None = None
+    at: int | None = None
+    stop_after: int = 0
+    reading: Reading = field(default_factory=Reading)
+    evaluate_beside: bool = False
+    begin: Callable[[Program], State] | None = None
+    log_examples: bool = False
+    inject: Path | None = None
+    plan: dict[str, Any] | None = None
+    observers: Callable[[RunFolder, bool], Sequence[Observer]] = no_observers
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to.
+
+    Attributes:
+      folder: the run's folder.
+      ended: the summary that observers were told last.
+      state: the last state; None where it is not this process's to give (`multipod launch --survive`).
+    """
+
+    folder: Path
+    ended: Ended
+    state: State | None = None
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The values of the last evaluation, `accuracy` and so on."""
+        return self.ended.values
+
+
+def remember(request: TrainRequest, options: RuntimeOptions, devices: int = 0) -> tuple[TrainRequest, RuntimeOptions]:
+    """Returns the request and options with what a resumed run's folder remembers: recipe, changes, mesh, failed chips.
+
+    The mesh only if there are `devices` for it (those JAX has, if 0), and the failed chips only with the mesh: a mesh
+    in `options` means a whole one. Failed chips in `options` add to those that had failed before.
+
+    Raises:
+      RecipeError: the folder is a run of another recipe.
+    """
+    if request.resume is None:
+        return request, options
+    _, facts = open_folder(request.resume)
+    if request.recipe and request.recipe != facts["recipe"]:
+        raise RecipeError(
+            f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
+        )
+    asked = request.changes
+    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *asked])
+    mesh = tuple(facts.get("chips", facts["mesh"].values()))
+    elsewhere = any(change.startswith("layout.mesh=") for change in asked)
+    fits = math.prod(mesh) * facts.get("tile", 1) <= (devices or jax.device_count())
+    if options.mesh is None and not elsewhere and fits:
+        failed = tuple(f"{row},{column}" for row, column in facts.get("failed", ()))
+        options = replace(options, mesh=mesh, fail=(*failed, *options.fail))
+    return request, options
+
+
+def resume_command(folder: RunFolder, options: RuntimeOptions, arguments: str = "") -> str:
+    """The command that goes on with this run, as it was started but for `arguments`."""
+    command = f"multipod train --resume {shlex.quote(str(folder.path))}{arguments}"
+    if options.cluster.name == "multipod launch":
+        survive = " --survive" if options.cluster.survives else ""
+        command = command.removeprefix("multipod ")
+        command = f"multipod launch --processes {options.cluster.processes}{survive} -- {command}"
+    return command
+
+
+def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
+    """The arguments by which a resumed run lies elsewhere than `run.json` says, which tells how it began."""
+    if request.resume is None:
+        return ""
+    _, facts = open_folder(request.resume)
+    began = {tuple(chip) for chip in facts.get("failed", ())}
+    arguments, failed = "", set(layout.failed)
+    whole = list(facts.get("chips", facts["mesh"].values()))
+    if layout.mesh and (list(layout.mesh) != whole or began - failed):
+        began, arguments = set(), " --mesh " + "x".join(map(str, layout.mesh))
+    return arguments + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
+
+
+def reading_arguments(reading: Reading) -> str:
+    """The arguments that give this reading again, each with a space before it."""
+    given = {
+        "--read-threads": reading.threads,
+        "--read-processes": reading.processes,
+        "--read-ahead": reading.ahead,
+        "--read-limit": reading.limit_s if reading.limit_s != type(reading).limit_s else 0,
+        "--image-order": reading.image_order,
+        "--decoded-cache": reading.cache_bytes,
+        "--decoded-cache-folder": reading.cache_folder,
+    }
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)

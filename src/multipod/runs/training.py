@@ -1,0 +1,83 @@
+"""Trains a recipe into a run folder: what `multipod train` does, as one call."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from multipod.errors import RunFolderError
+from multipod.recipe.recipe import Recipe
+from multipod.runs.alone import run_alone
+from multipod.runs.elastic import run_elastic
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.request import RunResult, TrainRequest
+from multipod.runs.stages import translate_lost_peers
+from multipod.runs.start_from import start_from as take_over
+from multipod.train.events import Observer
+from multipod.train.run_folder import RunFolder
+
+
+def train_run(
+    recipe: str | Recipe = "",
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    start_from: str | Path | None = None,
+    at: int | None = None,
+    changes: Sequence[str] = (),
+    stop_after: int = 0,
+    observers: Sequence[Observer] = (),
+    options: RuntimeOptions | None = None,
+) -> RunResult:
+    """Trains a recipe to its end, or goes on with a run, as `multipod train` does.
+
+    The folder gets `recipe.toml`, `run.json`, `metrics.jsonl`, TensorBoard events, checkpoints and a report. Ctrl-C
+    stops after the update that is running and saves; `RunResult.ended.interrupted` says so.
+
+    Args:
+      recipe: a recipe, the name of one (`multipod list`), or FILE.py:FUNCTION; left out with `resume`.
+      out: the folder of a new run; None takes the next free one under runs/.
+      resume: the folder of a run to go on with.
+      start_from: the folder of a run whose recipe and state a new run takes over, laid out otherwise.
+      at: with `resume` or `start_from`, the checkpoint to go on from; None takes the newest.
+      changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
+      stop_after: stop and save after this update; 0 never does.
+      observers: called with each event (`multipod.train.events`), on process 0.
+      options: mesh, devices, time-outs and cache; None is this process on all of JAX's devices.
+
+    Raises:
+      MultipodError: what was asked for cannot be; the message says where, what, and the next move.
+    """
+    if resume is not None and out is not None:
+        raise RunFolderError("resume goes on in the run's own folder: leave out `out`.")
+
+    def tell(folder: RunFolder, first: bool) -> Sequence[Observer]:
+        return observers
+
+    request = TrainRequest(
+        recipe=recipe,
+        changes=changes,
+        out=None if out is None else Path(out),
+        resume=None if resume is None else Path(resume),
+        at=at,
+        stop_after=stop_after,
+        observers=tell,
+    )
+    return train_request(request, options, start_from=start_from)
+
+
+def train_request(
+    request: TrainRequest, options: RuntimeOptions | None = None, *, start_from: str | Path | None = None
+) -> RunResult:
+    """Trains what `request` asks for, alone or in processes that come and go.
+
+    With `start_from`, a new run takes over the recipe and the state of the run in that folder.
+
+    Raises:
+      MultipodError: it cannot be.
+    """
+    options = options or RuntimeOptions()
+    with translate_lost_peers(options):
+        if start_from is not None:
+            request = take_over(request, Path(start_from), options)
+            request = replace(request, at=None)
+        return (run_elastic if options.cluster.survives else run_alone)(request, options)

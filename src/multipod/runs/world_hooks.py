@@ -1,0 +1,137 @@
+"""What one process does at each update of a world: copies of the state, the launcher's news, and what is told of it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from multipod.elastic.straggling import Probe
+from multipod.elastic.worker.jax_world import Connection
+from multipod.elastic.worker.peer_reports import Met
+from multipod.elastic.worker.snapshots import Memory, Mirror, taken
+from multipod.elastic.worker.update_buffer import Recent
+from multipod.elastic.worker.worker import Member
+from multipod.step.program import Program
+from multipod.step.state import State
+from multipod.train.clock import Times
+from multipod.train.events import Observer, Regrouped, Updated
+
+
+@dataclass
+class CarriedOver:
+    """What one process takes from one world into the next.
+
+    Attributes:
+      memory: copies of the state.
+      recent: the last updates, for who comes later.
+      times: of all updates so far.
+      folder: the run's; empty while not known.
+      last_s: when the last update was done, on this process's clock; None before the first.
+      made: the most updates done so far, those done again not counted twice.
+    """
+
+    memory: Memory
+    recent: Recent
+    times: Times
+    folder: str = ""
+    last_s: float | None = None
+    made: int = 0
+
+
+class WorldHooks:
+    """Keeps the state of one world in memory, and looks for the launcher's news: what the loop calls at each update.
+
+    Args:
+      connection: this process's part in the world.
+      member: what this process knows of the worlds.
+      carried: where copies and the last updates go.
+      program: of this world.
+      source: where its first state came from (`multipod.train.events.Regrouped`).
+      update: the updates done in that state.
+      met: what the peers said when the world began.
+      observers: told how the world came to be.
+      prepare: compiles ahead for the next world, given the connection and the devices.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        member: Member,
+        carried: CarriedOver,
+        program: Program,
+        source: str,
+        update: int,
+        met: Met,
+        observers: Sequence[Observer],
+        prepare: Callable[[Connection, Sequence[jax.Device]], None],
+    ) -> None:
+        self.connection, self.world, self.member, self.carried = connection, connection.world, member, carried
+        self.source, self.update, self.met, self.observers, self.prepare = source, update, met, observers, prepare
+        assert isinstance(program.mesh, jax.sharding.Mesh)
+        self.mirror = Mirror(program.shapes, program.mesh)
+        self.probe: Probe | None = None
+        self.began_s = time.monotonic()
+        self.first = True
+
+    def on_phase(self, phase: str, update: int) -> None:
+        """Tells the launcher, and stops here if this world is over."""
+        self.member.look(self.world)
+        self.member.beat(phase, update)
+
+    def barrier(self, name: str) -> None:
+        """Waits until all processes of this world are here."""
+        self.connection.post(name, "")
+        self.connection.posted(name, lambda: self.member.look(self.world))
+
+    def on_update(self, state: State, event: Updated, leaving: bool) -> float:
+        """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
+        self.member.look(self.world)
+        memory, carried = self.carried.memory, self.carried
+        update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
+        start = now = time.monotonic()
+        if leaving or update % memory.every == 0 or update < event.update:
+            memory.add(self.mirror(taken(state, (update, self.world.generation))))
+            now = time.monotonic()
+        if self.first:
+            self.first = False
+            self.begin(now)
+        self.measure()
+        carried.recent.add(event, now)
+        carried.last_s, carried.made = now, max(carried.made, event.update)
+        return now - start
+
+    def begin(self, now: float) -> None:
+        """Says that this world's first update is done, and begins to compile for the next world."""
+        self.member.beat.note(joined=True)
+        ahead = (self.connection, jax.devices())
+        threading.Thread(target=self.prepare, args=ahead, name="ahead", daemon=True).start()
+        if self.world.generation:
+            for observer in self.observers:
+                observer(self.regrouped(now))
+
+    def measure(self) -> None:
+        """Tells the launcher how fast this process's device is, about each second."""
+        if time.monotonic() - self.began_s < 1.0:
+            return  # others wait for the first updates
+        self.probe = self.probe or Probe()
+        seconds = self.probe()
+        if seconds:
+            self.member.beat.note(speed_s=seconds)
+
+    def regrouped(self, now: float) -> Regrouped:
+        """What is told of how this world came to be."""
+        idle_s = max(self.met.idle_s)
+        return Regrouped(
+            update=self.update,
+            generation=self.world.generation,
+            processes=len(self.world.seats),
+            seats=self.world.total,
+            lost=self.world.lost,
+            came=list(self.world.came),
+            source=self.source,
+            repeated=max(0, self.met.made - self.update),
+            seconds=max(0.0, idle_s) + now - self.began_s,
+            planned=self.world.planned,
+        )
