@@ -148,7 +148,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     program = program_of(recipe, make_mesh(recipe.layout))
     update, state, pipe = program.compile_update(), program.init(), program.placement.pipe
     one = replace(LATE, mesh=(1, 1))
-    alone = program_of(replace(recipe, layout=one), make_mesh(one)).pipe
+    alone = program_of(replace(recipe, layout=one), make_mesh(one)).placement.pipe
     weights = split_params(alone, jax.device_get(program.full_params(state)))
     history = begin(alone.parts, weights, 8)
     simulate = jax.jit(lambda h, b, late: advance(alone.parts, h, b, pipe.tables.delays, delayed=late))
