@@ -28,8 +28,9 @@ from multipod.data.source import HostBatch, Source  # noqa: E402
 from multipod.layout.mesh import make_mesh  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
 from multipod.step.program import Program, program_of  # noqa: E402
+from multipod.train.context import RunContext  # noqa: E402
 from multipod.train.events import Evaluated, Updated  # noqa: E402
-from multipod.train.loop import RunContext, train  # noqa: E402
+from multipod.train.loop import train  # noqa: E402
 
 UPDATES = 120
 WAYS = ("none", "at once", "beside")

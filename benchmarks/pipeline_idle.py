@@ -128,7 +128,7 @@ def copies(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
 
 def at_the_papers_size() -> str:
     """The model where the paper's headline is: ResNet-50 in 107 stages, 8 micro-batches."""
-    from multipod.experiments.pipemare_theory import resnet_memory
+    from multipod.experiments.pipemare.theory import resnet_memory
     from multipod.pipelines.model import cost
 
     gpipe, mare = (cost(kind, 107, 8, "momentum") for kind in ("gpipe", "pipemare"))
@@ -271,7 +271,7 @@ def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
     """The stages with their optimizers: momentum, and PipeMare's T2 where the kind is `pipemare`."""
     import optax
 
-    from multipod.execute.pipeline.delays import Part
+    from multipod.execute.pipeline.delays import PipelinePart
     from multipod.optim.pipemare import PipeMare
 
     momentum, parts = optax.sgd(1e-6, momentum=0.9), []
@@ -279,9 +279,9 @@ def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
         if kind == "pipemare":
             mare, delay = PipeMare(decay=0.135), float(proof.mean_delay(n))
             back = lambda w, s, on, mare=mare, delay=delay: mare.backward_weights(w, s, delay * on)  # noqa: E731
-            parts.append(Part(function, mare.wrap(momentum, delay), back, kind=function))
+            parts.append(PipelinePart(function, mare.wrap(momentum, delay), back, kind=function))
         else:
-            parts.append(Part(function, momentum, kind=function))
+            parts.append(PipelinePart(function, momentum, kind=function))
     return parts
 
 

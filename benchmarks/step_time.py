@@ -39,8 +39,9 @@ from multipod.layout.mesh import batch_sharding, make_mesh  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
 from multipod.step.program import Program, program_of  # noqa: E402
+from multipod.train.context import LoopHooks, RunContext  # noqa: E402
 from multipod.train.events import Event, Updated  # noqa: E402
-from multipod.train.loop import RunContext, train  # noqa: E402
+from multipod.train.loop import train  # noqa: E402
 from multipod.train.observers.jsonl import JsonLines  # noqa: E402
 from multipod.train.observers.tensorboard import TensorBoard  # noqa: E402
 
@@ -87,7 +88,8 @@ class OurLoop:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         folder.mkdir()
         observers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder), self._observe]
-        around = RunContext(observers=observers, on_phase=self._pulse, clock=self._clock, began=self._clock())
+        hooks = LoopHooks(on_phase=self._pulse)
+        around = RunContext(observers=observers, hooks=hooks, clock=self._clock, began_s=self._clock())
         threading.Thread(target=self._train, args=(program, around), daemon=True).start()
         self._wait()
 

@@ -12,8 +12,9 @@ from multipod.layout.mesh import make_mesh
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
 from multipod.step.program import program_of
+from multipod.train.context import RunContext
 from multipod.train.events import Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 HERE = Path(__file__).parent
 SCRIPTS = [HERE / "around_a_hole.py"]

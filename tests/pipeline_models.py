@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from multipod.execute.pipeline.delays import Part
+from multipod.execute.pipeline.delays import PipelinePart
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.build import build
@@ -48,9 +48,9 @@ def batches(updates: int) -> dict[str, np.ndarray]:
 def parts_of(count: int, optimizer: optax.GradientTransformation, techniques: PipeMare | None, delays: Any) -> Any:
     functions = (first, *[middle] * (count - 2), last)
     if techniques is None:
-        return [Part(f, optimizer, kind=f) for f in functions]
+        return [PipelinePart(f, optimizer, kind=f) for f in functions]
     return [
-        Part(
+        PipelinePart(
             function,
             techniques.wrap(optimizer, delay),
             lambda w, s, on, delay=delay: techniques.backward_weights(w, s, delay * on),

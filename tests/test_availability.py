@@ -25,13 +25,14 @@ from multipod.runs import lock
 from multipod.step.program import Program, program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.checksums import damaged_files, seal
-from multipod.train.events import Compiled, Ended, Evaluated, Saved, SaveFailed, Started, Troubled, Updated
-from multipod.train.goodput import Account, account_of, past_of
+from multipod.train.context import LoopHooks, RunContext
+from multipod.train.events import BadUpdate, Compiled, Ended, Evaluated, Saved, SaveFailed, Started, Updated
+from multipod.train.goodput import GoodputAccount, account_for, past_seconds
 from multipod.train.hooks import no_faults
-from multipod.train.loop import RunContext, train
-from multipod.train.loss_spikes import Watch, kind_of
-from multipod.train.replay import finding
-from multipod.train.saving import Saving
+from multipod.train.loop import train
+from multipod.train.loss_spikes import SpikeDetector, kind_of
+from multipod.train.replay import compare_placements
+from multipod.train.saving import RetryingSaver
 
 # Checksums and checkpoints.
 
@@ -95,7 +96,7 @@ def test_storage_that_fails_for_a_while_is_tried_again_while_training_goes_on(pr
     told: list = []
     state = program.init()
     with closing(Checkpoints(tmp_path / "checkpoints", 3)) as store:
-        saving = Saving(store, told.append, sleep=lambda s: None)
+        saving = RetryingSaver(store, told.append, sleep=lambda s: None)
         with files_no_larger_than(2000):
             saving.save(state._replace(update=state.update + 1), 1)
             until = time.monotonic() + 60
@@ -133,7 +134,7 @@ class Refusing:
 
 def test_tries_grow_rarer_and_the_last_state_is_tried_for_some_seconds():
     told: list = []
-    saving = Saving(Refusing(4), told.append)
+    saving = RetryingSaver(Refusing(4), told.append)
     due = []
     for update in range(10, 30):
         if update == 10 or (due and not isinstance(told[-1], Saved) and saving.is_owed(update)):
@@ -142,10 +143,10 @@ def test_tries_grow_rarer_and_the_last_state_is_tried_for_some_seconds():
     assert due == [10, 11, 13, 17, 25]
     assert [event.reason for event in told[:4]] == ["no room"] * 4
     pauses: list[float] = []
-    Saving(Refusing(3), told.append, sleep=pauses.append).save_last(None, 1)
+    RetryingSaver(Refusing(3), told.append, sleep=pauses.append).save_last(None, 1)
     assert pauses == [0.5, 1, 2]
     with pytest.raises(CheckpointError, match="no room"):
-        Saving(Refusing(9), told.append, sleep=pauses.append).save_last(None, 1)
+        RetryingSaver(Refusing(9), told.append, sleep=pauses.append).save_last(None, 1)
 
 
 # The lock.
@@ -189,18 +190,18 @@ def test_an_owner_on_another_host_is_watched(tmp_path):
 
 
 def test_what_is_a_spike_follows_from_the_updates_before():
-    watch = Watch(Trouble("skip", spike=3, window=16, most=2))
+    watch = SpikeDetector(Trouble("skip", spike=3, window=16, most=2))
     for _ in range(15):
-        watch.saw(2.0, 0.5)
+        watch.add(2.0, 0.5)
     assert watch.limits() == (math.inf, math.inf)
-    watch.saw(2.0, 0.5)
+    watch.add(2.0, 0.5)
     assert watch.limits() == (6.0, 1.5)
-    assert [watch.is_too_much() for _ in range(3)] == [False, False, True]
+    assert [watch.count_bad() for _ in range(3)] == [False, False, True]
     for _ in range(16):
-        watch.saw(1.0, 0.5)
+        watch.add(1.0, 0.5)
     assert watch.limits() == (3.0, 1.5)
-    assert not watch.is_too_much()
-    assert Watch(Trouble("skip")).limits() == (math.inf, math.inf)
+    assert not watch.count_bad()
+    assert SpikeDetector(Trouble("skip")).limits() == (math.inf, math.inf)
     assert kind_of(math.nan, 1.0, (3.0, 3.0)) == "not finite"
     assert kind_of(1.0, math.inf, (3.0, 3.0)) == "not finite"
     assert kind_of(4.0, 1.0, (3.0, 3.0)) == "loss spike"
@@ -220,7 +221,7 @@ def test_trouble_is_one_group_of_the_recipe_and_a_run_may_change_it():
 def test_who_is_outvoted_is_the_bad_device():
     good = np.arange(8, dtype=np.uint32).reshape(4, 2)
     fine = [np.ones(4, bool)] * 3
-    assert finding([good, good, good], fine).devices == ()
+    assert compare_placements([good, good, good], fine).devices == ()
 
     def with_bad(device):
         placements = [good.copy() for _ in range(3)]
@@ -229,16 +230,16 @@ def test_who_is_outvoted_is_the_bad_device():
         return placements
 
     for device in range(4):
-        found = finding(with_bad(device), fine)
+        found = compare_placements(with_bad(device), fine)
         assert (found.devices, found.sure) == ((device,), True)
-    assert finding([good, good, good], [np.array([True, False, True, True])] * 3).shares == (1,)
+    assert compare_placements([good, good, good], [np.array([True, False, True, True])] * 3).shares == (1,)
     two = np.arange(4, dtype=np.uint32).reshape(2, 2)
-    assert finding([two, two + np.uint32([[1, 0], [0, 0]])], [np.ones(2, bool)] * 2) == replace(
-        finding([two, two], [np.ones(2, bool)] * 2), devices=(0, 1), sure=False
+    assert compare_placements([two, two + np.uint32([[1, 0], [0, 0]])], [np.ones(2, bool)] * 2) == replace(
+        compare_placements([two, two], [np.ones(2, bool)] * 2), devices=(0, 1), sure=False
     )
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="4 of 4 devices differ"):
-        finding([good, good, rng.integers(0, 99, (4, 2)).astype(np.uint32)], fine)
+        compare_placements([good, good, rng.integers(0, 99, (4, 2)).astype(np.uint32)], fine)
 
 
 # Bad updates: the run.
@@ -265,7 +266,8 @@ EXPONENT = 31
 def run(recipe: Recipe, faults=no_faults, store=None, **options):
     told: list = []
     program = program_of(recipe, make_mesh(Layout((2, 4))), faulty=True)
-    state, ended = train(program, RunContext(observers=[told.append], faults=faults, checkpoints=store, **options))
+    hooks = LoopHooks(faults=faults)
+    state, ended = train(program, RunContext(store, [told.append], hooks, **options))
     return state, ended, told
 
 
@@ -285,7 +287,7 @@ def same(a, b) -> bool:
 
 def test_a_passing_fault_costs_one_update_and_changes_nothing(short, undisturbed):
     state, ended, told = run(short, Flips({18: EXPONENT}))
-    (troubled,) = [event for event in told if isinstance(event, Troubled)]
+    (troubled,) = [event for event in told if isinstance(event, BadUpdate)]
     assert (troubled.update, troubled.action, troubled.back_to) == (19, "repeated", 19)
     assert troubled.kind in ("gradient spike", "not finite")
     assert "a passing fault, not the batch" in troubled.verdict
@@ -296,7 +298,7 @@ def test_a_passing_fault_costs_one_update_and_changes_nothing(short, undisturbed
 
 def test_a_bad_chip_is_named_and_its_update_is_left_out(short, undisturbed):
     state, ended, told = run(short, Flips({18: EXPONENT}, sticky=True))
-    (troubled,) = [event for event in told if isinstance(event, Troubled)]
+    (troubled,) = [event for event in told if isinstance(event, BadUpdate)]
     assert troubled.action == "skip"
     assert "bad chip: device 0 of process 0 on " in troubled.verdict
     assert ended.update == int(state.update) == 24
@@ -308,7 +310,7 @@ def test_rolling_back_goes_on_with_later_batches(short, tmp_path):
     recipe = override(replace(short, checkpoint_every=8), ["trouble.action=roll-back"])
     with closing(Checkpoints(tmp_path / "checkpoints", 3)) as store:
         state, ended, told = run(recipe, Flips({18: EXPONENT}, sticky=True), store)
-    (troubled,) = [event for event in told if isinstance(event, Troubled)]
+    (troubled,) = [event for event in told if isinstance(event, BadUpdate)]
     assert (troubled.update, troubled.back_to, troubled.action) == (19, 16, "roll-back")
     updates = [event.update for event in told if isinstance(event, Updated)]
     assert updates == [*range(1, 20), *range(17, 25)]
@@ -343,19 +345,19 @@ def test_the_time_of_a_run_is_told_by_what_it_went_into():
         Evaluated(4, {}, {}, 1, 1.0, beside=True),
         *(Updated(number, {}, 2.0, 0.5, 4.0) for number in range(5, 7)),
         SaveFailed(6, "no room", 7, 0.5),
-        Troubled(6, "loss spike", {}, {}, "skip", "", 6, 0.75),
+        BadUpdate(6, "loss spike", {}, {}, "skip", "", 6, 0.75),
     ]
-    account = account_of(events)
+    account = account_for(events)
     assert account.good_s == 7.5
     assert account.lost_s == {
         "start": 5.0, "compile": 3.0, "input": 3.0, "checkpoint": 0.75, "evaluation": 1.0, "trouble": 2.25,
     }  # fmt: skip
-    past, repeated = past_of(events, 4, away_s=10.0)
+    past, repeated = past_seconds(events, 4, away_s=10.0)
     assert (past["good"], past["repeated"], past["restart"], repeated) == (6.0, 1.5, 10.0, 2)
     assert sum(past.values()) == pytest.approx(account.told_s + 10)
-    assert "restart" not in past_of(events, 4, away_s=-3600.0)[0]  # a clock was set back
+    assert "restart" not in past_seconds(events, 4, away_s=-3600.0)[0]  # a clock was set back
 
-    again = Account()
+    again = GoodputAccount()
     again(Started("", 4, 10, 8, began_s=1.0, past=past, repeated=repeated))
     again(Updated(5, {}, 2.0, 0.5, 4.0))
     assert again.good_s == 7.5
@@ -367,6 +369,6 @@ def test_a_run_accounts_for_all_of_its_time(undisturbed):
     _, ended, told = undisturbed
     assert ended.goodput * ended.run_s + sum(ended.lost_s.values()) == pytest.approx(ended.run_s)
     assert 0 < ended.goodput < 1
-    assert account_of(event for event in told if not isinstance(event, Ended)).good_s == pytest.approx(
+    assert account_for(event for event in told if not isinstance(event, Ended)).good_s == pytest.approx(
         ended.goodput * ended.run_s
     )

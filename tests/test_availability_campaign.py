@@ -6,8 +6,9 @@ from statistics import quantiles
 import pytest
 
 from multipod.errors import RecipeError
-from multipod.experiments import availability, availability_campaign
-from multipod.experiments.availability_campaign import SERIES, carry_out, claims, cut, figure, recovery, runs, spread
+from multipod.experiments.availability import campaign
+from multipod.experiments.availability import run as availability
+from multipod.experiments.availability.campaign import SERIES, carry_out, claims, cut, figure, recovery, runs, spread
 from multipod.experiments.experiments import EXPERIMENTS
 from multipod.experiments.outcome import Claim, Section
 
@@ -45,7 +46,7 @@ def test_a_piece_that_is_there_is_not_done_again(tmp_path, monkeypatch):
         done.append((series, faults, seed))
         file.write_text(json.dumps(piece(series.survives, ("kill", 2.0))))
 
-    monkeypatch.setattr(availability_campaign, "_run", run)
+    monkeypatch.setattr(campaign, "_run", run)
     carry_out(lambda line: None, 15, tmp_path)
     found = carry_out(lambda line: None, 25, tmp_path)  # the second piece had 5 faults, and now has 10
     assert done == [(SERIES[0], 10, 0), (SERIES[1], 5, 1), (SERIES[1], 10, 1), (SERIES[2], 5, 2)]

@@ -15,19 +15,19 @@ from processes import files_no_larger_than
 from test_cli import TINY
 
 from multipod.chaos.campaign import (
-    Plan,
-    Random,
-    blows,
+    FaultPlan,
+    RandomFaults,
     carry_out,
-    examples,
+    compare_examples,
+    fault_effects,
     largest_difference,
     loss_difference,
     read_plan,
 )
-from multipod.chaos.hosts import LINK, hosts
+from multipod.chaos.hosts import LINK, make_hosts
 from multipod.chaos.inject import Fault, Injector, flip_newest, note, records
-from multipod.cli.chaos import settled
-from multipod.elastic.launcher.processes import Worker
+from multipod.cli.chaos import settle_plan
+from multipod.elastic.launcher.processes import WorkerCommand
 from multipod.elastic.launcher.supervise import supervise
 from multipod.errors import ChaosError, ClusterError, PlanError
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
@@ -42,13 +42,13 @@ def test_a_plan_is_read_and_its_draws_are_repeatable(tmp_path):
         'processes = 4\nseed = 7\n[[fault]]\nkind = "flip"\nat = 30\nbit = 31\n[random]\ncount = 5\nkinds = ["kill"]\n'
     )
     plan = read_plan(path)
-    assert plan == Plan(4, 7, (Fault("flip", 30, bit=31),), Random(5, ("kill",)))
+    assert plan == FaultPlan(4, 7, (Fault("flip", 30, bit=31),), RandomFaults(5, ("kill",)))
     faults = plan.faults(100)
     assert faults == plan.faults(100)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
     assert len(faults) == 6
-    assert faults != Plan(4, 8, plan.fault, plan.random).faults(100)
-    assert settled(path, 9, "stop,slow", 3, 2) == Plan(2, 3, plan.fault, Random(9, ("stop", "slow")))
+    assert faults != FaultPlan(4, 8, plan.fault, plan.random).faults(100)
+    assert settle_plan(path, 9, "stop,slow", 3, 2) == FaultPlan(2, 3, plan.fault, RandomFaults(9, ("stop", "slow")))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_a_slip_of_the_pen_in_a_plan_is_named(tmp_path, text, message):
 
 
 def test_what_cannot_be_carried_out_is_refused_all_at_once(tmp_path):
-    plan = Plan(2, fault=(Fault("kill", 60), Fault("stop", 5, rank=2, seconds=0), Fault("flip", 5, bit=32)))
+    plan = FaultPlan(2, fault=(Fault("kill", 60), Fault("stop", 5, rank=2, seconds=0), Fault("flip", 5, bit=32)))
     with pytest.raises(ChaosError, match=r"fault 1: kill at=60.*\n.*2: stop rank=2.*\n.*2: stop seconds=0.*\n.*bit=32"):
         plan.faults(60)
     with pytest.raises(ChaosError, match="cannot be read: No such file"):
         read_plan(tmp_path / "none.toml")
     with pytest.raises(ChaosError, match="nothing is to go wrong"):
-        settled(None, None, None, None, None)
+        settle_plan(None, None, None, None, None)
     with pytest.raises(ChaosError, match=r"--kinds kill,maim: there is no maim\. Known: kill, stop"):
-        settled(None, 3, "kill,maim", None, None)
+        settle_plan(None, 3, "kill,maim", None, None)
 
 
 # Inside a process.
@@ -149,7 +149,7 @@ def test_time_and_updates_lost_to_each_fault(tmp_path):
     write(tmp_path / "seen-1.jsonl", *late, *({"t": t, "update": u, "world": [t // 10, 0]} for t, u in seen if t > 9))
     write(tmp_path / "fired-0.jsonl", {"t": 13.5, "fault": 1, "update": 5} | vars(Fault("stop", 5)))
     write(tmp_path / "fired-1.jsonl", {"t": 3.5, "fault": 0, "update": 3} | vars(Fault("kill", 3, rank=1)))
-    first, second = blows(tmp_path, 2)
+    first, second = fault_effects(tmp_path, 2)
     assert (first.fault, first.update, first.recovered_s, first.repeated) == (Fault("kill", 3, rank=1), 3, 8.5, 2)
     assert (second.fault, second.recovered_s, second.repeated) == (Fault("stop", 5), 7.5, 1)
 
@@ -167,10 +167,10 @@ def test_examples_are_those_of_the_updates_that_count(tmp_path):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "seen-0.jsonl", gave(1, 0, 0), did(1, 0), *lost, gave(2, 0, 2), did(2, 0))
         write(tmp_path / name / "seen-1.jsonl", gave(1, 0, 1), did(1, 0), gave(2, 0, 3), did(2, 0))
-    found = examples(tmp_path / "wild", tmp_path / "calm", 2)
+    found = compare_examples(tmp_path / "wild", tmp_path / "calm", 2)
     assert (found.updates, found.used, found.same, found.uneven) == (2, 4, True, 0)
     write(tmp_path / "wild" / "seen-1.jsonl", gave(1, 0, 0), did(1, 0), gave(2, 0, 0), did(2, 0))
-    found = examples(tmp_path / "wild", tmp_path / "calm", 2)
+    found = compare_examples(tmp_path / "wild", tmp_path / "calm", 2)
     assert (found.same, found.uneven) == (False, 1)
 
 
@@ -184,7 +184,7 @@ def test_an_update_counts_as_the_last_world_did_it_and_one_word_that_it_is_done_
     write(wild / "seen-0.jsonl", gave(1, 0, 2), did(1, 0), gave(2, 0, 4), did(2, 0),
           gave(3, 1, 6, 7), gave(3, 2, 7, 6), did(3, 2))  # fmt: skip
     write(wild / "seen-1.jsonl", gave(1, 0, 3), did(1, 0), gave(2, 0, 5))
-    found = examples(wild, calm, 2)
+    found = compare_examples(wild, calm, 2)
     assert (found.updates, found.used, found.same, found.uneven) == (3, 6, True, 0)
 
 
@@ -213,7 +213,7 @@ def test_losses_of_the_same_updates_are_compared(tmp_path):
 
 
 def test_a_run_that_comes_no_further_is_given_up(tmp_path):
-    dies = Worker([sys.executable, "-c", "raise SystemExit(1)"], dict(os.environ))
+    dies = WorkerCommand([sys.executable, "-c", "raise SystemExit(1)"], dict(os.environ))
     with pytest.raises(ChaosError, match=r"did not reach its end in 4 starts; the last: rank 0 .* exited with code 1"):
         carry_out([], tmp_path / "new", ["train", "x"], lambda command, relay: supervise([dies], Timeouts(3), relay))
 
@@ -291,13 +291,14 @@ else:
 def test_hosts_have_addresses_and_a_link_that_can_be_cut_and_leave_nothing(tmp_path):
     with ExitStack() as stack:
         try:
-            pair = stack.enter_context(hosts(2))
+            pair = stack.enter_context(make_hosts(2))
         except ClusterError as error:
             pytest.skip(str(error))  # making them needs root
         command = [sys.executable, "-c", TALK]
         ready = str(tmp_path / "ready")
         workers = [
-            Worker([*command, str(number), LINK, ready, pair.addresses[0]], dict(os.environ)) for number in (0, 1)
+            WorkerCommand([*command, str(number), LINK, ready, pair.addresses[0]], dict(os.environ))
+            for number in (0, 1)
         ]
         one, two = (
             subprocess.Popen(worker.command, env=worker.environment, stdout=subprocess.PIPE, text=True)
@@ -308,5 +309,5 @@ def test_hosts_have_addresses_and_a_link_that_can_be_cut_and_leave_nothing(tmp_p
         assert (one.returncode, two.returncode, said) == (0, 0, "hello\nlate\n")
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert not set(pair.names) & set(left.split())
-    with pytest.raises(ClusterError, match="There are no such hosts here"), hosts(2), hosts(2):
+    with pytest.raises(ClusterError, match="There are no such hosts here"), make_hosts(2), make_hosts(2):
         pass

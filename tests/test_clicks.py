@@ -19,8 +19,9 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.ranking import auc
 from multipod.recipes.find import load
 from multipod.step.program import program_of
+from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 ROWS = (1000,) * FIELDS
 SPEC = Synthetic(rows=(3000, 40, 5), examples=2000, tests=500)

@@ -39,8 +39,9 @@ from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
 from multipod.step.program import program_of
+from multipod.train.context import RunContext
 from multipod.train.events import Ended, Skipped
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder, check_data
 

@@ -1,4 +1,4 @@
-"""Ranks on other hosts, here on loopback: an agent and a stand-in, and a rank that is another agent, as it is small."""
+"""Ranks on other hosts, here on loopback: an agent and a proxy, and a rank that is another agent, as it is small."""
 
 import json
 import os
@@ -14,7 +14,16 @@ import psutil
 import pytest
 
 from multipod.cli.launch import agents_of, workers
-from multipod.elastic.launcher.remote import PASSED_ON, Line, Order, StandIn, end_as, read_secret, serve, split_address
+from multipod.elastic.launcher.remote import (
+    FORWARDED_SIGNALS,
+    LaunchRequest,
+    MessageLink,
+    RankProxy,
+    end_as,
+    read_secret,
+    serve,
+    split_address,
+)
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -51,7 +60,7 @@ class Agent:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Puts the handlers of signals back."""
-    before = {number: signal.getsignal(number) for number in PASSED_ON}
+    before = {number: signal.getsignal(number) for number in FORWARDED_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -65,16 +74,18 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def order(secret: Path, silent_s: float = 60.0) -> Order:
+def order(secret: Path, silent_s: float = 60.0) -> LaunchRequest:
     """To run a rank that says a line and stays."""
-    return Order(["agent", "--listen", "127.0.0.1:0", "--secret", str(secret)], {}, str(secret.parent), silent_s, 0.1)
+    return LaunchRequest(
+        ["agent", "--listen", "127.0.0.1:0", "--secret", str(secret)], {}, str(secret.parent), silent_s, 0.1
+    )
 
 
-def stand_in(address: str, known: bytes, wanted: Order, show=lambda line: None) -> tuple[int, list[dict]]:
+def run_proxy(address: str, known: bytes, wanted: LaunchRequest, show=lambda line: None) -> tuple[int, list[dict]]:
     """What it returns, and the beats that the launcher hears of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        code = StandIn(address, known, wanted, theirs, show, lost=lambda: None)()
+        code = RankProxy(address, known, wanted, theirs, show, lost=lambda: None)()
         ours.setblocking(False)
         try:
             heard = ours.recv(1 << 16)
@@ -83,10 +94,10 @@ def stand_in(address: str, known: bytes, wanted: Order, show=lambda line: None) 
     return code, [json.loads(line) for line in heard.splitlines()]
 
 
-def connected(agent: Agent) -> Line:
+def connected(agent: Agent) -> MessageLink:
     """Another side of an agent's, which knows the secret."""
     agent_is_there(agent)
-    line = Line(socket.create_connection(("127.0.0.1", agent.port)), 5.0)
+    line = MessageLink(socket.create_connection(("127.0.0.1", agent.port)), 5.0)
     answer_challenge(line.connection, SECRET)
     deliver_challenge(line.connection, SECRET)
     return line
@@ -106,7 +117,7 @@ def agent_is_there(agent: Agent) -> None:
 
 
 @pytest.mark.processes
-def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, handlers):
+def test_a_proxy_waits_for_its_host_and_carries_words_and_signals(secret, handlers):
     agent = Agent(delay_s=0.5)
     shown: list[str] = []
 
@@ -115,18 +126,18 @@ def test_a_stand_in_waits_for_its_host_and_carries_words_and_signals(secret, han
         if line.startswith("agent at"):
             os.kill(os.getpid(), signal.SIGINT)  # as a launcher asks a rank to stop
 
-    code, beats = stand_in(agent.address, SECRET, order(secret), show)
+    code, beats = run_proxy(agent.address, SECRET, order(secret), show)
     assert code == 130
     assert shown[0].startswith(f"waiting for the agent at {agent.address}: ")
     assert shown[-1] == "interrupted"
     assert beats[0]["phase"] == f"waiting for its host {agent.address}"
     assert not beats[0]["identity"]  # so that no world is made with it
     assert "ended with 130" in agent.wait("ended with")
-    nowhere = Order(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
+    nowhere = LaunchRequest(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
     with pytest.raises(ClusterError, match=r"cannot start this rank: No such file or directory: .*nowhere"):
-        stand_in(agent.address, SECRET, nowhere)
+        run_proxy(agent.address, SECRET, nowhere)
     with pytest.raises(ClusterError, match=r"has another secret. Give launcher and agents the same --secret."):
-        stand_in(agent.address, b"known to somebody else", order(secret))
+        run_proxy(agent.address, b"known to somebody else", order(secret))
 
 
 @pytest.mark.processes
@@ -145,20 +156,20 @@ def test_a_rank_whose_launcher_is_silent_or_gone_is_ended(secret, leaves):
     assert not psutil.pid_exists(pid)
 
 
-def test_a_stand_in_gives_up_a_host_that_is_silent(secret, handlers):
+def test_a_proxy_gives_up_a_host_that_is_silent(secret, handlers):
     shown: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def agree() -> None:
-            line = Line(listener.accept()[0], 5.0)
+            line = MessageLink(listener.accept()[0], 5.0)
             deliver_challenge(line.connection, SECRET)
             answer_challenge(line.connection, SECRET)
             held.append(line)
 
-        held: list[Line] = []
+        held: list[MessageLink] = []
         threading.Thread(target=agree, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert stand_in(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75
+        assert run_proxy(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75
         held[0].connection.close()
     assert shown[-1].startswith("its host gave no sign of life for 0.")
     with pytest.raises(SystemExit) as ended:

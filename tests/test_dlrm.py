@@ -11,8 +11,8 @@ import pytest
 
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, MetricError, RecipeError
-from multipod.experiments.tt_rec import hashed_to
-from multipod.experiments.tt_rec_checks import compression
+from multipod.experiments.tt_rec.checks import compression
+from multipod.experiments.tt_rec.run import hashed_to
 from multipod.layout.tables import WAYS, place_tables, sent_bytes
 from multipod.metrics.binary import BinaryClassification
 from multipod.metrics.objective import finished, masked_sums

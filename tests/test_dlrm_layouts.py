@@ -32,7 +32,8 @@ from multipod.recipes.find import load
 from multipod.step.post_update import post_update_of
 from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 DATA = Synthetic(rows=(120, 30, 5), examples=192, tests=40)

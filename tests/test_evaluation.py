@@ -12,9 +12,10 @@ from multipod.errors import MetricError
 from multipod.layout.mesh import make_mesh
 from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
+from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Saved, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 pytestmark = pytest.mark.jax_version
 

@@ -24,8 +24,9 @@ from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.program import program_of
 from multipod.step.specs import over_data
 from multipod.step.sync.reduction import vector_sum
+from multipod.train.context import RunContext
 from multipod.train.events import Ended, Evaluated, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 ONE_FAILED = Layout((2, 4), "detour-ring", failed=((0, 1),))

@@ -15,7 +15,8 @@ from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.memory_layout import input_formats
 from multipod.step.program import program_of
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from multipod.micro.composites import expanded
 from multipod.micro.evaluate import run
 from multipod.micro.exporter import convert, export, finished, from_quantised, to_real, to_stored, traced
 from multipod.micro.graph import Graph
-from multipod.micro.lowering.lower import Unroll, lower
+from multipod.micro.lowering.lower import lower
 from multipod.micro.offline import Life, in_place, lower_bound, offline_offsets, placed, plan
+from multipod.micro.operators.table import PRIMITIVES
 from multipod.micro.quantising.finetune import Tuning, fine_tuned
 from multipod.micro.quantising.options import Quantisation
 
@@ -391,7 +392,7 @@ def test_plans_do_not_overlap_and_reach_the_bound_where_greedy_misses_it():
 def test_simplified_graphs_compute_what_the_plain_ones_do():
     for name in ("attention", "channels first", "layer norm"):
         case = CASES[name]
-        plain = lower(case.function, (case.value,), Unroll())
+        plain = lower(case.function, (case.value,), PRIMITIVES)
         np.testing.assert_allclose(
             run(plain, case.value)[0], run(traced(case.function, case.value), case.value)[0], atol=1e-5
         )

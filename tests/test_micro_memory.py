@@ -8,7 +8,7 @@ import pytest
 
 from multipod.errors import MicroError
 from multipod.micro import Arena, Interpreter
-from multipod.micro.schema import OPERATORS
+from multipod.micro.schema import NUMBERS
 
 pytest.importorskip("flatbuffers")
 from tflite_models import Graph, Op, Tensor, build
@@ -160,14 +160,14 @@ def test_a_plan_that_cannot_be(plan, message):
 
 def variable(tensor: Tensor, *, once: bool, name: str = "counter") -> bytes:
     """Adds its input to a variable and gives the sum; CALL_ONCE sets the variable to 5 before."""
-    handle = (OPERATORS["VAR_HANDLE"], [(0, "s", "box"), (1, "s", name)], 111)
-    read, assign = (OPERATORS["READ_VARIABLE"], [], 112), (OPERATORS["ASSIGN_VARIABLE"], [], 113)
+    handle = (NUMBERS["VAR_HANDLE"], [(0, "s", "box"), (1, "s", name)], 111)
+    read, assign = (NUMBERS["READ_VARIABLE"], [], 112), (NUMBERS["ASSIGN_VARIABLE"], [], 113)
 
     def op(kind: tuple, inputs: list[int], outputs: list[int]) -> Op:
         return Op(kind[0], inputs, outputs, kind[1], kind[2])
 
     resource = Tensor([1], "resource")
-    ops = [Op(OPERATORS["CALL_ONCE"], [], [], [(0, "i", 1)], 103)] if once else []
+    ops = [Op(NUMBERS["CALL_ONCE"], [], [], [(0, "i", 1)], 103)] if once else []
     ops += [op(handle, [], [1]), op(read, [1], [2]), Op(0, [2, 0], [3], *ADD), op(assign, [1, 3], [])]
     main = Graph([tensor, resource, tensor, tensor], ops, [0], [3])
     five = Tensor(tensor.shape, tensor.dtype, tensor.scales, tensor.zero, np.full(tensor.shape, 5, tensor.dtype))
@@ -195,12 +195,12 @@ def test_variables_with_names(tensor, once):
 
 
 def test_variables_that_cannot_be():
-    handle = Op(OPERATORS["VAR_HANDLE"], [], [0], [(1, "s", "x")], 111)
-    read = Op(OPERATORS["READ_VARIABLE"], [0], [1], [], 112)
+    handle = Op(NUMBERS["VAR_HANDLE"], [], [0], [(1, "s", "x")], 111)
+    read = Op(NUMBERS["READ_VARIABLE"], [0], [1], [], 112)
     resource = Tensor([1], "resource")
     with pytest.raises(MicroError, match=r"^op 0 \(VAR_HANDLE\): nothing assigns a value to this variable\. The file"):
         Interpreter(build(Graph([resource, Tensor([3])], [handle, read], [], [1])))
-    assign = Op(OPERATORS["ASSIGN_VARIABLE"], [0, 2], [], [], 113)
+    assign = Op(NUMBERS["ASSIGN_VARIABLE"], [0, 2], [], [], 113)
     interpreter = Interpreter(build(Graph([resource, Tensor([4]), Tensor([3])], [handle, assign, read], [2], [1])))
     with pytest.raises(MicroError, match=r"^op 2 \(READ_VARIABLE\): a variable has another size\."):
         interpreter.run(np.zeros(3, np.float32))

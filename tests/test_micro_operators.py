@@ -10,7 +10,7 @@ import pytest
 
 from multipod.errors import MicroError
 from multipod.micro import Interpreter
-from multipod.micro.schema import OPERATORS
+from multipod.micro.schema import NUMBERS
 
 pytest.importorskip("flatbuffers")
 pytest.importorskip("tflite_micro", reason="TensorFlow Lite Micro's wheel is not installed")
@@ -102,7 +102,7 @@ def binaries() -> Iterator[Case]:
                 one = Tensor(a, dtype) if common else quantised(a, dtype, 0.03, 4)
                 two = Tensor(b, dtype) if common else quantised(b, dtype, 0.03 if name == "MAXIMUM" else 0.011, 4)
                 shape = np.broadcast_shapes(a, b)
-                compares = OPERATORS[name] in (58, 61, 62, 63, 71, 72, 84, 86)
+                compares = NUMBERS[name] in (58, 61, 62, 63, 71, 72, 84, 86)
                 out = (
                     Tensor(shape, "bool")
                     if compares
@@ -312,16 +312,16 @@ def test_equal_to_tflm(family, capfd):
 def test_branches_and_loops():
     """IF adds or multiplies; WHILE doubles until a bound; both with subgraphs of their own, as TFLM runs them."""
     pair = [Tensor([3]), Tensor([3]), Tensor([3])]
-    add = Graph(pair, [Op(OPERATORS["ADD"], [0, 1], [2], [(0, "b", 0)], 11)], [0, 1], [2])
-    times = Graph(pair, [Op(OPERATORS["MUL"], [0, 1], [2], [(0, "b", 0)], 21)], [0, 1], [2])
+    add = Graph(pair, [Op(NUMBERS["ADD"], [0, 1], [2], [(0, "b", 0)], 11)], [0, 1], [2])
+    times = Graph(pair, [Op(NUMBERS["MUL"], [0, 1], [2], [(0, "b", 0)], 21)], [0, 1], [2])
     options = [(0, "i", 1), (1, "i", 2)]
-    main = Graph([Tensor([1], "bool"), *pair], [Op(OPERATORS["IF"], [0, 1, 2], [3], options, 92)], [0, 1, 2], [3])
+    main = Graph([Tensor([1], "bool"), *pair], [Op(NUMBERS["IF"], [0, 1, 2], [3], options, 92)], [0, 1, 2], [3])
     same_as_tflm(build(main, add, times), [main.tensors[0], *pair[:2]], rounds=4)
 
     bound = Tensor([1], data=np.array([100.0], np.float32))
-    test = Graph([Tensor([1]), bound, Tensor([1], "bool")], [Op(OPERATORS["LESS"], [0, 1], [2])], [0], [2])
-    body = Graph([Tensor([1]), Tensor([1])], [Op(OPERATORS["ADD"], [0, 0], [1], [(0, "b", 0)], 11)], [0], [1])
-    loop = Graph([Tensor([1]), Tensor([1])], [Op(OPERATORS["WHILE"], [0], [1], options, 93)], [0], [1])
+    test = Graph([Tensor([1]), bound, Tensor([1], "bool")], [Op(NUMBERS["LESS"], [0, 1], [2])], [0], [2])
+    body = Graph([Tensor([1]), Tensor([1])], [Op(NUMBERS["ADD"], [0, 0], [1], [(0, "b", 0)], 11)], [0], [1])
+    loop = Graph([Tensor([1]), Tensor([1])], [Op(NUMBERS["WHILE"], [0], [1], options, 93)], [0], [1])
     interpreter = Interpreter(build(loop, test, body))
     np.testing.assert_array_equal(interpreter.run(np.array([3.0], np.float32))[0], [192.0])
     np.testing.assert_array_equal(interpreter.run(np.array([101.0], np.float32))[0], [101.0])

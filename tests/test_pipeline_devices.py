@@ -17,7 +17,7 @@ from pipeline_models import ADAMW, ROWS, N, batches, first, last, middle, pipe_o
 from processes import clean_environment
 
 from multipod.errors import LayoutError
-from multipod.execute.pipeline.delays import advance, begin, current
+from multipod.execute.pipeline.delays import begin_simulation, newest_weights, simulate_update
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.optim.pipemare import PipeMare
 
@@ -67,9 +67,11 @@ def test_synchronous_pipelines_train_as_the_whole_model(name, stages, data):
 def test_asynchronous_pipelines_are_the_delay_simulator(name, stages, data, techniques):
     updates, optimizer = 7, optax.sgd(0.1, momentum=0.5)
     pipe = pipe_of(name, stages, data, optimizer, techniques)
-    history = begin(pipe.parts, pipe.weights, 8)
+    history = begin_simulation(pipe.parts, pipe.weights, 8)
     simulate = jax.jit(
-        lambda h, b, late: advance(pipe.parts, h, b, pipe.tables.delays, stashed=name == "pipedream", delayed=late)
+        lambda h, b, late: simulate_update(
+            pipe.parts, h, b, pipe.tables.delays, stashed=name == "pipedream", delayed=late
+        )
     )
     state, update, drain = pipe.begin(pipe.weights), pipe.compiled(pipe.weights), jax.jit(pipe.drain)
     for k in range(updates):
@@ -78,7 +80,7 @@ def test_asynchronous_pipelines_are_the_delay_simulator(name, stages, data, tech
         state, _ = jax.block_until_ready(update(state, batch, late))  # never two in flight: docs/design/runtime.md
         if k in (techniques.warmup - 1, 3, updates - 1):  # a drained copy; the run goes on undrained
             drained = jax.block_until_ready(drain(state)[0])
-            for own, right in zip(pipe.unpack(drained.weights), current(history), strict=True):
+            for own, right in zip(pipe.unpack(drained.weights), newest_weights(history), strict=True):
                 jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6), own, right)
     assert update._cache_size() == 1  # T3's switch compiles nothing anew
 
@@ -135,7 +137,7 @@ def test_tied_weights_stay_equal_and_learn_as_one():
 
 @pytest.mark.parametrize("name", ["1f1b", "pipemare"])
 def test_a_pass_that_is_not_due_is_not_computed(name):
-    """XLA must leave the products of a pass inside its loop of one round or none (`flight.in_turn`)."""
+    """XLA must leave the products of a pass inside its loop of one round or none (`in_flight.run_in_turn`)."""
     pipe = pipe_of(name, 2, 1)
     state = pipe.begin(pipe.weights)
     batch = jax.tree.map(lambda b: b[0], batches(1))

@@ -14,7 +14,7 @@ from multipod.plan.measured import Step, fit_steps, read_steps
 from multipod.plan.models import MODELS
 from multipod.plan.predict import Choice, predict_step
 from multipod.train.events import Ended
-from multipod.train.observers.history import Facts
+from multipod.train.observers.history import RunFacts
 from multipod.train.observers.report import _planned
 
 TRUTH = {"matmul": 0.62, "memory": 0.8, "op_s": 9e-6, "link": 0.5}
@@ -150,7 +150,7 @@ def test_failures_precision_and_traces_from_the_command_line(run, tmp_path):
 def test_a_report_holds_what_was_predicted_beside_what_was_measured():
     """Every part of the step that a run measures, with the plan's own figure beside it."""
     plan = {"step_s": 0.010, "compute_s": 0.007, "collectives_s": 0.002, "update_s": 0.001, "evaluation_s": 0.0005}
-    facts = Facts("1", "tiny", bytes_per_device={"parameters": 4000, "optimizer": 8000, "other": 1}, plan=plan)
+    facts = RunFacts("1", "tiny", bytes_per_device={"parameters": 4000, "optimizer": 8000, "other": 1}, plan=plan)
     facts = replace(facts, plan=plan | {"machine": "here:8", "layout": "batch 64", "state_bytes": 12000.0})
     ended = Ended(100, False, 0.9, 5e3, 0.0125, 9.8, 7.9, 0.16, 0.04, 0.02, 21.3, 8000, lost_s={"evaluation": 0.2})
     (section,) = _planned(facts, ended)

@@ -20,7 +20,8 @@ from multipod.nn.experts.routing import Routing
 from multipod.nn.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
-from multipod.train.loop import _Run
+from multipod.train.context import RunContext, RunInfo
+from multipod.train.poisoned import means_of_update
 
 TINY = small_st_moe(
     32, features=16, hidden=12, heads=2, kv=8, layers=1, every=1, group_rows=2, routing=Routing(4, second="all")
@@ -162,10 +163,9 @@ def test_nan_in_a_router_is_named(params):
     batch = batch_of()
     sums = masked_sums(SparseTokens()(outputs(TINY, poisoned, batch), batch))
     checkpoints = SimpleNamespace(wait=lambda: None, updates=lambda: [3, 6, 8])
-    around = SimpleNamespace(checkpoints=checkpoints, folder="runs/x")
-    run = SimpleNamespace(recipe=SimpleNamespace(objective=SparseTokens()), update=9, around=around)
+    context = RunContext(checkpoints, info=RunInfo("runs/x"))
     with pytest.raises(PoisonedError) as stopped:
-        _Run.finished(run, jax.device_get(sums))
+        means_of_update(context, SparseTokens(), jax.device_get(sums), 9)
     # Update 9 met what update 8 left behind, and so did checkpoint 8.
     assert str(stopped.value) == (
         "update 9: NaN in the router of decoder/0: its logits are not finite. Lower the rate, raise routing.z, or see "

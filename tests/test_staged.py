@@ -16,7 +16,7 @@ from test_cli import wait_for
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, RecipeError, RunFolderError, ScheduleError
-from multipod.execute.pipeline.delays import advance, begin, current
+from multipod.execute.pipeline.delays import begin_simulation, newest_weights, simulate_update
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.stages import micro_batches
@@ -32,9 +32,10 @@ from multipod.recipes.mlp_small import mlp_small
 from multipod.step.program import program_of
 from multipod.step.staged.pipe import join_params, split_params
 from multipod.train.checkpoint import Checkpoints
+from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Updated
-from multipod.train.loop import RunContext, train
+from multipod.train.loop import train
 from multipod.train.run_folder import RunFolder, check_pipe
 
 T123 = PipeMare(anneal=4, decay=0.2, warmup=2)
@@ -150,8 +151,8 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     one = replace(LATE, mesh=(1, 1))
     alone = program_of(replace(recipe, layout=one), make_mesh(one)).placement.pipe
     weights = split_params(alone, jax.device_get(program.full_params(state)))
-    history = begin(alone.parts, weights, 8)
-    simulate = jax.jit(lambda h, b, late: advance(alone.parts, h, b, pipe.tables.delays, delayed=late))
+    history = begin_simulation(alone.parts, weights, 8)
+    simulate = jax.jit(lambda h, b, late: simulate_update(alone.parts, h, b, pipe.tables.delays, delayed=late))
     counts = []
     for k, host in enumerate(fed(program, recipe.updates)):
         batch = program.place_batch(host, np.arange(program.rows), program.rows)
@@ -162,7 +163,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
             lambda a: a.reshape(devices, 2, -1, *a.shape[1:]).swapaxes(0, 1).reshape(2, 12, *a.shape[1:]), host
         )
         history, _ = simulate(history, {"batch": rows, "key": np.zeros((2, 2), np.uint32)}, k >= T123.warmup)
-    known = join_params(list(current(history)))
+    known = join_params(list(newest_weights(history)))
     found = jax.device_get(program.full_params(state))
     for name, right in known.items():
         np.testing.assert_allclose(found[name], right, rtol=2e-4, atol=2e-6, err_msg=name)

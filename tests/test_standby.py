@@ -13,9 +13,9 @@ from tiny_recipe import tiny
 
 import multipod
 from multipod.cli.cluster import find
-from multipod.cli.launch import check_standby, warmed, workers
-from multipod.elastic.launcher.processes import Worker
-from multipod.elastic.launcher.standby import WAITS, Reserve, Warm, spawned
+from multipod.cli.launch import check_standby, use_standbys, workers
+from multipod.elastic.launcher.processes import WorkerCommand
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE, StandbyPool, StandbyProcess, spawn_rank
 from multipod.elastic.launcher.supervise import supervise
 from multipod.errors import ClusterError
 from multipod.layout.mesh import make_mesh
@@ -30,9 +30,9 @@ LIMITS = Timeouts(20)
 WORKER = """
 import os, sys, time
 from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
-from multipod.elastic.launcher.standby import WAITS, told
-before, waited = os.getpid(), WAITS in os.environ
-arguments, environment = told(int(os.environ[CONTROL_FD])) if waited else (sys.argv[1:], {})
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE, wait_for_command
+before, waited = os.getpid(), STANDBY_VARIABLE in os.environ
+arguments, environment = wait_for_command(int(os.environ[CONTROL_FD])) if waited else (sys.argv[1:], {})
 os.environ.update(environment)
 beat = Heartbeat(int(os.environ[CONTROL_FD]), 0.05)
 for update in range(3):
@@ -46,16 +46,16 @@ beat.close()
 """
 
 
-def worker(notes: Path, *words: str, place: str) -> Worker:
+def worker(notes: Path, *words: str, place: str) -> WorkerCommand:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "NOTES": str(notes), "PLACE": place}
-    return Worker([sys.executable, "-c", WORKER, *words], environment)
+    return WorkerCommand([sys.executable, "-c", WORKER, *words], environment)
 
 
 @pytest.mark.processes
 def test_a_process_that_waited_takes_the_place_and_what_is_not_needed_is_ended(tmp_path):
     notes = tmp_path / "notes"
     before = psutil.Process().children(recursive=True)
-    with Reserve() as reserve:
+    with StandbyPool() as reserve:
         first = worker(notes, "fail", place="one")
         filled = []
 
@@ -68,7 +68,7 @@ def test_a_process_that_waited_takes_the_place_and_what_is_not_needed_is_ended(t
         waiting = reserve.take()
         assert waiting is not None
         assert reserve.take() is None
-        assert supervise([Worker(second.command, second.environment, waiting[0])], LIMITS).exit_code == 0
+        assert supervise([WorkerCommand(second.command, second.environment, waiting[0])], LIMITS).exit_code == 0
         waiting[1].end()
         fill()
     assert psutil.Process().children(recursive=True) == before  # the other one, too
@@ -79,11 +79,11 @@ def test_a_process_that_waited_takes_the_place_and_what_is_not_needed_is_ended(t
 
 @pytest.mark.processes
 def test_one_that_is_gone_is_replaced_by_a_new_one(tmp_path):
-    process, ours = spawned(0, [sys.executable, "-c", "pass"], os.environ)
+    process, ours = spawn_rank(0, [sys.executable, "-c", "pass"], os.environ)
     process.wait()
-    gone = Warm(process, ours, os.environ)
+    gone = StandbyProcess(process, ours, os.environ)
     one = worker(tmp_path / "notes", "x", place="new")
-    assert supervise([Worker(one.command, one.environment, gone)], LIMITS).exit_code == 0
+    assert supervise([WorkerCommand(one.command, one.environment, gone)], LIMITS).exit_code == 0
     assert (tmp_path / "notes").read_text().split()[1:] == ["False", "x", "new"]
 
 
@@ -96,7 +96,7 @@ def test_standby_without_use_is_refused():
 
 
 def test_processes_that_wait_are_of_no_use_without_each_other():
-    with Reserve() as reserve:
+    with StandbyPool() as reserve:
         reserve.fill([([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)] * 2)
         one, two = reserve._waiting
         one.process.kill()
@@ -109,10 +109,12 @@ def test_processes_that_wait_are_of_no_use_without_each_other():
 def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
     train = ["train", f"{HERE / 'tiny_recipe.py'}:tiny", "--set", "updates=3", "--cpu-devices", "1"]
     made = workers(train, 2, {**clean_environment(), "PYTHONPATH": str(SOURCE)})
-    with Reserve() as reserve:
+    with StandbyPool() as reserve:
         reserve.fill([(one.command, one.environment) for one in made])
-        told = [Worker([*one.command, "--quiet", "--out", str(tmp_path / "run")], one.environment) for one in made]
-        run = warmed(told, reserve)
+        told = [
+            WorkerCommand([*one.command, "--quiet", "--out", str(tmp_path / "run")], one.environment) for one in made
+        ]
+        run = use_standbys(told, reserve)
         assert all(
             one.warm is not None and one.environment == two.environment for one, two in zip(run, made, strict=True)
         )
@@ -131,6 +133,6 @@ def test_what_was_compiled_while_waiting_is_taken_if_it_is_the_same(monkeypatch)
 
 
 def test_one_process_alone_waits_as_well():
-    (one,) = workers(["train", "digits"], 1, {WAITS: "1"})
+    (one,) = workers(["train", "digits"], 1, {STANDBY_VARIABLE: "1"})
     assert find(one.environment).waits
-    assert find({name: value for name, value in one.environment.items() if name != WAITS}).name == "none"
+    assert find({name: value for name, value in one.environment.items() if name != STANDBY_VARIABLE}).name == "none"

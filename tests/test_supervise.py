@@ -18,11 +18,11 @@ from click.testing import CliRunner
 import multipod
 from multipod.cli import launch
 from multipod.elastic.heartbeat import Beat, Heartbeat
-from multipod.elastic.launcher.processes import Channel, Rank, Worker
-from multipod.elastic.launcher.supervise import Outcome, judge, supervise
+from multipod.elastic.launcher.processes import Channel, Rank, WorkerCommand
+from multipod.elastic.launcher.supervise import RunOutcome, judge, supervise
 from multipod.errors import ClusterError, LayoutError
 from multipod.runtime import Timeouts
-from multipod.train.hooks import silent
+from multipod.train.hooks import ignore_phase
 
 SOURCE = Path(multipod.__file__).parents[1]
 SHORT = Timeouts(limit_s=3)
@@ -62,7 +62,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 
-def crew(notes: Path, *scripts: str) -> list[Worker]:
+def crew(notes: Path, *scripts: str) -> list[WorkerCommand]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(SOURCE),
@@ -71,7 +71,7 @@ def crew(notes: Path, *scripts: str) -> list[Worker]:
         "MULTIPOD_PROCESSES": str(len(scripts)),
     }
     return [
-        Worker([sys.executable, "-c", BEGIN + script], {**environment, "MULTIPOD_PROCESS_ID": str(rank)})
+        WorkerCommand([sys.executable, "-c", BEGIN + script], {**environment, "MULTIPOD_PROCESS_ID": str(rank)})
         for rank, script in enumerate(scripts)
     ]
 
@@ -124,11 +124,11 @@ def beating(phase: str, update: int, age_s: float = 0.0, begun: int = 5, done: b
 )
 def test_of_several_failed_ranks_the_cause_is_named(codes: list[int], culprit: int, text: str) -> None:
     ranks = [Rank(n, 100 + n, 9.0, beating("updating", 4), code, 9.0) for n, code in enumerate(codes)]
-    assert judge(ranks, 9.0, SHORT) == Outcome(1, culprit, text)
+    assert judge(ranks, 9.0, SHORT) == RunOutcome(1, culprit, text)
 
 
 def test_a_rank_that_fails_before_its_first_beat_was_starting() -> None:
-    expected = Outcome(1, 0, "rank 0 (pid 100) exited with code 2; last seen: starting")
+    expected = RunOutcome(1, 0, "rank 0 (pid 100) exited with code 2; last seen: starting")
     assert judge([Rank(0, 100, code=2)], 1.0, SHORT) == expected
 
 
@@ -144,13 +144,13 @@ def test_ranks_that_end_a_moment_later_are_waited_for() -> None:
 @pytest.mark.parametrize("codes", [[130, 130], [130, 0], [-2, 75], [130, -6]])
 def test_an_interrupt_is_no_failure(codes: list[int]) -> None:
     ranks = [Rank(n, 100 + n, 9.0, beating("saving", 4), code, 9.0) for n, code in enumerate(codes)]
-    assert judge(ranks, 9.0, SHORT) == Outcome(130, reason="the run was interrupted")
+    assert judge(ranks, 9.0, SHORT) == RunOutcome(130, reason="the run was interrupted")
 
 
 def test_after_an_interrupt_the_others_have_the_time_of_a_silence() -> None:
     ranks = [Rank(0, 100, 9.0, beating("saving", 4), 130, 9.0), Rank(1, 101, 9.0, beating("saving", 4))]
     assert judge(ranks, 9.9, SHORT) is None
-    assert judge(ranks, 10.1, SHORT) == Outcome(130, reason="the run was interrupted")
+    assert judge(ranks, 10.1, SHORT) == RunOutcome(130, reason="the run was interrupted")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_silent_rank_is_stuck(beat: Beat | None, now_s: float, text: str | Non
         Rank(1, 101, now_s, beating("saving", 4)),
         Rank(2, 102, 0.0, beat),
     ]
-    expected = None if text is None else Outcome(1, 2, f"rank 2 (pid 102) {text}", stuck=True)
+    expected = None if text is None else RunOutcome(1, 2, f"rank 2 (pid 102) {text}", stuck=True)
     assert judge(ranks, now_s, Timeouts()) == expected
 
 
@@ -201,7 +201,7 @@ def test_ranks_that_live_and_do_not_move_are_stuck(
 
     assert judge(at(60.0), 9.0, Timeouts()) is None
     reason = text.format("made no progress for 61 s")
-    assert judge(at(60.5), 9.5, Timeouts()) == Outcome(1, culprit, reason, stuck=True)
+    assert judge(at(60.5), 9.5, Timeouts()) == RunOutcome(1, culprit, reason, stuck=True)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_dead_launcher_does_not_raise_in_the_training_thread() -> None:
     beat("updating", 1)
     beat.note(saved=1)
     beat.close()
-    silent("updating", 1)
+    ignore_phase("updating", 1)
 
 
 # ------------------------------------------------------------------------------ real processes
@@ -263,7 +263,7 @@ def test_a_dead_launcher_does_not_raise_in_the_training_thread() -> None:
 @pytest.mark.processes
 def test_all_succeed_and_output_is_relayed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = "print('hello from', rank, flush=True); beat.note(folder='runs/digits-1', saved=7); beat.close()"
-    assert supervise(crew(tmp_path, script, script), CALM) == Outcome(0, folder="runs/digits-1", saved=7)
+    assert supervise(crew(tmp_path, script, script), CALM) == RunOutcome(0, folder="runs/digits-1", saved=7)
     shown = capfd.readouterr()
     assert shown.out == "hello from 0\n"
     assert shown.err == "[rank 1] hello from 1\n"
@@ -345,12 +345,12 @@ def test_a_rank_that_lives_but_hangs_is_named(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_rank_may_end_long_before_the_others(tmp_path: Path) -> None:
     slow = "\nfor n in range(2, 8): beat('updating', n); time.sleep(0.25)\nbeat.close()"
-    assert supervise(crew(tmp_path, "beat.close()", slow), CALM) == Outcome(0)
+    assert supervise(crew(tmp_path, "beat.close()", slow), CALM) == RunOutcome(0)
 
 
 @pytest.mark.processes
 def test_a_command_that_does_not_exist_is_refused_and_the_started_ranks_end(tmp_path: Path) -> None:
-    workers = [*crew(tmp_path, FOREVER), Worker(["/no/such/program"], {})]
+    workers = [*crew(tmp_path, FOREVER), WorkerCommand(["/no/such/program"], {})]
     with pytest.raises(ClusterError, match=r"rank 1 could not be started: .*Check the command '/no/such/program'"):
         supervise(workers, CALM)
 
@@ -450,11 +450,11 @@ def test_an_interrupt_before_the_first_update_waits_for_nothing(
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, list[Worker]]]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, list[WorkerCommand]]]:
     """`multipod launch` with these words, whose processes end with this outcome."""
 
-    def run(outcome: Outcome, *words: str) -> tuple[int, str, list[Worker]]:
-        seen: list[Worker] = []
+    def run(outcome: RunOutcome, *words: str) -> tuple[int, str, list[WorkerCommand]]:
+        seen: list[WorkerCommand] = []
         monkeypatch.setattr(launch, "supervise", lambda workers, timeouts: seen.extend(workers) or outcome)
         result = CliRunner().invoke(launch.launch, words)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -464,7 +464,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, l
     return run
 
 
-Launched = Callable[..., tuple[int, str, list[Worker]]]
+Launched = Callable[..., tuple[int, str, list[WorkerCommand]]]
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ Launched = Callable[..., tuple[int, str, list[Worker]]]
     ],
 )
 def test_each_worker_is_told_its_devices_and_its_place(launched: Launched, words: list[str], arguments: str) -> None:
-    code, shown, workers = launched(Outcome(0), "--processes", *words)
+    code, shown, workers = launched(RunOutcome(0), "--processes", *words)
     assert (code, shown) == (0, "")
     assert len(workers) == int(words[0])
     for rank, worker in enumerate(workers):
@@ -524,7 +524,7 @@ def test_what_cannot_be_launched_is_refused(
     launched: Launched, words: list[str], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        launched(Outcome(0), "--processes", "3", "--", *words)
+        launched(RunOutcome(0), "--processes", "3", "--", *words)
 
 
 @pytest.mark.parametrize("limit_s", [3, 30, 60, 3600])
@@ -537,11 +537,11 @@ def test_who_names_the_culprit_comes_before_what_ends_all(limit_s: float) -> Non
 
 def test_two_different_time_outs_are_refused(launched: Launched) -> None:
     with pytest.raises(ClusterError, match=r"--timeout is 9 before the `--` and 5 after it\. Give it once"):
-        launched(Outcome(0), "--processes", "2", "--timeout", "9", "--", "train", "digits", "--timeout", "5")
+        launched(RunOutcome(0), "--processes", "2", "--timeout", "9", "--", "train", "digits", "--timeout", "5")
 
 
 def test_a_failure_names_the_rank_its_last_lines_and_the_command_that_resumes(launched: Launched) -> None:
-    outcome = Outcome(
+    outcome = RunOutcome(
         1, 2, "rank 2 (pid 9) was killed by SIGKILL; last seen: in update 5", False, ("a", "b"), "runs/a b", 4
     )
     code, shown, _ = launched(outcome, "--processes", "4", "--", "train", "digits", "--mesh", "2x4")
@@ -557,7 +557,7 @@ def test_a_failure_names_the_rank_its_last_lines_and_the_command_that_resumes(la
 
 
 def test_a_stall_of_all_names_nobody(launched: Launched) -> None:
-    outcome = Outcome(1, None, "all ranks made no progress for 61 s while in update 5", stuck=True)
+    outcome = RunOutcome(1, None, "all ranks made no progress for 61 s while in update 5", stuck=True)
     code, shown, _ = launched(outcome, "--processes", "1", "--", "train", "digits")
     assert code == 1
     assert shown.splitlines()[0] == (
@@ -566,7 +566,7 @@ def test_a_stall_of_all_names_nobody(launched: Launched) -> None:
 
 
 def test_a_failure_before_any_checkpoint_says_how_to_start_again(launched: Launched) -> None:
-    outcome = Outcome(
+    outcome = RunOutcome(
         1, 1, "rank 1 (pid 9) gave no sign of life for 3 s; last seen: compiling", stuck=True, folder="runs/a"
     )
     code, shown, _ = launched(outcome, "--processes", "2", "--timeout", "9", "--", "train", "digits")
@@ -580,7 +580,7 @@ def test_a_failure_before_any_checkpoint_says_how_to_start_again(launched: Launc
 
 
 def test_an_interrupt_exits_130_and_the_resumed_run_has_the_same_devices(launched: Launched) -> None:
-    outcome = Outcome(130, reason="the run was interrupted", folder="runs/a", saved=4)
+    outcome = RunOutcome(130, reason="the run was interrupted", folder="runs/a", saved=4)
     code, shown, _ = launched(outcome, "--processes", "2", "--", "train", "digits", "--mesh", "2x2")
     assert code == 130
     assert shown.splitlines() == [

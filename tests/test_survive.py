@@ -19,24 +19,24 @@ from tiny_recipe import tiny
 from multipod.cli.launch import launch
 from multipod.data.batches import TrainBatches
 from multipod.elastic.heartbeat import Beat, Heartbeat
-from multipod.elastic.launcher.membership import Now, Rules, next_step, verdict
+from multipod.elastic.launcher.membership import ClusterView, ElasticPolicy, decide, judge_ending
 from multipod.elastic.launcher.processes import Rank
-from multipod.elastic.launcher.supervise import Outcome
-from multipod.elastic.straggling import Speeds, stragglers
-from multipod.elastic.worker.snapshots import Memory, Snapshot, chosen, placed, taken
-from multipod.elastic.worker.update_buffer import Recent, fill, heard
-from multipod.elastic.world import World, world_from
+from multipod.elastic.launcher.supervise import RunOutcome
+from multipod.elastic.straggling import SpeedHistory, find_stragglers
+from multipod.elastic.worker.snapshots import Snapshot, SnapshotMemory, choose_copy, restore_copy, take_snapshot
+from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing, read_updates
+from multipod.elastic.world import World, read_world
 from multipod.errors import ClusterError, LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.seats import seated
 from multipod.runs.example_log import ExampleLog, used
 from multipod.runtime import Timeouts
-from multipod.train import multihost as agree
+from multipod.train import multihost
 from multipod.train.events import Regrouped, Updated
 from multipod.train.observers import jsonl
 from multipod.train.observers.text import regrouped_text
 
-RULES, LIMITS = Rules(seats=4), Timeouts(6)
+RULES, LIMITS = ElasticPolicy(slots=4), Timeouts(6)
 
 
 def beat(update: int = 5, phase: str = "updating", **fields) -> Beat:
@@ -49,45 +49,47 @@ def ranks(count: int = 4, **changes: Rank) -> list[Rank]:
     return [changes.get(f"r{rank.number}", rank) for rank in made]
 
 
-def now(all_ranks: list[Rank], seats: dict[int, int] | None = None, generation: int = 0, hurt: bool = False) -> Now:
-    found = {number: number for number in range(4) if number < len(all_ranks)} if seats is None else seats
-    return Now(all_ranks, found, generation, 9.0, hurt, 10.5)
+def now(
+    all_ranks: list[Rank], slots: dict[int, int] | None = None, generation: int = 0, hurt: bool = False
+) -> ClusterView:
+    found = {number: number for number in range(4) if number < len(all_ranks)} if slots is None else slots
+    return ClusterView(all_ranks, found, generation, 9.0, hurt, 10.5)
 
 
 def test_the_first_world_waits_for_all_and_takes_no_spare():
     waiting = Rank(3, 103, heard_s=10.0, beat=beat(identity="", generation=-1, joined=False))
     spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
-    assert next_step(now([*ranks(r3=waiting), spare], {}, generation=-1), RULES, LIMITS).seats is None
-    step = next_step(now([*ranks(), spare], {}, generation=-1), RULES, LIMITS)
-    assert step.seats == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert decide(now([*ranks(r3=waiting), spare], {}, generation=-1), RULES, LIMITS).slots is None
+    step = decide(now([*ranks(), spare], {}, generation=-1), RULES, LIMITS)
+    assert step.slots == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def test_the_others_go_on_and_a_spare_takes_the_empty_seat():
     dead = Rank(1, 101, code=-9, ended_s=10.4)
     left = {0: 0, 2: 2, 3: 3}
-    assert next_step(now(ranks(r1=dead), left, hurt=True), RULES, LIMITS).seats == left
+    assert decide(now(ranks(r1=dead), left, hurt=True), RULES, LIMITS).slots == left
     spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
-    step = next_step(now([*ranks(r1=dead), spare], left, hurt=True), RULES, LIMITS)
-    assert step.seats == {0: 0, 1: 4, 2: 2, 3: 3}
+    step = decide(now([*ranks(r1=dead), spare], left, hurt=True), RULES, LIMITS)
+    assert step.slots == {0: 0, 1: 4, 2: 2, 3: 3}
     assert not step.planned
 
 
 def test_one_who_comes_back_is_taken_in_when_the_others_are_settled():
     back = Rank(1, 111, heard_s=10.0, beat=beat(generation=-1, joined=False))
     left = {0: 0, 2: 2, 3: 3}
-    step = next_step(now(ranks(r1=back), left), RULES, LIMITS)
-    assert step.seats == {0: 0, 1: 1, 2: 2, 3: 3}
+    step = decide(now(ranks(r1=back), left), RULES, LIMITS)
+    assert step.slots == {0: 0, 1: 1, 2: 2, 3: 3}
     assert step.planned
     joining = Rank(2, 102, heard_s=10.0, beat=beat(joined=False))
-    assert next_step(now(ranks(r1=back, r2=joining), left), RULES, LIMITS).seats is None
+    assert decide(now(ranks(r1=back, r2=joining), left), RULES, LIMITS).slots is None
 
 
 def test_fewer_than_the_least_wait_for_one_on_its_way_and_else_end():
     rules, left = replace(RULES, least=4), {0: 0, 2: 2, 3: 3}
     starting = Rank(1, 111, heard_s=10.0)
-    assert next_step(now(ranks(r1=starting), left, hurt=True), rules, LIMITS).end is None
+    assert decide(now(ranks(r1=starting), left, hurt=True), rules, LIMITS).end is None
     dead = Rank(1, 101, code=-9, ended_s=10.4, beat=beat())
-    end = next_step(now(ranks(r1=dead), left, hurt=True), rules, LIMITS).end
+    end = decide(now(ranks(r1=dead), left, hurt=True), rules, LIMITS).end
     assert end is not None
     assert end.culprit == 1
     assert end.reason == "3 of 4 processes are left, and at least 4 are needed: rank 1 (pid 101) was killed by SIGKILL"
@@ -95,12 +97,12 @@ def test_fewer_than_the_least_wait_for_one_on_its_way_and_else_end():
 
 def test_silent_stuck_and_strange_ranks_are_named():
     silent = Rank(2, 102, heard_s=1.0, beat=beat())
-    assert "gave no sign of life" in next_step(now(ranks(r2=silent)), RULES, LIMITS).kill[2]
+    assert "gave no sign of life" in decide(now(ranks(r2=silent)), RULES, LIMITS).kill[2]
     ahead = [Rank(number, 100 + number, heard_s=10.0, beat=beat(age_s=30.0)) for number in range(4)]
     behind = Rank(3, 103, heard_s=10.0, beat=beat(update=4, begun=6, age_s=30.0))
-    assert "made no progress" in next_step(now([*ahead[:3], behind]), RULES, LIMITS).kill[3]
+    assert "made no progress" in decide(now([*ahead[:3], behind]), RULES, LIMITS).kill[3]
     other = Rank(1, 101, heard_s=10.0, beat=beat(identity="multipod 9"))
-    why = next_step(now(ranks(r1=other)), RULES, LIMITS).kill[1]
+    why = decide(now(ranks(r1=other)), RULES, LIMITS).kill[1]
     assert why == "rank 1 (pid 101) would train something else: it has multipod 9; rank 0 has same"
 
 
@@ -108,13 +110,13 @@ def test_where_nobody_can_be_blamed_all_leave_what_they_hang_in():
     """A save that failed on one: the others wait for it, and it waits for them in the next update."""
     saving = [Rank(number, 100 + number, heard_s=10.0, beat=beat(phase="saving", age_s=30.0)) for number in (0, 2, 3)]
     on = Rank(1, 101, heard_s=10.0, beat=beat(age_s=30.0))
-    step = next_step(now([saving[0], on, *saving[1:]]), RULES, LIMITS)
-    assert (step.kill, step.planned, step.seats) == ({}, False, {0: 0, 1: 1, 2: 2, 3: 3})
+    step = decide(now([saving[0], on, *saving[1:]]), RULES, LIMITS)
+    assert (step.kill, step.planned, step.slots) == ({}, False, {0: 0, 1: 1, 2: 2, 3: 3})
     assert step.why == "ranks 0, 2, 3 made no progress for 30 s while saving after update 5, and the others wait"
     first = [replace(rank, beat=replace(rank.beat, joined=False)) for rank in (saving[0], on, *saving[1:])]
-    assert next_step(now(first), RULES, LIMITS).seats is None  # the first update of a world may take long
+    assert decide(now(first), RULES, LIMITS).slots is None  # the first update of a world may take long
     again = [replace(rank, beat=replace(rank.beat, phase="starting", age_s=0.1)) for rank in ranks()]
-    assert next_step(now(again, generation=1), RULES, LIMITS).seats is None
+    assert decide(now(again, generation=1), RULES, LIMITS).slots is None
 
 
 def test_nobody_is_stuck_in_an_update_between_two_worlds():
@@ -130,29 +132,29 @@ def test_nobody_is_stuck_in_an_update_between_two_worlds():
     waiting = replace(last, age_s=50.0, begun=9, identity="same", done=False)
     for seen, stuck in ((waiting, False), (replace(waiting, phase="updating"), True)):
         alone = [Rank(0, 100, heard_s=10.0, beat=seen)]
-        assert bool(next_step(now(alone, {0: 0}, generation=1), RULES, LIMITS).kill) is stuck
+        assert bool(decide(now(alone, {0: 0}, generation=1), RULES, LIMITS).kill) is stuck
 
 
 def test_a_run_ends_when_nobody_trains_any_more():
     done = [Rank(number, number, heard_s=10.0, code=0, beat=beat(done=True)) for number in range(3)]
     leaving = Rank(3, 3, heard_s=10.0, beat=beat(done=True))
-    assert verdict([*done, leaving], 10.5, LIMITS) == (True, None)
-    assert verdict([*done, replace(leaving, code=0)], 10.5, LIMITS) == (True, Outcome(0))
-    assert verdict([*done, replace(leaving, code=-9)], 10.5, LIMITS) == (True, Outcome(0))
-    assert verdict([*done, replace(leaving, beat=beat())], 10.5, LIMITS) == (False, None)
+    assert judge_ending([*done, leaving], 10.5, LIMITS) == (True, None)
+    assert judge_ending([*done, replace(leaving, code=0)], 10.5, LIMITS) == (True, RunOutcome(0))
+    assert judge_ending([*done, replace(leaving, code=-9)], 10.5, LIMITS) == (True, RunOutcome(0))
+    assert judge_ending([*done, replace(leaving, beat=beat())], 10.5, LIMITS) == (False, None)
     late = replace(leaving, beat=beat(generation=1, joined=False))  # told of a world that the others ended before
-    assert verdict([*done, late], 10.5, LIMITS) == (True, Outcome(0))
-    assert verdict([*done[:2], replace(done[2], code=None), late], 10.5, LIMITS) == (True, None)
+    assert judge_ending([*done, late], 10.5, LIMITS) == (True, RunOutcome(0))
+    assert judge_ending([*done[:2], replace(done[2], code=None), late], 10.5, LIMITS) == (True, None)
     stopped = [replace(rank, code=130) for rank in done]
-    assert verdict(stopped, 10.5, LIMITS)[1] == Outcome(130, reason="the run was interrupted")
-    assert verdict([Rank(0, 1, code=2), Rank(1, 2, code=2)], 10.5, LIMITS) == (False, None)
+    assert judge_ending(stopped, 10.5, LIMITS)[1] == RunOutcome(130, reason="the run was interrupted")
+    assert judge_ending([Rank(0, 1, code=2), Rank(1, 2, code=2)], 10.5, LIMITS) == (False, None)
 
 
 def test_a_world_survives_its_text():
     world = World(3, (0, 2), (0, 5), 4, "127.0.0.1:99", True, "runs/a", {"1": "killed"}, (5,), 10)
-    assert world_from(world.to_line()) == world
+    assert read_world(world.to_line()) == world
     assert world.process_of(5) == 1
-    assert world_from("no json") is None
+    assert read_world("no json") is None
 
 
 LEAVES = {"split": jnp.arange(12.0), "whole": jnp.arange(5)}
@@ -163,7 +165,7 @@ def piece(number: int, begin: int, size: int) -> tuple[tuple[int, tuple[int]], n
 
 
 def manifest(*snapshots: Snapshot) -> str:
-    return Memory(kept=list(snapshots)).manifest()
+    return SnapshotMemory(snapshots=list(snapshots)).manifest()
 
 
 @given(st.sets(st.integers(0, 3), min_size=1), st.booleans())
@@ -175,7 +177,7 @@ def test_what_is_chosen_is_whole_between_the_living(living, mirrors):
         copy = dict([piece(0, 3 * ((process - 1) % 4), 3)] if mirrors else [])
         return Snapshot((7, 0), {**own, **copy}, frozenset(copy))
 
-    choice = chosen([manifest(held(process)) for process in sorted(living)], LEAVES)
+    choice = choose_copy([manifest(held(process)) for process in sorted(living)], LEAVES)
     reach = living | ({(process - 1) % 4 for process in living} if mirrors else set())
     assert (choice is None) == (reach != {0, 1, 2, 3})
     if choice is not None:
@@ -185,13 +187,13 @@ def test_what_is_chosen_is_whole_between_the_living(living, mirrors):
 def test_the_newest_copy_that_all_can_use_is_taken_and_a_newcomer_needs_nothing():
     whole = dict([piece(0, 0, 12), piece(1, 0, 5)])
     old, new = Snapshot((6, 0), whole), Snapshot((7, 0), whole)
-    choice = chosen([manifest(old, new), manifest(old)], LEAVES)
+    choice = choose_copy([manifest(old, new), manifest(old)], LEAVES)
     assert choice is not None
     assert (choice.stamp, choice.source) == ((7, 0), "peers")
-    choice = chosen([manifest(old, new), manifest(old, new)], LEAVES)
+    choice = choose_copy([manifest(old, new), manifest(old, new)], LEAVES)
     assert choice is not None
     assert (choice.stamp, choice.source) == ((7, 0), "memory")
-    assert chosen([manifest(), manifest()], LEAVES) is None
+    assert choose_copy([manifest(), manifest()], LEAVES) is None
 
 
 def test_a_state_comes_back_from_memory_on_another_mesh():
@@ -202,7 +204,7 @@ def test_a_state_comes_back_from_memory_on_another_mesh():
         "half": jax.device_put(jnp.ones((3, 2), jnp.bfloat16) * -0.0, NamedSharding(mesh, PartitionSpec())),
         "update": jax.device_put(jnp.int32(9), NamedSharding(mesh, PartitionSpec())),
     }
-    snapshot = taken(state, (9, 0))
+    snapshot = take_snapshot(state, (9, 0))
     assert snapshot.nbytes == 64 + 12 + 4
 
     def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -210,9 +212,9 @@ def test_a_state_comes_back_from_memory_on_another_mesh():
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(smaller, spec))
 
     shapes = jax.tree.map(shape, state)
-    choice = chosen([manifest(snapshot)], shapes)
+    choice = choose_copy([manifest(snapshot)], shapes)
     assert choice is not None
-    back = placed(choice, snapshot, shapes, smaller)
+    back = restore_copy(choice, snapshot, shapes, smaller)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True):
         assert np.asarray(before).tobytes() == np.asarray(after).tobytes()
         assert after.sharding.mesh == smaller
@@ -229,10 +231,10 @@ def test_a_state_comes_back_from_memory_on_another_mesh():
     ids=["whole", "one", "diagonal", "a row"],
 )
 def test_a_mesh_closes_around_empty_seats(empty, failed):
-    devices = {seat: jax.devices()[2 * seat : 2 * seat + 2] for seat in range(4) if seat not in empty}
+    devices = {slot: jax.devices()[2 * slot : 2 * slot + 2] for slot in range(4) if slot not in empty}
     layout, mesh = seated(Layout(mesh=(2, 4)), devices, 4)
     assert sorted(device.id for device in mesh.devices.flat) == [
-        device.id for seat in sorted(devices) for device in devices[seat]
+        device.id for slot in sorted(devices) for device in devices[slot]
     ]
     assert len(layout.failed) == len(failed)
     if empty != (0, 3):  # their chips touch only at a corner: those that are left move together
@@ -279,33 +281,33 @@ def test_a_full_disk_gets_the_log_of_examples_later(tmp_path):
 
 
 def test_what_a_leader_had_not_written_yet_is_told_by_another(tmp_path):
-    metrics, recent = tmp_path / "metrics.jsonl", Recent()
+    metrics, recent = tmp_path / "metrics.jsonl", UpdateBuffer()
     done = [Updated(number, {"loss": 1.0 / number}, 0.01, 0.0, 800.0) for number in range(1, 301)]
     done[297] = replace(done[297], values={"loss": float("nan")})
     for event in done:
         recent.add(event, event.update * 0.02)  # 50 a second: the last three seconds are kept
     metrics.write_bytes(b"".join(map(jsonl.encode, done[:240])))
-    said = msgspec.json.decode(msgspec.json.encode(recent.told(all_of_them=True)))
-    fill(metrics, heard(said), 299)
+    said = msgspec.json.decode(msgspec.json.encode(recent.last_updates(all_of_them=True)))
+    append_missing(metrics, read_updates(said), 299)
     assert metrics.read_bytes() == b"".join(map(jsonl.encode, done[:299]))
-    assert [event["update"] for event in recent.told(all_of_them=False)] == [297, 298, 299, 300]
+    assert [event["update"] for event in recent.last_updates(all_of_them=False)] == [297, 298, 299, 300]
 
 
 def test_a_straggler_is_one_who_is_slow_most_of_the_time():
     even = {0: [4e-3] * 10, 1: [5e-3] * 10, 2: [4e-3] * 10}
-    assert stragglers(even, 2.0) == []
+    assert find_stragglers(even, 2.0) == []
     held_up_once = [4e-3] * 9 + [0.2]
-    assert stragglers({**even, 3: held_up_once}, 2.0) == []
-    (found,) = stragglers({**even, 3: [12e-3] * 10}, 2.0)
+    assert find_stragglers({**even, 3: held_up_once}, 2.0) == []
+    (found,) = find_stragglers({**even, 3: [12e-3] * 10}, 2.0)
     assert (found.rank, found.count) == (3, 10)
     assert str(found) == (
         "rank 3 is 2.7 times as slow as the median rank: 12.0 ms against 4.5 ms for the same work, over 10 times"
     )
-    assert stragglers({0: [4e-3] * 10, 1: [12e-3] * 10}, 2.0) == []  # of two, nobody knows which is the usual one
+    assert find_stragglers({0: [4e-3] * 10, 1: [12e-3] * 10}, 2.0) == []  # of two, nobody knows which is the usual one
 
 
 def test_only_new_times_of_the_same_process_count():
-    speeds = Speeds(steady=2)
+    speeds = SpeedHistory(steady=2)
     for _ in range(5):
         for rank, seconds in ((0, 1e-3), (1, 1e-3), (2, 9e-3)):
             speeds.add(rank, seconds)  # each beat says it again
@@ -319,13 +321,13 @@ def test_only_new_times_of_the_same_process_count():
 
 def test_processes_that_would_train_something_else_are_named(monkeypatch):
     said = ["jax 0.10.2, recipe 1a", "jax 0.10.2, recipe 1b", "jax 0.10.2, recipe 1a", "jax 0.10.1, recipe 1a"]
-    monkeypatch.setattr(agree, "gathered", lambda line: said)
+    monkeypatch.setattr(multihost, "gather_lines", lambda line: said)
     with pytest.raises(
         ClusterError, match=r"process 0 has .* 1a\n  process 1 has .* 1b\n  process 3 has jax 0\.10\.1, .*\nUse"
     ):
-        agree.check_alike(said[0])
-    monkeypatch.setattr(agree, "gathered", lambda line: [line] * 3)
-    agree.check_alike(said[0])
+        multihost.assert_same(said[0])
+    monkeypatch.setattr(multihost, "gather_lines", lambda line: [line] * 3)
+    multihost.assert_same(said[0])
 
 
 def test_what_happened_is_told_in_a_line():

@@ -13,8 +13,8 @@ import pytest
 from processes import clean_environment
 from test_cli import TINY, losses
 
-from multipod.chaos.hosts import LINK, hosts
-from multipod.elastic.launcher.services import Meeting, Services
+from multipod.chaos.hosts import LINK, make_hosts
+from multipod.elastic.launcher.services import CoordinationServices, CoordinatorHost
 from multipod.errors import ClusterError
 from multipod.runs.example_log import used
 
@@ -63,8 +63,8 @@ for generation, address in enumerate(addresses):
     connection = join(World(generation, (0, 1), (0, 1), 2, address), rank, 10.0)
     counts = len(jax.devices()), len(jax.local_devices())
     print(generation, jax.process_index(), jax.process_count(), *counts, flush=True)
-    connection.post("met", "")
-    connection.posted("met", lambda: None)
+    connection.publish("met", "")
+    connection.collect("met", lambda: None)
     leave(connection)
     if rank == 1:
         jax.devices()  # as a thread does that was abandoned in this world
@@ -72,7 +72,7 @@ for generation, address in enumerate(addresses):
 
 
 def test_devices_that_were_made_between_two_worlds_are_of_neither():
-    with Services(clean_environment(), Meeting()) as services:
+    with CoordinationServices(clean_environment(), CoordinatorHost()) as services:
         addresses = [services.open(2, 10.0) for _ in range(2)]
         ranks = [
             subprocess.Popen(
@@ -171,7 +171,7 @@ def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_pat
     run = tmp_path / "two"
     with contextlib.ExitStack() as stack:
         try:
-            three = stack.enter_context(hosts(3))
+            three = stack.enter_context(make_hosts(3))
         except ClusterError as error:
             pytest.skip(str(error))  # making them needs root
         agents = stack.enter_context(three.agents(36, clean_environment()))

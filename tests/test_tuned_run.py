@@ -14,7 +14,8 @@ from multipod.metrics.objective import Classification
 from multipod.optim.optimizer import Optimizer
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import program_of
-from multipod.train.loop import RunContext, train
+from multipod.train.context import RunContext
+from multipod.train.loop import train
 
 
 class Slow(ArraySource):

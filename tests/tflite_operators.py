@@ -8,7 +8,7 @@ import pytest
 from tflite_models import Graph, Op, Tensor, build
 
 from multipod.micro import Interpreter
-from multipod.micro.schema import OPERATORS, OPTIONS
+from multipod.micro.operators.table import OPERATORS
 
 runtime = pytest.importorskip("tflite_micro", reason="TensorFlow Lite Micro's wheel is not installed").runtime
 Case = tuple[str, Callable[[], tuple[bytes, list[Tensor]]]]
@@ -35,7 +35,7 @@ def operator(
     name: str, tensors: Sequence[Tensor], inputs: Sequence[int], outputs: int | Sequence[int] = 1, **options: Any
 ) -> bytes:
     """A model of one operator. Its tensors come first, then its outputs; `inputs` are those that are not constants."""
-    known = OPTIONS.get(name)
+    known = OPERATORS[name].options
     fields = (
         [(known.fields[key][0], LETTERS[known.fields[key][1]], value) for key, value in options.items()]
         if known
@@ -43,7 +43,9 @@ def operator(
     )
     made = [*range(len(tensors) - outputs, len(tensors))] if isinstance(outputs, int) else [*outputs]
     given = [k for k in range(len(tensors)) if k not in made]
-    return build(Graph(tensors, [Op(OPERATORS[name], given, made, fields, known.number if known else 0)], inputs, made))
+    return build(
+        Graph(tensors, [Op(OPERATORS[name].number, given, made, fields, known.number if known else 0)], inputs, made)
+    )
 
 
 def values(rng: np.random.Generator, tensor: Tensor) -> np.ndarray:

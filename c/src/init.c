@@ -87,7 +87,7 @@ static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel *
     uint32_t i, known = 0;
     for (i = 0; i < m->kernel_count; i++) {
         const struct mpm_kernel *k = m->kernels[i];
-        if ((uint32_t)k->builtin != builtin || (builtin == MPM_CUSTOM && !is_custom(p, code, k->custom))) continue;
+        if ((uint32_t)k->builtin != builtin || (builtin == MPM_OP_CUSTOM && !is_custom(p, code, k->custom))) continue;
         known = 1;
         *found = k;
         if (k->type == MPM_ANY_TYPE) return MPM_OK;

@@ -2,6 +2,8 @@
 #ifndef MPM_KERNEL_H
 #define MPM_KERNEL_H
 
+#include <mpm_ops.h>
+
 #include "flat.h"
 
 #ifdef MPM_NO_TEXT
@@ -20,14 +22,13 @@
 #endif
 
 #define MPM_ANY_TYPE 255u
-#define MPM_CUSTOM 32 /* the number that stands for all custom operators */
 
 struct mpm_prep;
 
 /* In flash: 16 bytes. A table of pointers to these is all that ties a kernel to a program, so a linker that
  * drops unused sections keeps only the kernels named. One operator may have several, for several types. */
 struct mpm_kernel {
-    int16_t builtin;    /* BuiltinOperator of the schema */
+    int16_t builtin;    /* enum mpm_builtin */
     uint8_t type;       /* enum mpm_type of the input that decides, or MPM_ANY_TYPE */
     uint8_t type_input; /* which input that is */
     const char *custom; /* the name of a custom operator, else null */

@@ -127,5 +127,5 @@ static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_elu_s8 = {111, MPM_INT8, 0, NULL, prepare_elu};
-const struct mpm_kernel mpm_hard_swish_s8 = {117, MPM_INT8, 0, NULL, prepare_hard_swish};
+const struct mpm_kernel mpm_elu_s8 = {MPM_OP_ELU, MPM_INT8, 0, NULL, prepare_elu};
+const struct mpm_kernel mpm_hard_swish_s8 = {MPM_OP_HARD_SWISH, MPM_INT8, 0, NULL, prepare_hard_swish};

@@ -175,12 +175,12 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *
     } \
     const struct mpm_kernel mpm_##NAME = {NUMBER, MPM_ANY_TYPE, 0, NULL, prepare_##NAME};
 
-OPERATOR(add, 0, ADD, 1, add_s8, add_s16, add_s32, NULL, add_f32)
-OPERATOR(sub, 41, SUB, 1, sub_s8, sub_s16, sub_s32, NULL, sub_f32)
-OPERATOR(mul, 18, MUL, 1, mul_s8, mul_s16, mul_s32, NULL, mul_f32)
-OPERATOR(div, 42, DIV, 1, div_s8, NULL, div_s32, NULL, div_f32)
-OPERATOR(squared_difference, 99, SQUARED, 0, squared_s8, squared_s16, squared_s32, NULL, squared_f32)
-OPERATOR(maximum, 55, PLAIN, 0, max_s8, max_s16, max_s32, max_s64, max_f32)
-OPERATOR(minimum, 57, PLAIN, 0, min_s8, min_s16, min_s32, min_s64, min_f32)
-OPERATOR(floor_div, 90, PLAIN, 0, NULL, NULL, NULL, NULL, floor_div_f32)
-OPERATOR(floor_mod, 95, PLAIN, 0, NULL, NULL, NULL, NULL, floor_mod_f32)
+OPERATOR(add, MPM_OP_ADD, ADD, 1, add_s8, add_s16, add_s32, NULL, add_f32)
+OPERATOR(sub, MPM_OP_SUB, SUB, 1, sub_s8, sub_s16, sub_s32, NULL, sub_f32)
+OPERATOR(mul, MPM_OP_MUL, MUL, 1, mul_s8, mul_s16, mul_s32, NULL, mul_f32)
+OPERATOR(div, MPM_OP_DIV, DIV, 1, div_s8, NULL, div_s32, NULL, div_f32)
+OPERATOR(squared_difference, MPM_OP_SQUARED_DIFFERENCE, SQUARED, 0, squared_s8, squared_s16, squared_s32, NULL, squared_f32)
+OPERATOR(maximum, MPM_OP_MAXIMUM, PLAIN, 0, max_s8, max_s16, max_s32, max_s64, max_f32)
+OPERATOR(minimum, MPM_OP_MINIMUM, PLAIN, 0, min_s8, min_s16, min_s32, min_s64, min_f32)
+OPERATOR(floor_div, MPM_OP_FLOOR_DIV, PLAIN, 0, NULL, NULL, NULL, NULL, floor_div_f32)
+OPERATOR(floor_mod, MPM_OP_FLOOR_MOD, PLAIN, 0, NULL, NULL, NULL, NULL, floor_mod_f32)

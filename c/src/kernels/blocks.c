@@ -81,5 +81,5 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, int to_batch) {
 static MPM_ONCE enum mpm_status prepare_space_to_batch(struct mpm_prep *p) { return prepare(p, 1); }
 static MPM_ONCE enum mpm_status prepare_batch_to_space(struct mpm_prep *p) { return prepare(p, 0); }
 
-const struct mpm_kernel mpm_space_to_batch_nd = {38, MPM_ANY_TYPE, 0, NULL, prepare_space_to_batch};
-const struct mpm_kernel mpm_batch_to_space_nd = {37, MPM_ANY_TYPE, 0, NULL, prepare_batch_to_space};
+const struct mpm_kernel mpm_space_to_batch_nd = {MPM_OP_SPACE_TO_BATCH_ND, MPM_ANY_TYPE, 0, NULL, prepare_space_to_batch};
+const struct mpm_kernel mpm_batch_to_space_nd = {MPM_OP_BATCH_TO_SPACE_ND, MPM_ANY_TYPE, 0, NULL, prepare_batch_to_space};

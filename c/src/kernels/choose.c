@@ -305,7 +305,7 @@ static MPM_ONCE enum mpm_status prepare_batch_matmul(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_cast = {53, MPM_ANY_TYPE, 0, NULL, prepare_cast};
-const struct mpm_kernel mpm_gather = {36, MPM_ANY_TYPE, 0, NULL, prepare_gather};
-const struct mpm_kernel mpm_select_v2 = {123, MPM_ANY_TYPE, 0, NULL, prepare_select};
-const struct mpm_kernel mpm_batch_matmul = {126, MPM_ANY_TYPE, 0, NULL, prepare_batch_matmul};
+const struct mpm_kernel mpm_cast = {MPM_OP_CAST, MPM_ANY_TYPE, 0, NULL, prepare_cast};
+const struct mpm_kernel mpm_gather = {MPM_OP_GATHER, MPM_ANY_TYPE, 0, NULL, prepare_gather};
+const struct mpm_kernel mpm_select_v2 = {MPM_OP_SELECT_V2, MPM_ANY_TYPE, 0, NULL, prepare_select};
+const struct mpm_kernel mpm_batch_matmul = {MPM_OP_BATCH_MATMUL, MPM_ANY_TYPE, 0, NULL, prepare_batch_matmul};

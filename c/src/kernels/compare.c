@@ -59,12 +59,12 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *
     } \
     const struct mpm_kernel mpm_##NAME = {NUMBER, MPM_ANY_TYPE, 0, NULL, prepare_##NAME};
 
-OPERATOR(equal, 71, ==)
-OPERATOR(not_equal, 72, !=)
-OPERATOR(less, 58, <)
-OPERATOR(less_equal, 63, <=)
-OPERATOR(greater, 61, >)
-OPERATOR(greater_equal, 62, >=)
+OPERATOR(equal, MPM_OP_EQUAL, ==)
+OPERATOR(not_equal, MPM_OP_NOT_EQUAL, !=)
+OPERATOR(less, MPM_OP_LESS, <)
+OPERATOR(less_equal, MPM_OP_LESS_EQUAL, <=)
+OPERATOR(greater, MPM_OP_GREATER, >)
+OPERATOR(greater_equal, MPM_OP_GREATER_EQUAL, >=)
 
 COMPARE(and_bool, uint8_t, &&)
 COMPARE(or_bool, uint8_t, ||)
@@ -77,5 +77,5 @@ static MPM_ONCE enum mpm_status prepare_or(struct mpm_prep *p) {
     static const struct forms forms = {NULL, NULL, NULL, NULL, or_bool};
     return prepare(p, &forms);
 }
-const struct mpm_kernel mpm_logical_and = {86, MPM_ANY_TYPE, 0, NULL, prepare_and};
-const struct mpm_kernel mpm_logical_or = {84, MPM_ANY_TYPE, 0, NULL, prepare_or};
+const struct mpm_kernel mpm_logical_and = {MPM_OP_LOGICAL_AND, MPM_ANY_TYPE, 0, NULL, prepare_and};
+const struct mpm_kernel mpm_logical_or = {MPM_OP_LOGICAL_OR, MPM_ANY_TYPE, 0, NULL, prepare_or};

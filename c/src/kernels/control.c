@@ -155,6 +155,6 @@ static MPM_ONCE enum mpm_status prepare_call_once(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_if = {118, MPM_ANY_TYPE, 0, NULL, prepare_if};
-const struct mpm_kernel mpm_while = {119, MPM_ANY_TYPE, 0, NULL, prepare_while};
-const struct mpm_kernel mpm_call_once = {129, MPM_ANY_TYPE, 0, NULL, prepare_call_once};
+const struct mpm_kernel mpm_if = {MPM_OP_IF, MPM_ANY_TYPE, 0, NULL, prepare_if};
+const struct mpm_kernel mpm_while = {MPM_OP_WHILE, MPM_ANY_TYPE, 0, NULL, prepare_while};
+const struct mpm_kernel mpm_call_once = {MPM_OP_CALL_ONCE, MPM_ANY_TYPE, 0, NULL, prepare_call_once};

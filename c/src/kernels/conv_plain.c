@@ -107,7 +107,7 @@ FORM(depthwise_f32, 1, 0)
 FORM(conv_s16, 0, 1)
 FORM(depthwise_s16, 1, 1)
 
-const struct mpm_kernel mpm_conv_2d_f32 = {3, MPM_FLOAT32, 0, NULL, prepare_conv_f32};
-const struct mpm_kernel mpm_depthwise_conv_2d_f32 = {4, MPM_FLOAT32, 0, NULL, prepare_depthwise_f32};
-const struct mpm_kernel mpm_conv_2d_s16 = {3, MPM_INT16, 0, NULL, prepare_conv_s16};
-const struct mpm_kernel mpm_depthwise_conv_2d_s16 = {4, MPM_INT16, 0, NULL, prepare_depthwise_s16};
+const struct mpm_kernel mpm_conv_2d_f32 = {MPM_OP_CONV_2D, MPM_FLOAT32, 0, NULL, prepare_conv_f32};
+const struct mpm_kernel mpm_depthwise_conv_2d_f32 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_FLOAT32, 0, NULL, prepare_depthwise_f32};
+const struct mpm_kernel mpm_conv_2d_s16 = {MPM_OP_CONV_2D, MPM_INT16, 0, NULL, prepare_conv_s16};
+const struct mpm_kernel mpm_depthwise_conv_2d_s16 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_INT16, 0, NULL, prepare_depthwise_s16};

@@ -85,4 +85,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_conv_2d_s8 = {3, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_conv_2d_s8 = {MPM_OP_CONV_2D, MPM_INT8, 0, NULL, prepare};

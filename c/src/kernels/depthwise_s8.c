@@ -120,4 +120,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_depthwise_conv_2d_s8 = {4, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_depthwise_conv_2d_s8 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_INT8, 0, NULL, prepare};

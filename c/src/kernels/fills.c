@@ -136,7 +136,7 @@ static MPM_ONCE enum mpm_status prepare_broadcast_args(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_fill = {94, MPM_ANY_TYPE, 1, NULL, prepare_fill};
-const struct mpm_kernel mpm_zeros_like = {93, MPM_ANY_TYPE, 0, NULL, prepare_zeros_like};
-const struct mpm_kernel mpm_shape = {77, MPM_ANY_TYPE, 0, NULL, prepare_shape};
-const struct mpm_kernel mpm_broadcast_args = {145, MPM_ANY_TYPE, 0, NULL, prepare_broadcast_args};
+const struct mpm_kernel mpm_fill = {MPM_OP_FILL, MPM_ANY_TYPE, 1, NULL, prepare_fill};
+const struct mpm_kernel mpm_zeros_like = {MPM_OP_ZEROS_LIKE, MPM_ANY_TYPE, 0, NULL, prepare_zeros_like};
+const struct mpm_kernel mpm_shape = {MPM_OP_SHAPE, MPM_ANY_TYPE, 0, NULL, prepare_shape};
+const struct mpm_kernel mpm_broadcast_args = {MPM_OP_BROADCAST_ARGS, MPM_ANY_TYPE, 0, NULL, prepare_broadcast_args};

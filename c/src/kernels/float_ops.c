@@ -175,10 +175,10 @@ static MPM_ONCE enum mpm_status prepare_lstm(struct mpm_prep *p) {
     return mpm_prepare_lstm(p, &l);
 }
 
-const struct mpm_kernel mpm_softmax_f32 = {25, MPM_FLOAT32, 0, NULL, prepare_softmax};
-const struct mpm_kernel mpm_log_softmax_f32 = {50, MPM_FLOAT32, 0, NULL, prepare_log_softmax};
-const struct mpm_kernel mpm_l2_normalization_f32 = {11, MPM_FLOAT32, 0, NULL, prepare_l2};
-const struct mpm_kernel mpm_average_pool_2d_f32 = {1, MPM_FLOAT32, 0, NULL, prepare_average};
-const struct mpm_kernel mpm_max_pool_2d_f32 = {17, MPM_FLOAT32, 0, NULL, prepare_max};
-const struct mpm_kernel mpm_l2_pool_2d_f32 = {12, MPM_FLOAT32, 0, NULL, prepare_l2_pool};
-const struct mpm_kernel mpm_unidirectional_sequence_lstm_f32 = {44, MPM_FLOAT32, 0, NULL, prepare_lstm};
+const struct mpm_kernel mpm_softmax_f32 = {MPM_OP_SOFTMAX, MPM_FLOAT32, 0, NULL, prepare_softmax};
+const struct mpm_kernel mpm_log_softmax_f32 = {MPM_OP_LOG_SOFTMAX, MPM_FLOAT32, 0, NULL, prepare_log_softmax};
+const struct mpm_kernel mpm_l2_normalization_f32 = {MPM_OP_L2_NORMALIZATION, MPM_FLOAT32, 0, NULL, prepare_l2};
+const struct mpm_kernel mpm_average_pool_2d_f32 = {MPM_OP_AVERAGE_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_average};
+const struct mpm_kernel mpm_max_pool_2d_f32 = {MPM_OP_MAX_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_max};
+const struct mpm_kernel mpm_l2_pool_2d_f32 = {MPM_OP_L2_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_l2_pool};
+const struct mpm_kernel mpm_unidirectional_sequence_lstm_f32 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_FLOAT32, 0, NULL, prepare_lstm};

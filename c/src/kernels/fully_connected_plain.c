@@ -116,5 +116,5 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_fully_connected_f32 = {9, MPM_FLOAT32, 0, NULL, prepare};
-const struct mpm_kernel mpm_fully_connected_s16 = {9, MPM_INT16, 0, NULL, prepare};
+const struct mpm_kernel mpm_fully_connected_f32 = {MPM_OP_FULLY_CONNECTED, MPM_FLOAT32, 0, NULL, prepare};
+const struct mpm_kernel mpm_fully_connected_s16 = {MPM_OP_FULLY_CONNECTED, MPM_INT16, 0, NULL, prepare};

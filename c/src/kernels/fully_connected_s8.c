@@ -136,4 +136,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_fully_connected_s8 = {9, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_fully_connected_s8 = {MPM_OP_FULLY_CONNECTED, MPM_INT8, 0, NULL, prepare};

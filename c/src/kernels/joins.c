@@ -191,10 +191,10 @@ static MPM_ONCE enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
 static MPM_ONCE enum mpm_status prepare_space_to_depth(struct mpm_prep *p) { return blocks(p, 1); }
 static MPM_ONCE enum mpm_status prepare_depth_to_space(struct mpm_prep *p) { return blocks(p, 0); }
 
-const struct mpm_kernel mpm_concatenation = {2, MPM_ANY_TYPE, 0, NULL, prepare_concatenation};
-const struct mpm_kernel mpm_pack = {83, MPM_ANY_TYPE, 0, NULL, prepare_pack};
-const struct mpm_kernel mpm_pad = {34, MPM_ANY_TYPE, 0, NULL, prepare_pad};
-const struct mpm_kernel mpm_padv2 = {60, MPM_ANY_TYPE, 0, NULL, prepare_pad};
-const struct mpm_kernel mpm_mirror_pad = {100, MPM_ANY_TYPE, 0, NULL, prepare_mirror_pad};
-const struct mpm_kernel mpm_space_to_depth = {26, MPM_ANY_TYPE, 0, NULL, prepare_space_to_depth};
-const struct mpm_kernel mpm_depth_to_space = {5, MPM_ANY_TYPE, 0, NULL, prepare_depth_to_space};
+const struct mpm_kernel mpm_concatenation = {MPM_OP_CONCATENATION, MPM_ANY_TYPE, 0, NULL, prepare_concatenation};
+const struct mpm_kernel mpm_pack = {MPM_OP_PACK, MPM_ANY_TYPE, 0, NULL, prepare_pack};
+const struct mpm_kernel mpm_pad = {MPM_OP_PAD, MPM_ANY_TYPE, 0, NULL, prepare_pad};
+const struct mpm_kernel mpm_padv2 = {MPM_OP_PADV2, MPM_ANY_TYPE, 0, NULL, prepare_pad};
+const struct mpm_kernel mpm_mirror_pad = {MPM_OP_MIRROR_PAD, MPM_ANY_TYPE, 0, NULL, prepare_mirror_pad};
+const struct mpm_kernel mpm_space_to_depth = {MPM_OP_SPACE_TO_DEPTH, MPM_ANY_TYPE, 0, NULL, prepare_space_to_depth};
+const struct mpm_kernel mpm_depth_to_space = {MPM_OP_DEPTH_TO_SPACE, MPM_ANY_TYPE, 0, NULL, prepare_depth_to_space};

@@ -96,4 +96,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_log_softmax_s8 = {50, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_log_softmax_s8 = {MPM_OP_LOG_SOFTMAX, MPM_INT8, 0, NULL, prepare};

@@ -167,6 +167,6 @@ static MPM_ONCE enum mpm_status prepare_update(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_gather_nd = {107, MPM_ANY_TYPE, 0, NULL, prepare_gather_nd};
-const struct mpm_kernel mpm_embedding_lookup = {7, MPM_ANY_TYPE, 0, NULL, prepare_embedding};
-const struct mpm_kernel mpm_dynamic_update_slice = {151, MPM_ANY_TYPE, 0, NULL, prepare_update};
+const struct mpm_kernel mpm_gather_nd = {MPM_OP_GATHER_ND, MPM_ANY_TYPE, 0, NULL, prepare_gather_nd};
+const struct mpm_kernel mpm_embedding_lookup = {MPM_OP_EMBEDDING_LOOKUP, MPM_ANY_TYPE, 0, NULL, prepare_embedding};
+const struct mpm_kernel mpm_dynamic_update_slice = {MPM_OP_DYNAMIC_UPDATE_SLICE, MPM_ANY_TYPE, 0, NULL, prepare_update};

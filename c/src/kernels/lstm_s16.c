@@ -59,4 +59,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_unidirectional_sequence_lstm_s16 = {44, MPM_INT16, 0, NULL, prepare};
+const struct mpm_kernel mpm_unidirectional_sequence_lstm_s16 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_INT16, 0, NULL, prepare};

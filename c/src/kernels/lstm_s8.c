@@ -81,4 +81,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_unidirectional_sequence_lstm_s8 = {44, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_unidirectional_sequence_lstm_s8 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_INT8, 0, NULL, prepare};

@@ -56,7 +56,7 @@ static int32_t average(int32_t sum, int32_t count) {
 POOLS(int8_t, s8)
 POOLS(int16_t, s16)
 
-const struct mpm_kernel mpm_average_pool_2d_s8 = {1, MPM_INT8, 0, NULL, prepare_average_s8};
-const struct mpm_kernel mpm_average_pool_2d_s16 = {1, MPM_INT16, 0, NULL, prepare_average_s16};
-const struct mpm_kernel mpm_max_pool_2d_s8 = {17, MPM_INT8, 0, NULL, prepare_max_s8};
-const struct mpm_kernel mpm_max_pool_2d_s16 = {17, MPM_INT16, 0, NULL, prepare_max_s16};
+const struct mpm_kernel mpm_average_pool_2d_s8 = {MPM_OP_AVERAGE_POOL_2D, MPM_INT8, 0, NULL, prepare_average_s8};
+const struct mpm_kernel mpm_average_pool_2d_s16 = {MPM_OP_AVERAGE_POOL_2D, MPM_INT16, 0, NULL, prepare_average_s16};
+const struct mpm_kernel mpm_max_pool_2d_s8 = {MPM_OP_MAX_POOL_2D, MPM_INT8, 0, NULL, prepare_max_s8};
+const struct mpm_kernel mpm_max_pool_2d_s16 = {MPM_OP_MAX_POOL_2D, MPM_INT16, 0, NULL, prepare_max_s16};

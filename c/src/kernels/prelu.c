@@ -52,4 +52,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_prelu = {54, MPM_ANY_TYPE, 0, NULL, prepare};
+const struct mpm_kernel mpm_prelu = {MPM_OP_PRELU, MPM_ANY_TYPE, 0, NULL, prepare};

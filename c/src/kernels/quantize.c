@@ -133,5 +133,5 @@ static MPM_ONCE enum mpm_status prepare_dequantize(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_quantize = {114, MPM_ANY_TYPE, 0, NULL, prepare_quantize};
-const struct mpm_kernel mpm_dequantize = {6, MPM_ANY_TYPE, 0, NULL, prepare_dequantize};
+const struct mpm_kernel mpm_quantize = {MPM_OP_QUANTIZE, MPM_ANY_TYPE, 0, NULL, prepare_quantize};
+const struct mpm_kernel mpm_dequantize = {MPM_OP_DEQUANTIZE, MPM_ANY_TYPE, 0, NULL, prepare_dequantize};

@@ -196,10 +196,10 @@ static MPM_ONCE enum mpm_status prepare_arg(struct mpm_prep *p, uint8_t kind) {
 static MPM_ONCE enum mpm_status prepare_arg_max(struct mpm_prep *p) { return prepare_arg(p, MAX); }
 static MPM_ONCE enum mpm_status prepare_arg_min(struct mpm_prep *p) { return prepare_arg(p, MIN); }
 
-const struct mpm_kernel mpm_mean = {40, MPM_ANY_TYPE, 0, NULL, prepare_mean};
-const struct mpm_kernel mpm_sum = {74, MPM_ANY_TYPE, 0, NULL, prepare_sum};
-const struct mpm_kernel mpm_reduce_max = {82, MPM_ANY_TYPE, 0, NULL, prepare_max};
-const struct mpm_kernel mpm_reduce_min = {89, MPM_ANY_TYPE, 0, NULL, prepare_min};
-const struct mpm_kernel mpm_reduce_all = {140, MPM_ANY_TYPE, 0, NULL, prepare_all};
-const struct mpm_kernel mpm_arg_max = {56, MPM_ANY_TYPE, 0, NULL, prepare_arg_max};
-const struct mpm_kernel mpm_arg_min = {79, MPM_ANY_TYPE, 0, NULL, prepare_arg_min};
+const struct mpm_kernel mpm_mean = {MPM_OP_MEAN, MPM_ANY_TYPE, 0, NULL, prepare_mean};
+const struct mpm_kernel mpm_sum = {MPM_OP_SUM, MPM_ANY_TYPE, 0, NULL, prepare_sum};
+const struct mpm_kernel mpm_reduce_max = {MPM_OP_REDUCE_MAX, MPM_ANY_TYPE, 0, NULL, prepare_max};
+const struct mpm_kernel mpm_reduce_min = {MPM_OP_REDUCE_MIN, MPM_ANY_TYPE, 0, NULL, prepare_min};
+const struct mpm_kernel mpm_reduce_all = {MPM_OP_REDUCE_ALL, MPM_ANY_TYPE, 0, NULL, prepare_all};
+const struct mpm_kernel mpm_arg_max = {MPM_OP_ARG_MAX, MPM_ANY_TYPE, 0, NULL, prepare_arg_max};
+const struct mpm_kernel mpm_arg_min = {MPM_OP_ARG_MIN, MPM_ANY_TYPE, 0, NULL, prepare_arg_min};

@@ -38,6 +38,6 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_reshape = {22, MPM_ANY_TYPE, 0, NULL, prepare};
-const struct mpm_kernel mpm_squeeze = {43, MPM_ANY_TYPE, 0, NULL, prepare};
-const struct mpm_kernel mpm_expand_dims = {70, MPM_ANY_TYPE, 0, NULL, prepare};
+const struct mpm_kernel mpm_reshape = {MPM_OP_RESHAPE, MPM_ANY_TYPE, 0, NULL, prepare};
+const struct mpm_kernel mpm_squeeze = {MPM_OP_SQUEEZE, MPM_ANY_TYPE, 0, NULL, prepare};
+const struct mpm_kernel mpm_expand_dims = {MPM_OP_EXPAND_DIMS, MPM_ANY_TYPE, 0, NULL, prepare};

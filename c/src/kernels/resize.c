@@ -163,5 +163,5 @@ static MPM_ONCE enum mpm_status prepare_nearest(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_resize_bilinear = {23, MPM_ANY_TYPE, 0, NULL, prepare_bilinear};
-const struct mpm_kernel mpm_resize_nearest_neighbor = {97, MPM_ANY_TYPE, 0, NULL, prepare_nearest};
+const struct mpm_kernel mpm_resize_bilinear = {MPM_OP_RESIZE_BILINEAR, MPM_ANY_TYPE, 0, NULL, prepare_bilinear};
+const struct mpm_kernel mpm_resize_nearest_neighbor = {MPM_OP_RESIZE_NEAREST_NEIGHBOR, MPM_ANY_TYPE, 0, NULL, prepare_nearest};

@@ -178,4 +178,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_signal_rfft_s16 = {MPM_CUSTOM, MPM_INT16, 0, "SignalRfft", prepare};
+const struct mpm_kernel mpm_signal_rfft_s16 = {MPM_OP_CUSTOM, MPM_INT16, 0, "SignalRfft", prepare};

@@ -103,5 +103,5 @@ static MPM_ONCE enum mpm_status prepare_normal(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_rsqrt_s8 = {76, MPM_INT8, 0, NULL, prepare_rsqrt};
-const struct mpm_kernel mpm_l2_normalization_s8 = {11, MPM_INT8, 0, NULL, prepare_normal};
+const struct mpm_kernel mpm_rsqrt_s8 = {MPM_OP_RSQRT, MPM_INT8, 0, NULL, prepare_rsqrt};
+const struct mpm_kernel mpm_l2_normalization_s8 = {MPM_OP_L2_NORMALIZATION, MPM_INT8, 0, NULL, prepare_normal};

@@ -387,11 +387,11 @@ static MPM_ONCE enum mpm_status prepare_log(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_signal_window = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalWindow", prepare_window};
-const struct mpm_kernel mpm_signal_fft_auto_scale = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFftAutoScale", prepare_auto_scale};
-const struct mpm_kernel mpm_signal_energy = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalEnergy", prepare_energy};
-const struct mpm_kernel mpm_signal_filter_bank = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBank", prepare_bank};
-const struct mpm_kernel mpm_signal_square_root = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSquareRoot", prepare_root};
-const struct mpm_kernel mpm_signal_subtraction = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSpectralSubtraction", prepare_subtraction};
-const struct mpm_kernel mpm_signal_pcan = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalPCAN", prepare_pcan};
-const struct mpm_kernel mpm_signal_log = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankLog", prepare_log};
+const struct mpm_kernel mpm_signal_window = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalWindow", prepare_window};
+const struct mpm_kernel mpm_signal_fft_auto_scale = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFftAutoScale", prepare_auto_scale};
+const struct mpm_kernel mpm_signal_energy = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalEnergy", prepare_energy};
+const struct mpm_kernel mpm_signal_filter_bank = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBank", prepare_bank};
+const struct mpm_kernel mpm_signal_square_root = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSquareRoot", prepare_root};
+const struct mpm_kernel mpm_signal_subtraction = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSpectralSubtraction", prepare_subtraction};
+const struct mpm_kernel mpm_signal_pcan = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalPCAN", prepare_pcan};
+const struct mpm_kernel mpm_signal_log = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankLog", prepare_log};

@@ -219,11 +219,11 @@ static MPM_ONCE enum mpm_status prepare_broadcast_to(struct mpm_prep *p) {
     return finish(p, list);
 }
 
-const struct mpm_kernel mpm_slice = {65, MPM_ANY_TYPE, 0, NULL, prepare_slice};
-const struct mpm_kernel mpm_strided_slice = {45, MPM_ANY_TYPE, 0, NULL, prepare_strided_slice};
-const struct mpm_kernel mpm_split = {49, MPM_ANY_TYPE, 0, NULL, prepare_split};
-const struct mpm_kernel mpm_split_v = {102, MPM_ANY_TYPE, 0, NULL, prepare_split_v};
-const struct mpm_kernel mpm_unpack = {88, MPM_ANY_TYPE, 0, NULL, prepare_unpack};
-const struct mpm_kernel mpm_transpose = {39, MPM_ANY_TYPE, 0, NULL, prepare_transpose};
-const struct mpm_kernel mpm_reverse_v2 = {105, MPM_ANY_TYPE, 0, NULL, prepare_reverse};
-const struct mpm_kernel mpm_broadcast_to = {130, MPM_ANY_TYPE, 0, NULL, prepare_broadcast_to};
+const struct mpm_kernel mpm_slice = {MPM_OP_SLICE, MPM_ANY_TYPE, 0, NULL, prepare_slice};
+const struct mpm_kernel mpm_strided_slice = {MPM_OP_STRIDED_SLICE, MPM_ANY_TYPE, 0, NULL, prepare_strided_slice};
+const struct mpm_kernel mpm_split = {MPM_OP_SPLIT, MPM_ANY_TYPE, 0, NULL, prepare_split};
+const struct mpm_kernel mpm_split_v = {MPM_OP_SPLIT_V, MPM_ANY_TYPE, 0, NULL, prepare_split_v};
+const struct mpm_kernel mpm_unpack = {MPM_OP_UNPACK, MPM_ANY_TYPE, 0, NULL, prepare_unpack};
+const struct mpm_kernel mpm_transpose = {MPM_OP_TRANSPOSE, MPM_ANY_TYPE, 0, NULL, prepare_transpose};
+const struct mpm_kernel mpm_reverse_v2 = {MPM_OP_REVERSE_V2, MPM_ANY_TYPE, 0, NULL, prepare_reverse};
+const struct mpm_kernel mpm_broadcast_to = {MPM_OP_BROADCAST_TO, MPM_ANY_TYPE, 0, NULL, prepare_broadcast_to};

@@ -130,4 +130,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_softmax_s16 = {25, MPM_INT16, 0, NULL, prepare};
+const struct mpm_kernel mpm_softmax_s16 = {MPM_OP_SOFTMAX, MPM_INT16, 0, NULL, prepare};

@@ -79,4 +79,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_softmax_s8 = {25, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_softmax_s8 = {MPM_OP_SOFTMAX, MPM_INT8, 0, NULL, prepare};

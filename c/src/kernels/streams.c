@@ -209,7 +209,7 @@ static MPM_ONCE enum mpm_status prepare_overlap(struct mpm_prep *p) {
     return keep_state(p, s, (uint64_t)s->rows * s->size * (s->is_16 ? 2 : 4));
 }
 
-const struct mpm_kernel mpm_signal_framer = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalFramer", prepare_framer};
-const struct mpm_kernel mpm_signal_stacker = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalStacker", prepare_stacker};
-const struct mpm_kernel mpm_signal_delay = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalDelay", prepare_delay};
-const struct mpm_kernel mpm_signal_overlap_add = {MPM_CUSTOM, MPM_ANY_TYPE, 0, "SignalOverlapAdd", prepare_overlap};
+const struct mpm_kernel mpm_signal_framer = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFramer", prepare_framer};
+const struct mpm_kernel mpm_signal_stacker = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalStacker", prepare_stacker};
+const struct mpm_kernel mpm_signal_delay = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalDelay", prepare_delay};
+const struct mpm_kernel mpm_signal_overlap_add = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalOverlapAdd", prepare_overlap};

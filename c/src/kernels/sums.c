@@ -144,5 +144,5 @@ static MPM_ONCE enum mpm_status prepare_cumsum(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_add_n = {106, MPM_ANY_TYPE, 0, NULL, prepare_add_n};
-const struct mpm_kernel mpm_cumsum = {128, MPM_ANY_TYPE, 0, NULL, prepare_cumsum};
+const struct mpm_kernel mpm_add_n = {MPM_OP_ADD_N, MPM_ANY_TYPE, 0, NULL, prepare_add_n};
+const struct mpm_kernel mpm_cumsum = {MPM_OP_CUMSUM, MPM_ANY_TYPE, 0, NULL, prepare_cumsum};

@@ -76,4 +76,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_svdf_f32 = {27, MPM_FLOAT32, 0, NULL, prepare};
+const struct mpm_kernel mpm_svdf_f32 = {MPM_OP_SVDF, MPM_FLOAT32, 0, NULL, prepare};

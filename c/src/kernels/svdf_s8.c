@@ -169,4 +169,4 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_svdf_s8 = {27, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_svdf_s8 = {MPM_OP_SVDF, MPM_INT8, 0, NULL, prepare};

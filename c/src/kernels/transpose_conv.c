@@ -148,6 +148,6 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_transpose_conv_f32 = {67, MPM_FLOAT32, 2, NULL, prepare};
-const struct mpm_kernel mpm_transpose_conv_s8 = {67, MPM_INT8, 2, NULL, prepare};
-const struct mpm_kernel mpm_transpose_conv_s16 = {67, MPM_INT16, 2, NULL, prepare};
+const struct mpm_kernel mpm_transpose_conv_f32 = {MPM_OP_TRANSPOSE_CONV, MPM_FLOAT32, 2, NULL, prepare};
+const struct mpm_kernel mpm_transpose_conv_s8 = {MPM_OP_TRANSPOSE_CONV, MPM_INT8, 2, NULL, prepare};
+const struct mpm_kernel mpm_transpose_conv_s16 = {MPM_OP_TRANSPOSE_CONV, MPM_INT16, 2, NULL, prepare};

@@ -126,19 +126,19 @@ INNER(not_bool, uint8_t, !x)
     } \
     const struct mpm_kernel mpm_##NAME = {NUMBER, MPM_FLOAT32, 0, NULL, prepare_##NAME};
 
-FLOAT_OPERATOR(elu, 111)
-FLOAT_OPERATOR(neg, 59)
-FLOAT_OPERATOR(sin, 66)
-FLOAT_OPERATOR(cos, 108)
-FLOAT_OPERATOR(log, 73)
-FLOAT_OPERATOR(exp, 47)
-FLOAT_OPERATOR(sqrt, 75)
-FLOAT_OPERATOR(rsqrt, 76)
-FLOAT_OPERATOR(square, 92)
-FLOAT_OPERATOR(ceil, 104)
-FLOAT_OPERATOR(floor, 8)
-FLOAT_OPERATOR(round, 116)
-FLOAT_OPERATOR(hard_swish, 117)
+FLOAT_OPERATOR(elu, MPM_OP_ELU)
+FLOAT_OPERATOR(neg, MPM_OP_NEG)
+FLOAT_OPERATOR(sin, MPM_OP_SIN)
+FLOAT_OPERATOR(cos, MPM_OP_COS)
+FLOAT_OPERATOR(log, MPM_OP_LOG)
+FLOAT_OPERATOR(exp, MPM_OP_EXP)
+FLOAT_OPERATOR(sqrt, MPM_OP_SQRT)
+FLOAT_OPERATOR(rsqrt, MPM_OP_RSQRT)
+FLOAT_OPERATOR(square, MPM_OP_SQUARE)
+FLOAT_OPERATOR(ceil, MPM_OP_CEIL)
+FLOAT_OPERATOR(floor, MPM_OP_FLOOR)
+FLOAT_OPERATOR(round, MPM_OP_ROUND)
+FLOAT_OPERATOR(hard_swish, MPM_OP_HARD_SWISH)
 
 static MPM_ONCE enum mpm_status prepare_not(struct mpm_prep *p) {
     struct mpm_tensor in, out;
@@ -148,7 +148,7 @@ static MPM_ONCE enum mpm_status prepare_not(struct mpm_prep *p) {
     o->inner = not_bool;
     return MPM_OK;
 }
-const struct mpm_kernel mpm_logical_not = {87, MPM_ANY_TYPE, 0, NULL, prepare_not};
+const struct mpm_kernel mpm_logical_not = {MPM_OP_LOGICAL_NOT, MPM_ANY_TYPE, 0, NULL, prepare_not};
 
 static MPM_ONCE enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type, inner_fn s8, inner_fn s16, inner_fn f32) {
     o->inner = type == MPM_INT8 ? s8 : type == MPM_INT16 ? s16 : type == MPM_FLOAT32 ? f32 : NULL;
@@ -261,9 +261,9 @@ static MPM_ONCE enum mpm_status prepare_tanh(struct mpm_prep *p) {
     return sigmoid_input(p, o, &in, 2);
 }
 
-const struct mpm_kernel mpm_abs = {101, MPM_ANY_TYPE, 0, NULL, prepare_abs};
-const struct mpm_kernel mpm_relu = {19, MPM_ANY_TYPE, 0, NULL, prepare_relu};
-const struct mpm_kernel mpm_relu6 = {21, MPM_ANY_TYPE, 0, NULL, prepare_relu6};
-const struct mpm_kernel mpm_leaky_relu = {98, MPM_ANY_TYPE, 0, NULL, prepare_leaky_relu};
-const struct mpm_kernel mpm_logistic_op = {14, MPM_ANY_TYPE, 0, NULL, prepare_logistic};
-const struct mpm_kernel mpm_tanh_op = {28, MPM_ANY_TYPE, 0, NULL, prepare_tanh};
+const struct mpm_kernel mpm_abs = {MPM_OP_ABS, MPM_ANY_TYPE, 0, NULL, prepare_abs};
+const struct mpm_kernel mpm_relu = {MPM_OP_RELU, MPM_ANY_TYPE, 0, NULL, prepare_relu};
+const struct mpm_kernel mpm_relu6 = {MPM_OP_RELU6, MPM_ANY_TYPE, 0, NULL, prepare_relu6};
+const struct mpm_kernel mpm_leaky_relu = {MPM_OP_LEAKY_RELU, MPM_ANY_TYPE, 0, NULL, prepare_leaky_relu};
+const struct mpm_kernel mpm_logistic_op = {MPM_OP_LOGISTIC, MPM_ANY_TYPE, 0, NULL, prepare_logistic};
+const struct mpm_kernel mpm_tanh_op = {MPM_OP_TANH, MPM_ANY_TYPE, 0, NULL, prepare_tanh};

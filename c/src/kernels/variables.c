@@ -6,9 +6,6 @@
 
 #include <string.h>
 
-#define VAR_HANDLE 142
-#define ASSIGN_VARIABLE 144
-
 static int same_text(struct mpm_file *f, uint32_t a, uint32_t b, uint32_t field) {
     const struct mpm_vector x = mpm_vector(f, a, field, 1), y = mpm_vector(f, b, field, 1);
     return x.count == y.count && memcmp(f->base + x.at, f->base + y.at, x.count) == 0;
@@ -32,7 +29,7 @@ static uint32_t find_handle(struct mpm_prep *p, uint32_t graph, uint32_t tensor,
         const uint32_t count = mpm_vector(f, table, GRAPH_OPS, 4).count;
         for (i = 0; i < count; i++) {
             const uint32_t op = mpm_element(f, table, GRAPH_OPS, i);
-            if (mpm_builtin_of(f, mpm_code_of(p, op)) != VAR_HANDLE) continue;
+            if (mpm_builtin_of(f, mpm_code_of(p, op)) != MPM_OP_VAR_HANDLE) continue;
             if (graph != 0 ? first_number(f, op, OP_OUTPUTS, 0) == tensor : same_variable(f, mpm_child(f, op, OP_OPTIONS), options)) return op;
         }
         if (graph != 0) return 0;
@@ -49,7 +46,7 @@ static MPM_ONCE enum mpm_status value_of(struct mpm_prep *p, uint32_t options, s
         for (i = 0; i < count && f->bad == 0; i++) {
             const uint32_t op = mpm_element(f, graph, GRAPH_OPS, i);
             uint32_t handle;
-            if (mpm_builtin_of(f, mpm_code_of(p, op)) != ASSIGN_VARIABLE) continue;
+            if (mpm_builtin_of(f, mpm_code_of(p, op)) != MPM_OP_ASSIGN_VARIABLE) continue;
             handle = find_handle(p, graph, first_number(f, op, OP_INPUTS, 0), 0);
             if (handle != 0 && same_variable(f, mpm_child(f, handle, OP_OPTIONS), options))
                 return mpm_tensor_at(p, g, first_number(f, op, OP_INPUTS, 1), t);
@@ -139,6 +136,6 @@ static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, int assigns) {
 static MPM_ONCE enum mpm_status prepare_read(struct mpm_prep *p) { return begin(p, 0); }
 static MPM_ONCE enum mpm_status prepare_assign(struct mpm_prep *p) { return begin(p, 1); }
 
-const struct mpm_kernel mpm_var_handle = {VAR_HANDLE, MPM_ANY_TYPE, 0, NULL, prepare_handle};
-const struct mpm_kernel mpm_read_variable = {143, MPM_ANY_TYPE, 0, NULL, prepare_read};
-const struct mpm_kernel mpm_assign_variable = {ASSIGN_VARIABLE, MPM_ANY_TYPE, 0, NULL, prepare_assign};
+const struct mpm_kernel mpm_var_handle = {MPM_OP_VAR_HANDLE, MPM_ANY_TYPE, 0, NULL, prepare_handle};
+const struct mpm_kernel mpm_read_variable = {MPM_OP_READ_VARIABLE, MPM_ANY_TYPE, 0, NULL, prepare_read};
+const struct mpm_kernel mpm_assign_variable = {MPM_OP_ASSIGN_VARIABLE, MPM_ANY_TYPE, 0, NULL, prepare_assign};

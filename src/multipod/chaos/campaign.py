@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from multipod.chaos.inject import KINDS, Fault, Kind, records
-from multipod.elastic.launcher.processes import Relay
-from multipod.elastic.launcher.supervise import INTERRUPTED, Outcome
-from multipod.elastic.sockets import LISTENING, sockets
+from multipod.elastic.launcher.processes import LineSink
+from multipod.elastic.launcher.supervise import INTERRUPTED, RunOutcome
+from multipod.elastic.sockets import LISTENING, list_sockets
 from multipod.errors import ChaosError
 
 SPARE = 3
@@ -37,7 +37,7 @@ RANDOM_KINDS: tuple[Kind, ...] = ("kill", "stop", "slow", "cut", "corrupt")
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomFaults:
     """Faults to be drawn: how many, of what kinds, and how long those last that last."""
 
     count: int = 0
@@ -46,7 +46,7 @@ class Random:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """What is to go wrong.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plan:
     processes: int = 2
     seed: int = 0
     fault: tuple[Fault, ...] = ()
-    random: Random = field(default_factory=Random)
+    random: RandomFaults = field(default_factory=RandomFaults)
 
     def faults(self, updates: int) -> list[Fault]:
         """All faults of a run of `updates`, in their order; the same for the same seed.
@@ -100,7 +100,7 @@ def _wrong(fault: Fault, processes: int, updates: int) -> list[str]:
     return wrong
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> FaultPlan:
     """The plan in a TOML file.
 
     Raises:
@@ -143,16 +143,16 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
     random: _Random = msgspec.field(default_factory=_Random)
 
 
-def _plan(read: _Strict) -> Plan:
+def _plan(read: _Strict) -> FaultPlan:
     given = tuple(Fault(**msgspec.structs.asdict(fault)) for fault in read.fault)
-    return Plan(read.processes, read.seed, given, Random(**msgspec.structs.asdict(read.random)))
+    return FaultPlan(read.processes, read.seed, given, RandomFaults(**msgspec.structs.asdict(read.random)))
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One start of the run: how it ended, and after how many updates."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     updates: int
 
 
@@ -169,7 +169,7 @@ class Campaign:
         return self.folder / "run"
 
 
-Launch = Callable[[Sequence[str], Relay], Outcome]
+Launch = Callable[[Sequence[str], LineSink], RunOutcome]
 """Runs the processes of a command, given its arguments, to their end; their lines go to the relay."""
 
 
@@ -199,8 +199,8 @@ def carry_out(faults: Sequence[Fault], folder: Path, train: Sequence[str], launc
             shutil.rmtree(run)  # it died before its first good checkpoint: nothing to go on from
         command = ["train", "--resume", str(run), *_kept(train)] if saved else [*train, "--out", str(run)]
         lines: list[str] = []
-        before, outcome = len(done(folder)), launch([*command, *inject], lines.append)
-        seen = done(folder)
+        before, outcome = len(updates_done(folder)), launch([*command, *inject], lines.append)
+        seen = updates_done(folder)
         idle = len(seen) == before
         attempts.append(Attempt(outcome, max((update for _, update in seen), default=0)))
         if outcome.exit_code == 0:
@@ -225,7 +225,7 @@ def _kept(train: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Blow:
+class FaultEffect:
     """A fault that happened.
 
     Attributes:
@@ -241,7 +241,7 @@ class Blow:
     repeated: int
 
 
-def done(folder: Path) -> list[tuple[float, int]]:
+def updates_done(folder: Path) -> list[tuple[float, int]]:
     """When each update was done, in the order of time: by whichever process was first to say so."""
     first: dict[tuple[int, int, int], float] = {}
     for file in folder.glob("seen-*.jsonl"):
@@ -252,9 +252,9 @@ def done(folder: Path) -> list[tuple[float, int]]:
     return sorted((t, key[-1]) for key, t in first.items())
 
 
-def blows(folder: Path, ranks: int) -> list[Blow]:
+def fault_effects(folder: Path, ranks: int) -> list[FaultEffect]:
     """What happened, from the records, in the order of time."""
-    seen = done(folder)
+    seen = updates_done(folder)
     fired = sorted(
         (record for rank in range(ranks) for record in records(folder / f"fired-{rank}.jsonl")), key=lambda r: r["t"]
     )
@@ -269,12 +269,12 @@ def blows(folder: Path, ranks: int) -> list[Blow]:
         recovered = next((t - record["t"] for t, update in after if update > furthest), None)
         again = sum(1 for t, update in after if t < until and update <= furthest)
         fault = Fault(**{name: record[name] for name in Fault.__dataclass_fields__})
-        found.append(Blow(fault, record["update"], recovered, again))
+        found.append(FaultEffect(fault, record["update"], recovered, again))
     return found
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleUse:
     """Which examples the updates that count were made of.
 
     Attributes:
@@ -290,12 +290,12 @@ class Examples:
     uneven: int
 
 
-def examples(disturbed: Path, undisturbed: Path, ranks: int) -> Examples:
+def compare_examples(disturbed: Path, undisturbed: Path, ranks: int) -> ExampleUse:
     """From the records of both runs; an update that was done again counts as it was done last."""
     mine, theirs = (_used(folder, ranks) for folder in (disturbed, undisturbed))
     counts = Counter(number for numbers in mine.values() for number in numbers)
     least = min(counts.values(), default=0)
-    return Examples(
+    return ExampleUse(
         len(mine), sum(counts.values()), mine == theirs, sum(count > least + 1 for count in counts.values())
     )
 
@@ -317,12 +317,12 @@ def _used(folder: Path, ranks: int) -> dict[int, list[int]]:
     }
 
 
-def ended_of(run: Path) -> dict[str, Any]:
+def read_end(run: Path) -> dict[str, Any]:
     """The last line of a run's events: how it ended."""
     return [record for record in records(run / "metrics.jsonl") if record["event"] == "ended"][-1]
 
 
-def parameters(run: Path) -> dict[str, np.ndarray]:
+def read_parameters(run: Path) -> dict[str, np.ndarray]:
     """The parameters of a run's newest checkpoint by their path, on this host whatever they were on. Needs JAX."""
     import jax
     import orbax.checkpoint as ocp
@@ -370,7 +370,7 @@ def loss_difference(run: Path, other: Path) -> float:
     return apart / max((abs(loss) for loss in theirs.values()), default=1.0)
 
 
-def left_behind(folder: Path, before: set[str]) -> list[str]:
+def find_left_behind(folder: Path, before: set[str]) -> list[str]:
     """Processes that still mention the folder or are still this one's, ports that it still listens on, and shared
     memory that was not there before."""
     me, found = os.getpid(), []
@@ -383,11 +383,11 @@ def left_behind(folder: Path, before: set[str]) -> list[str]:
         theirs = "--inject" in words and any(word.startswith(str(folder)) for word in words)
         if int(process.name) != me and (theirs or parent == me):
             found.append(f"process {process.name}: {' '.join(words)[:80]}")
-    found += [f"port {one.local}" for one in sockets(LISTENING)]
-    return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - before)]
+    found += [f"port {one.local}" for one in list_sockets(LISTENING)]
+    return found + [f"/dev/shm/{name}" for name in sorted(list_shared_memory() - before)]
 
 
-def shared_memory() -> set[str]:
+def list_shared_memory() -> set[str]:
     """The names of what lies in shared memory."""
     folder = Path("/dev/shm")
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from multipod.elastic.launcher.processes import Worker
+from multipod.elastic.launcher.processes import WorkerCommand
 from multipod.elastic.launcher.remote import Agents
-from multipod.elastic.launcher.services import Meeting
+from multipod.elastic.launcher.services import CoordinatorHost
 from multipod.errors import ClusterError
 
 LINK = "eth0"
@@ -26,7 +26,7 @@ _NET = "10.213.77"
 
 
 @dataclass(frozen=True)
-class Hosts:
+class NetworkHosts:
     """So many hosts on one switch; host k has the address `addresses[k]` and the name `names[k]`."""
 
     names: tuple[str, ...]
@@ -40,12 +40,12 @@ class Hosts:
         inner = f'mount --bind {self.file} /etc/hosts && hostname {name} && exec "$@"'
         return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", inner, "sh"]
 
-    def place(self, workers: Sequence[Worker]) -> list[Worker]:
+    def place(self, workers: Sequence[WorkerCommand]) -> list[WorkerCommand]:
         """The same processes, rank k on host k; rank 0 listens where the others can reach it."""
         coordinator = f"{self.addresses[0]}:{PORT}"
         addresses = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": coordinator}
         return [
-            Worker([*self.inside(number), *worker.command], {**worker.environment, **addresses})
+            WorkerCommand([*self.inside(number), *worker.command], {**worker.environment, **addresses})
             for number, worker in enumerate(workers)
         ]
 
@@ -65,7 +65,7 @@ class Hosts:
                     subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
                 )
             within = ("ip", "netns", "exec", self.names[head])
-            yield Agents(listen, secret, limit_s, Meeting(self.addresses[head], within), within)
+            yield Agents(listen, secret, limit_s, CoordinatorHost(self.addresses[head], within), within)
         finally:
             for one in started:
                 one.kill()
@@ -74,7 +74,7 @@ class Hosts:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
+def make_hosts(count: int) -> Iterator[NetworkHosts]:
     """Makes the hosts, and removes them, whatever happens.
 
     Raises:
@@ -91,7 +91,7 @@ def hosts(count: int) -> Iterator[Hosts]:
             known = (f"{address} {name}\n" for address, name in zip(addresses, names, strict=True))
             file.write_text("127.0.0.1 localhost\n" + "".join(known))
             _made(switch, names, addresses)
-            yield Hosts(names, addresses, file)
+            yield NetworkHosts(names, addresses, file)
     finally:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)

@@ -1,4 +1,4 @@
-"""`multipod agent`, which starts the ranks of runs that are launched on another host, and the stand-ins there."""
+"""`multipod agent`, which starts the ranks of runs that are launched on another host, and the proxies of such ranks."""
 
 import os
 import socket
@@ -7,7 +7,15 @@ from pathlib import Path
 import click
 
 from multipod.elastic.heartbeat import CONTROL_FD
-from multipod.elastic.launcher.remote import OURS, Order, StandIn, end_as, read_secret, serve, split_address
+from multipod.elastic.launcher.remote import (
+    PASSED_VARIABLES,
+    LaunchRequest,
+    RankProxy,
+    end_as,
+    read_secret,
+    serve,
+    split_address,
+)
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -47,11 +55,13 @@ def agent(listen: str, secret: Path) -> None:
 @SECRET
 @click.option("--timeout", type=float, required=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def stand_in(address: str, secret: Path, timeout: float, arguments: tuple[str, ...]) -> None:
+def rank_proxy(address: str, secret: Path, timeout: float, arguments: tuple[str, ...]) -> None:
     """Speaks for a rank on the host of the agent at ADDRESS; started by the launcher alone."""
     limits = Timeouts(timeout)
-    ours = {name: value for name, value in os.environ.items() if name.startswith(OURS) and name != CONTROL_FD}
-    order = Order(list(arguments), ours, os.getcwd(), limits.silence_s, limits.beat_s)
+    ours = {
+        name: value for name, value in os.environ.items() if name.startswith(PASSED_VARIABLES) and name != CONTROL_FD
+    }
+    order = LaunchRequest(list(arguments), ours, os.getcwd(), limits.silence_s, limits.beat_s)
     with socket.socket(fileno=int(os.environ[CONTROL_FD])) as control:
-        code = StandIn(address, read_secret(secret), order, control, lambda line: click.echo(line))()
+        code = RankProxy(address, read_secret(secret), order, control, lambda line: click.echo(line))()
     end_as(code)

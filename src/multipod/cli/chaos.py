@@ -21,31 +21,30 @@ from rich.table import Table
 from multipod import runtime
 from multipod.chaos.campaign import (
     Attempt,
-    Blow,
     Campaign,
-    Examples,
+    ExampleUse,
+    FaultEffect,
+    FaultPlan,
     Launch,
-    Plan,
-    Random,
-    blows,
+    RandomFaults,
     carry_out,
-    ended_of,
-    examples,
+    compare_examples,
+    fault_effects,
+    find_left_behind,
     largest_difference,
-    left_behind,
+    list_shared_memory,
     loss_difference,
-    parameters,
+    read_end,
+    read_parameters,
     read_plan,
-    shared_memory,
 )
-from multipod.chaos.hosts import LINK, Hosts
-from multipod.chaos.hosts import hosts as make_hosts
+from multipod.chaos.hosts import LINK, NetworkHosts, make_hosts
 from multipod.chaos.inject import KINDS, Fault, records
 from multipod.cli.launch import settle_timeouts, worker_arguments, workers
-from multipod.elastic.launcher.membership import Rules
+from multipod.elastic.launcher.membership import ElasticPolicy
 from multipod.elastic.launcher.membership import survive as survive_run
-from multipod.elastic.launcher.processes import Relay
-from multipod.elastic.launcher.supervise import Outcome, supervise
+from multipod.elastic.launcher.processes import LineSink
+from multipod.elastic.launcher.supervise import RunOutcome, supervise
 from multipod.errors import ChaosError
 
 CLOSE = 1e-4
@@ -100,32 +99,34 @@ def chaos(
     What follows `--` goes to `multipod train`. Exits 1 if the result differs from the undisturbed run's, if examples
     were lost or used twice, or if anything is left behind.
     """
-    wanted = settled(plan, count, kinds, seed, processes)
+    wanted = settle_plan(plan, count, kinds, seed, processes)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multipod-chaos-")))
         if out is not None and out.exists():
             raise ChaosError(f"{out} is there already. Choose another --out, or leave it out.")
         apart = stack.enter_context(make_hosts(wanted.processes + survive)) if hosts else None  # one to launch from
         calm = (undisturbed or folder / "undisturbed").absolute()
-        found = campaign(wanted, folder.absolute(), calm, ["train", recipe, *options], timeout, survive, apart)
+        found = run_campaign(wanted, folder.absolute(), calm, ["train", recipe, *options], timeout, survive, apart)
     show(found)
     if file is not None:
         file.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if found["whole"] else 1
 
 
-def settled(plan: Path | None, count: int | None, kinds: str | None, seed: int | None, processes: int | None) -> Plan:
+def settle_plan(
+    plan: Path | None, count: int | None, kinds: str | None, seed: int | None, processes: int | None
+) -> FaultPlan:
     """The plan of the file, changed as the options say.
 
     Raises:
       ChaosError: no fault is asked for, an unknown kind, or a file that is no plan.
     """
-    wanted = Plan() if plan is None else read_plan(plan)
+    wanted = FaultPlan() if plan is None else read_plan(plan)
     chosen = tuple(kinds.split(",")) if kinds else wanted.random.kinds
     unknown = [kind for kind in chosen if kind not in KINDS]
     if unknown:
         raise ChaosError(f"--kinds {kinds}: there is no {', '.join(unknown)}. Known: {', '.join(KINDS)}.")
-    drawn = Random(wanted.random.count if count is None else count, chosen, wanted.random.seconds)  # type: ignore[arg-type]
+    drawn = RandomFaults(wanted.random.count if count is None else count, chosen, wanted.random.seconds)  # type: ignore[arg-type]
     if not (drawn.count or wanted.fault):
         raise ChaosError("nothing is to go wrong. Give a --plan with faults, or --random 5.")
     return replace(
@@ -136,14 +137,14 @@ def settled(plan: Path | None, count: int | None, kinds: str | None, seed: int |
     )
 
 
-def campaign(
-    plan: Plan,
+def run_campaign(
+    plan: FaultPlan,
     folder: Path,
     undisturbed: Path,
     train: Sequence[str],
     timeout: float | None,
     survives: bool = False,
-    hosts: Hosts | None = None,
+    hosts: NetworkHosts | None = None,
 ) -> dict[str, Any]:
     """Both runs, and what there is to say of them: plain values."""
     console = Console(stderr=True)
@@ -151,19 +152,19 @@ def campaign(
     arguments = worker_arguments(train, plan.processes, timeouts)
     added = arguments[len(train) :]
 
-    def launch(command: Sequence[str], relay: Relay, survives: bool = survives) -> Outcome:
+    def launch(command: Sequence[str], relay: LineSink, survives: bool = survives) -> RunOutcome:
         kept = [*command, *(added if command[1] == "--resume" else [])]
         made = workers(kept, plan.processes, os.environ, survives=survives)
         if not survives:
             return supervise(made if hosts is None else hosts.place(made), timeouts, relay)
         if hosts is None:
-            return survive_run(made, Rules(plan.processes), timeouts, relay)
+            return survive_run(made, ElasticPolicy(plan.processes), timeouts, relay)
         with hosts.agents(timeouts.limit_s) as apart:
             placed = apart.place(made, plan.processes)
-            return survive_run(placed, Rules(plan.processes), timeouts, relay, meeting=apart.meeting)
+            return survive_run(placed, ElasticPolicy(plan.processes), timeouts, relay, meeting=apart.meeting)
 
     link = "" if hosts is None else LINK
-    memory = shared_memory()
+    memory = list_shared_memory()
     asked = [fault for fault in plan.fault if fault.kind == "flip"]
     flips = bool(asked) or (plan.random.count > 0 and "flip" in plan.random.kinds)
     nothing = [Fault("flip", NEVER)] if flips else []
@@ -178,12 +179,12 @@ def campaign(
     wild_s = time.monotonic() - began
     runtime.prepare(cpu_devices=1)
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    apart = largest_difference(parameters(wild.run), parameters(calm.run))
-    used = examples(wild.folder, calm.folder, plan.processes)
-    left = left_behind(folder, memory)
+    apart = largest_difference(read_parameters(wild.run), read_parameters(calm.run))
+    used = compare_examples(wild.folder, calm.folder, plan.processes)
+    left = find_left_behind(folder, memory)
     for run in (calm.run, wild.run):
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
-    return summed_up(calm, wild, blows(wild.folder, plan.processes), used, apart, survives, left) | {
+    return summarize(calm, wild, fault_effects(wild.folder, plan.processes), used, apart, survives, left) | {
         "plan": asdict(plan),
         "survives": survives,
         "undisturbed_s": json.loads((calm.folder / CALM).read_text())["seconds"],
@@ -205,7 +206,7 @@ def calm_run(folder: Path, faults: Sequence[Fault], train: Sequence[str], launch
                 f"{folder} holds the undisturbed run of another command: multipod {shlex.join(said['command'])}. "
                 "Name another folder by --undisturbed."
             )
-        return Campaign(folder, (Attempt(Outcome(0), said["updates"]),))
+        return Campaign(folder, (Attempt(RunOutcome(0), said["updates"]),))
     if folder.exists():
         raise ChaosError(f"{folder} is there already, and holds no undisturbed run. Name another by --undisturbed.")
     began = time.monotonic()
@@ -215,11 +216,11 @@ def calm_run(folder: Path, faults: Sequence[Fault], train: Sequence[str], launch
     return found
 
 
-def summed_up(
+def summarize(
     calm: Campaign,
     wild: Campaign,
-    found: Sequence[Blow],
-    used: Examples,
+    found: Sequence[FaultEffect],
+    used: ExampleUse,
     apart: float,
     survives: bool,
     left: Sequence[str],
@@ -228,7 +229,7 @@ def summed_up(
 
     The result is whole if losses are the same, and parameters, where the same processes did all of both.
     """
-    ended, losses = ended_of(wild.run), loss_difference(wild.run, calm.run)
+    ended, losses = read_end(wild.run), loss_difference(wild.run, calm.run)
     same = losses <= CLOSE and (apart <= CLOSE or survives)
     events = records(wild.run / "metrics.jsonl")
     return {
@@ -243,7 +244,7 @@ def summed_up(
         "goodput": ended["goodput"],
         "lost_s": ended["lost_s"],
         "run_s": ended["run_s"],
-        "goodput_undisturbed": ended_of(calm.run)["goodput"],
+        "goodput_undisturbed": read_end(calm.run)["goodput"],
         "difference": apart,
         "losses": losses,
         "examples": asdict(used),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from multipod.elastic.launcher.standby import WAITS
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE
 from multipod.errors import ClusterError
 from multipod.runs.options import ALONE, Cluster
 from multipod.runtime import Timeouts, keep_stdout_for_python
@@ -48,7 +48,9 @@ def _launcher(env: Mapping[str, str]) -> Cluster | None:
     if "MULTIPOD_PROCESSES" not in env:
         return None
     processes, process = int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"])
-    return Cluster("multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=WAITS in env)
+    return Cluster(
+        "multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=STANDBY_VARIABLE in env
+    )
 
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (

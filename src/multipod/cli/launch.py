@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from multipod.elastic.launcher.membership import Rules
+from multipod.elastic.launcher.membership import ElasticPolicy
 from multipod.elastic.launcher.membership import survive as survive_run
-from multipod.elastic.launcher.processes import Worker, to_stderr
-from multipod.elastic.launcher.remote import Agents, own_address, read_secret, split_address
-from multipod.elastic.launcher.services import Meeting
-from multipod.elastic.launcher.standby import Reserve
-from multipod.elastic.launcher.supervise import INTERRUPTED, Outcome, supervise
+from multipod.elastic.launcher.processes import WorkerCommand, print_to_stderr
+from multipod.elastic.launcher.remote import Agents, address_towards, read_secret, split_address
+from multipod.elastic.launcher.services import CoordinatorHost
+from multipod.elastic.launcher.standby import StandbyPool
+from multipod.elastic.launcher.supervise import INTERRUPTED, RunOutcome, supervise
 from multipod.errors import ClusterError
 from multipod.layout.layout import parse_shape
 from multipod.runtime import CPU_DEVICES, Timeouts
@@ -127,7 +127,7 @@ def launch(
     """
     timeouts = settle_timeouts(command, timeout)
     worker_arguments(command, processes, timeouts)  # what it refuses is refused before anything is started
-    rules = Rules(processes, least, spares, not no_replace, mirror_every, evict or 0.0) if survive else None
+    rules = ElasticPolicy(processes, least, spares, not no_replace, mirror_every, evict or 0.0) if survive else None
     check_rules(command, processes, least, spares, rules)
     check_standby(command, standby, restarts, survive)
     apart = None if hosts is None and secret is None else agents_of(hosts, secret, processes, survive, timeouts)
@@ -139,11 +139,11 @@ def launch(
         how = ["--survive"] if survive else []
         how += [] if hosts is None else ["--hosts", hosts, "--secret", str(secret)]
         how += [] if ray is None else ["--ray", ray, "--ray-each", ray_each]
-        to_stderr(f"multipod: {report(outcome, processes, command, timeout, how)}")
+        print_to_stderr(f"multipod: {report(outcome, processes, command, timeout, how)}")
         sys.exit(outcome.exit_code)
 
 
-def check_rules(command: Sequence[str], processes: int, least: int, spares: int, rules: Rules | None) -> None:
+def check_rules(command: Sequence[str], processes: int, least: int, spares: int, rules: ElasticPolicy | None) -> None:
     """Refuses options that do not fit each other.
 
     Raises:
@@ -183,24 +183,24 @@ def attempts(
     command: Sequence[str],
     processes: int,
     timeouts: Timeouts,
-    rules: Rules | None,
+    rules: ElasticPolicy | None,
     restarts: int,
     standby: bool = False,
-    started: Callable[[Sequence[str]], Outcome] | None = None,
+    started: Callable[[Sequence[str]], RunOutcome] | None = None,
     apart: Agents | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Runs the command, and again from its last checkpoint while it fails and may; how it ended at last.
 
     `started` runs its processes, where that is not done here; `apart` are the agents that run those of a run that
     survives, where there are any.
     """
     now = list(command)
-    with Reserve() as reserve:
+    with StandbyPool() as reserve:
         while True:
             arguments = worker_arguments(now, processes, timeouts)
             count = processes + (0 if rules is None else rules.spares)
             made = workers(arguments, processes, os.environ, count, rules is not None)
-            fill = partial(fill_reserve, reserve, arguments, processes)
+            fill = partial(fill_standbys, reserve, arguments, processes)
             if started is not None:
                 outcome = started(arguments)
             elif apart is not None and rules is not None:
@@ -208,7 +208,7 @@ def attempts(
             elif rules is not None:
                 outcome = survive_run(made, rules, timeouts)
             elif standby:
-                outcome = supervise(warmed(made, reserve), timeouts, settled=fill if restarts else lambda: None)
+                outcome = supervise(use_standbys(made, reserve), timeouts, settled=fill if restarts else lambda: None)
             else:
                 outcome = supervise(made, timeouts)
             if outcome.exit_code != 1 or not restarts:
@@ -220,15 +220,15 @@ def attempts(
                 again = f"from update {outcome.saved}"
             elif outcome.folder and option(command, "--out") is not None and option(command, "--resume") is None:
                 return outcome  # its folder is there and holds no checkpoint
-            to_stderr(f"multipod: launch: {outcome.reason}. All start again {again}; restarts left: {restarts}.")
+            print_to_stderr(f"multipod: launch: {outcome.reason}. All start again {again}; restarts left: {restarts}.")
 
 
-def fill_reserve(reserve: Reserve, arguments: Sequence[str], processes: int) -> None:
+def fill_standbys(reserve: StandbyPool, arguments: Sequence[str], processes: int) -> None:
     """Starts a process that waits for each rank; they meet at an address of their own."""
     reserve.fill([(one.command, one.environment) for one in workers(arguments, processes, os.environ)])
 
 
-def warmed(made: Sequence[Worker], reserve: Reserve) -> list[Worker]:
+def use_standbys(made: Sequence[WorkerCommand], reserve: StandbyPool) -> list[WorkerCommand]:
     """The workers, in the processes that wait and where these have met; as they are if there are none."""
     waiting = reserve.take()
     if waiting is None:
@@ -255,23 +255,23 @@ def agents_of(hosts: str | None, secret: Path | None, processes: int, survive: b
     for one in named:
         split_address(one)
     read_secret(secret)
-    return Agents(tuple(named), secret, timeouts.limit_s, Meeting(own_address(*split_address(named[0]))))
+    return Agents(tuple(named), secret, timeouts.limit_s, CoordinatorHost(address_towards(*split_address(named[0]))))
 
 
-def on_ray(address: str, each: str, processes: int) -> Callable[[Sequence[str]], Outcome]:
+def on_ray(address: str, each: str, processes: int) -> Callable[[Sequence[str]], RunOutcome]:
     """What runs processes with given arguments on the Ray cluster at `address`.
 
     Raises:
       ClusterError: `each` is no pair of numbers.
     """
-    from multipod.cli.ray_hosts import Each, run_on_ray
+    from multipod.cli.ray_hosts import RayResources, run_on_ray
 
     try:
         cpus, gpus = map(float, each.split(","))
     except ValueError:
         raise ClusterError(f"launch: --ray-each {each}: say CPUs and GPUs of a process, as 8,1.") from None
 
-    def run(arguments: Sequence[str]) -> Outcome:
+    def run(arguments: Sequence[str]) -> RunOutcome:
         def command(rank: int, meeting: str) -> tuple[list[str], dict[str, str]]:
             environment = {
                 "JAX_COORDINATOR_ADDRESS": meeting,
@@ -281,7 +281,7 @@ def on_ray(address: str, each: str, processes: int) -> Callable[[Sequence[str]],
             }
             return [sys.executable, "-m", "multipod", *arguments], environment
 
-        return run_on_ray(command, processes, address, Each(cpus, gpus))
+        return run_on_ray(command, processes, address, RayResources(cpus, gpus))
 
     return run
 
@@ -368,7 +368,7 @@ def workers(
     environment: Mapping[str, str],
     count: int | None = None,
     survives: bool = False,
-) -> list[Worker]:
+) -> list[WorkerCommand]:
     """One worker a rank, each told its place in the cluster by its environment; `count` of them, spares included.
 
     JAX_NUM_CPU_DEVICES is taken out: the launcher decides the number of devices, by `--cpu-devices`.
@@ -383,7 +383,7 @@ def workers(
     if survives:
         cluster |= {"MULTIPOD_SURVIVES": "1"}
     return [
-        Worker(
+        WorkerCommand(
             [sys.executable, "-m", "multipod", *arguments],
             {**inherited, **cluster, "MULTIPOD_PROCESS_ID": str(rank)},
         )
@@ -403,7 +403,7 @@ def free_port() -> int:
 
 
 def report(
-    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str] = ()
+    outcome: RunOutcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str] = ()
 ) -> str:
     """What a user is told of a run that did not end well: who, why, the last lines, the next move."""
     ended = {1: "", 2: " The other process was ended."}.get(processes, " All other processes were ended.")
@@ -420,7 +420,7 @@ def report(
 
 
 def next_move(
-    outcome: Outcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str]
+    outcome: RunOutcome, processes: int, command: Sequence[str], timeout: float | None, how: Sequence[str]
 ) -> str:
     """How to go on, launched as it was: from the last checkpoint, or from the start."""
     launcher = ["multipod", "launch", "--processes", str(processes), *how]

@@ -27,7 +27,7 @@ COMMANDS = {
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
     "agent": "multipod.cli.agent:agent",
-    "stand-in": "multipod.cli.agent:stand_in",
+    "rank-proxy": "multipod.cli.agent:rank_proxy",
     "chaos": "multipod.cli.chaos:chaos",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "clicks": "multipod.cli.clicks:clicks",

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from multipod.elastic.launcher.standby import spawned
-from multipod.elastic.launcher.supervise import BEFORE_FIRST, INTERRUPTED, Outcome, Presses, signals
+from multipod.elastic.launcher.standby import spawn_rank
+from multipod.elastic.launcher.supervise import BEFORE_FIRST, INTERRUPTED, RunOutcome, StopSignals, count_signals
 from multipod.errors import ClusterError, PeerLostError
 
 POLL_S = 0.5
@@ -30,7 +30,7 @@ Command = Callable[[int, str], tuple[Sequence[str], Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
-class Each:
+class RayResources:
     """What Ray sets aside for a process."""
 
     cpus: float = 1.0
@@ -38,7 +38,7 @@ class Each:
 
 
 @dataclass(repr=False)  # Ray puts the name of an actor before each of its lines
-class Host:
+class RayHost:
     """What runs in an actor: one process, and what it said last."""
 
     process: subprocess.Popen[bytes] | None = None
@@ -58,7 +58,7 @@ class Host:
         """Runs the process to its end: its exit code, the run's folder, and the newest checkpoint."""
         os.chdir(cwd)
         # As rank 1 of a launcher, whose output is a pipe; which rank it is the environment says.
-        self.process, ours = spawned(1, command, {**os.environ, **environment})
+        self.process, ours = spawn_rank(1, command, {**os.environ, **environment})
         assert self.process.stdout is not None
         with ours, self.process.stdout as output:
             threading.Thread(target=self._hear, args=(ours.dup(),), daemon=True).start()
@@ -81,7 +81,7 @@ class Host:
                 self.folder, self.saved = beat["folder"] or self.folder, beat["saved"]
 
 
-def run_on_ray(command: Command, processes: int, address: str, each: Each | None = None) -> Outcome:
+def run_on_ray(command: Command, processes: int, address: str, each: RayResources | None = None) -> RunOutcome:
     """Runs the processes on the cluster at `address` to their end; `local` makes one of this machine for them alone.
 
     The first Ctrl-C or notice of pre-emption asks the run to stop and save. When one process fails, or its host is
@@ -94,10 +94,10 @@ def run_on_ray(command: Command, processes: int, address: str, each: Each | None
         import ray
     except ImportError as error:
         raise ClusterError("--ray needs the package ray: pip install 'multipod[ray]'.") from error
-    each = each or Each()
+    each = each or RayResources()
     here: dict[str, Any] = {"num_cpus": max(1, round(processes * each.cpus))} if address == "local" else {}
     try:
-        with signals() as early:  # of its own: Ray sets a handler for SIGTERM
+        with count_signals() as early:  # of its own: Ray sets a handler for SIGTERM
             ray.init(address=address, log_to_driver=True, include_dashboard=False if here else None, **here)
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -105,13 +105,13 @@ def run_on_ray(command: Command, processes: int, address: str, each: Each | None
             f"--ray {address}: {said}. Start a cluster with `ray start --head`, or say local."
         ) from error
     try:
-        made = ray.remote(num_cpus=each.cpus, num_gpus=each.gpus, max_concurrency=4)(Host)
+        made = ray.remote(num_cpus=each.cpus, num_gpus=each.gpus, max_concurrency=4)(RayHost)
         hosts = [made.remote() for _ in range(processes)]
-        with signals() as presses:
+        with count_signals() as presses:
             presses.count = early.count
             meeting = _met(ray, hosts, presses)
             if meeting is None:
-                return Outcome(INTERRUPTED, reason=BEFORE_FIRST)
+                return RunOutcome(INTERRUPTED, reason=BEFORE_FIRST)
             if not meeting:
                 raise ClusterError(
                     f"--ray {address}: no room for {processes} processes of {each.cpus:g} CPUs and {each.gpus:g} GPUs "
@@ -124,7 +124,7 @@ def run_on_ray(command: Command, processes: int, address: str, each: Each | None
         ray.shutdown()
 
 
-def _met(ray: Any, hosts: Sequence[Any], presses: Presses) -> str | None:
+def _met(ray: Any, hosts: Sequence[Any], presses: StopSignals) -> str | None:
     """Where the processes meet, once Ray has placed all actors; empty if it does not in time, None if interrupted."""
     refs, until_s = [host.address.remote() for host in hosts], time.monotonic() + START_S
     while not presses.count:
@@ -137,7 +137,7 @@ def _met(ray: Any, hosts: Sequence[Any], presses: Presses) -> str | None:
     return None
 
 
-def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: Presses) -> Outcome:
+def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: StopSignals) -> RunOutcome:
     """Waits for all, or for the first that fails."""
     waiting, ended, asked = list(refs), dict[int, dict[str, Any]](), False
     while waiting:
@@ -161,7 +161,7 @@ def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: Press
     return _outcome(ended, INTERRUPTED if stopped else 0, "the run was interrupted" if stopped else "")
 
 
-def _failed(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int, Any]) -> Outcome:
+def _failed(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int, Any]) -> RunOutcome:
     """Who was the cause among those that end within a moment of the first: one that lost a peer is none."""
     late, _ = ray.wait([ref for rank, ref in enumerate(refs) if rank not in ended], num_returns=1, timeout=2 * POLL_S)
     for ref in late:
@@ -176,8 +176,8 @@ def _failed(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int
     return _outcome(ended, 1, f"rank {rank} {what}", rank)
 
 
-def _outcome(ended: Mapping[int, dict[str, Any]], code: int, reason: str, culprit: int | None = None) -> Outcome:
+def _outcome(ended: Mapping[int, dict[str, Any]], code: int, reason: str, culprit: int | None = None) -> RunOutcome:
     folder = next((one["folder"] for one in ended.values() if one["folder"]), "")
     saved = [one["saved"] for one in ended.values() if one["saved"] is not None]
     lines = tuple(ended[culprit]["lines"]) if culprit is not None and culprit in ended else ()
-    return Outcome(code, culprit, reason, lines=lines, folder=folder, saved=max(saved, default=None))
+    return RunOutcome(code, culprit, reason, lines=lines, folder=folder, saved=max(saved, default=None))

@@ -1,16 +1,24 @@
 """`multipod reproduce`: runs an experiment and writes its page, its figures and its numbers."""
 
+import importlib
+import importlib.util
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from multipod import runtime
-from multipod.experiments.experiments import EXPERIMENTS, experiment
+from multipod.errors import RecipeError
+
+if TYPE_CHECKING:
+    from multipod.experiments.experiments import Experiment
 
 
 @click.command()
@@ -36,10 +44,11 @@ def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None)
 
     Without NAME, list the experiments. Exits 1 where a claim does not hold; it is written down all the same.
     """
+    table = _table()
     if name is None:
-        _list()
+        _list(table.EXPERIMENTS)
         return
-    chosen = experiment(name)
+    chosen = table.experiment(name)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # not without ending its processes
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent, not after
     runtime.prepare(cpu_devices=chosen.cpu_devices, cache=runtime.default_cache())
@@ -50,22 +59,33 @@ def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None)
     began = time.monotonic()
     outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"), count, keep)
     files = write(name, outcome, out, time.monotonic() - began)
-    table = Table("claim", "measured", "threshold", "holds")
+    claims = Table("claim", "measured", "threshold", "holds")
     for claim in outcome.claims:
         measured, threshold = (
             f"{v:.6g}" if isinstance(v, float) else str(v) for v in (claim.measured, claim.threshold)
         )
-        table.add_row(claim.claim, measured, threshold, "yes" if claim.holds else "no")
-    Console().print(table)
+        claims.add_row(claim.claim, measured, threshold, "yes" if claim.holds else "no")
+    Console().print(claims)
     click.echo("wrote " + ", ".join(map(str, files)))
     sys.exit(0 if all(claim.holds for claim in outcome.claims) else 1)
 
 
-def _list() -> None:
-    if not EXPERIMENTS:
-        click.echo("no experiments yet")
-        return
+def _table() -> ModuleType:
+    """The module with the table of experiments.
+
+    Raises:
+      RecipeError: this is an installed package, which comes without them.
+    """
+    if importlib.util.find_spec("multipod.experiments") is None:
+        raise RecipeError(
+            "the experiments come with multipod's repository, and this is an installed package. In a checkout say "
+            "`pip install --editable .`, then `multipod reproduce` there."
+        )
+    return importlib.import_module("multipod.experiments.experiments")
+
+
+def _list(experiments: "Mapping[str, Experiment]") -> None:
     table = Table("name", "minutes", "tries", title="multipod reproduce NAME")
-    for name, entry in EXPERIMENTS.items():
+    for name, entry in experiments.items():
         table.add_row(name, f"{entry.minutes:g}", entry.about)
     Console().print(table)

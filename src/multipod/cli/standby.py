@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from multipod.cli.cluster import join
 from multipod.cli.main import cli, starts_now
 from multipod.elastic.heartbeat import CONTROL_FD
-from multipod.elastic.launcher.standby import WAITS, told
+from multipod.elastic.launcher.standby import STANDBY_VARIABLE, wait_for_command
 from multipod.errors import ClusterError
 from multipod.runs.options import RuntimeOptions
 
@@ -22,11 +22,11 @@ def stand_by(request: "TrainRequest", options: RuntimeOptions) -> int:
     The processes that wait are joined with each other in a world of their own, on whose devices the update is compiled:
     when they are told to go on they read the checkpoint, and train.
     """
-    from multipod.elastic.worker.jax_world import devices_made
+    from multipod.elastic.worker.jax_world import has_devices
     from multipod.runs.standby import import_needed, prepare
 
     request, options = import_needed(request, options)
-    if devices_made():
+    if has_devices():
         return 0  # such a process cannot join others any more: one that starts then takes its place
     try:
         join(options.cluster, options.timeouts)
@@ -34,11 +34,11 @@ def stand_by(request: "TrainRequest", options: RuntimeOptions) -> int:
         return 0  # one of them has ended: the launcher starts new ones
     with suppress(Exception):  # whoever runs it says what is wrong
         prepare(request, options)
-    command = told(int(os.environ[CONTROL_FD]))
+    command = wait_for_command(int(os.environ[CONTROL_FD]))
     if command is None:
         return 0
     arguments, environment = command
-    del os.environ[WAITS]
+    del os.environ[STANDBY_VARIABLE]
     os.environ.update(environment)
     sys.argv[1:] = arguments
     starts_now()

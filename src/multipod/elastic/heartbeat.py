@@ -28,7 +28,7 @@ class Beat:
     """A sign of life.
 
     Attributes:
-      phase: see `multipod.train.hooks.Pulse`.
+      phase: see `multipod.train.hooks.PhaseHook`.
       update: updates done in the whole run, those before a resume included.
       begun: updates that this process has begun, the one it is in included.
       age_s: since the phase was entered.
@@ -66,7 +66,7 @@ def end_group() -> None:
 
 
 class Heartbeat:
-    """A `Pulse` that two daemon threads carry to the launcher.
+    """A `PhaseHook` that two daemon threads carry to the launcher.
 
     Nothing here raises in the training thread, whatever happens to the launcher.
 

@@ -17,7 +17,7 @@ class Socket(NamedTuple):
     remote: int
 
 
-def sockets(state: str) -> list[Socket]:
+def list_sockets(state: str) -> list[Socket]:
     """This process's TCP sockets in this state, with their ports; empty where there is no /proc."""
     wanted = {}
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):

@@ -61,7 +61,7 @@ class Straggler:
 
 
 @dataclass
-class Speeds:
+class SpeedHistory:
     """The last times of each rank.
 
     Attributes:
@@ -84,12 +84,12 @@ class Speeds:
         self.seen.pop(rank, None)
 
     def slow(self, factor: float) -> list[Straggler]:
-        """The stragglers, slowest first; see `stragglers`."""
+        """The stragglers, slowest first; see `find_stragglers`."""
         whole = {rank: times for rank, times in self.taken.items() if len(times) == self.steady}
-        return stragglers(whole, factor)
+        return find_stragglers(whole, factor)
 
 
-def stragglers(times: Mapping[int, Sequence[float]], factor: float) -> list[Straggler]:
+def find_stragglers(times: Mapping[int, Sequence[float]], factor: float) -> list[Straggler]:
     """Ranks whose mean time exceeds the median rank's mean by `factor`, and whose every other time does, too.
 
     Half of the times must be over, not only a few long ones: a rank that was held up once is no straggler. With fewer

@@ -11,26 +11,26 @@ class World:
 
     Attributes:
       generation: counts the worlds of a run, from 0.
-      seats: the taken places of the mesh, increasing: process k of this world, to JAX, sits on `seats[k]`.
+      slots: the taken slots of the mesh, increasing: process k of this world, to JAX, has the devices of `slots[k]`.
       ranks: the launcher's number of each process, in the same order.
-      total: how many seats there are; those not taken are holes in the mesh.
+      total: how many slots there are; those not taken are holes in the mesh.
       address: of this world's own coordination service.
       planned: all processes of the world before are well: they leave it together after an update.
       folder: of the run; empty while none is known.
       lost: ranks of the world before that are no more, with why.
-      came: ranks that were not in the world before.
+      newcomers: ranks that were not in the world before.
       mirror_every: updates between two copies of the state in memory.
     """
 
     generation: int
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
     ranks: tuple[int, ...]
     total: int
     address: str
     planned: bool = False
     folder: str = ""
     lost: dict[str, str] = field(default_factory=dict)
-    came: tuple[int, ...] = ()
+    newcomers: tuple[int, ...] = ()
     mirror_every: int = 1
 
     def process_of(self, rank: int) -> int:
@@ -42,12 +42,12 @@ class World:
         return json.dumps({"world": asdict(self)})
 
 
-def go_line(generation: int) -> str:
+def go_message(generation: int) -> str:
     """What the launcher says when all processes of this world have left the one before: join now."""
     return json.dumps({"go": generation})
 
 
-def go_from(line: str) -> int:
+def read_go(line: str) -> int:
     """The generation of the world that is to be joined now; -1 if the line says something else."""
     try:
         return int(json.loads(line)["go"])
@@ -55,11 +55,11 @@ def go_from(line: str) -> int:
         return -1
 
 
-def world_from(line: str) -> World | None:
+def read_world(line: str) -> World | None:
     """The world in a line from the launcher; None if it says something else."""
     try:
         said: dict[str, Any] = json.loads(line)["world"]
     except (ValueError, KeyError, TypeError):
         return None
-    lists = {name: tuple(said[name]) for name in ("seats", "ranks", "came")}
+    lists = {name: tuple(said[name]) for name in ("slots", "ranks", "newcomers")}
     return World(**{**said, **lists})

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 from multipod.data.digits import Digits
 from multipod.data.stdlib_text import StdlibText
@@ -35,7 +36,7 @@ LEAST_GAIN = 0.2
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchTask:
     """What is learnt, at a small batch of one rank and at a large one of `ranks` of them.
 
     Attributes:
@@ -55,21 +56,21 @@ class Task:
     multiples: tuple[int, ...] = (1, 2, 4, 8)
 
 
-def tasks() -> list[Task]:
+def tasks() -> list[BatchTask]:
     """What the experiment is tried on."""
     digits, text = Digits(shift=0).train().arrays, _text()
     plain = partial(Study, optimizer=lambda settings: optax.identity(), ranks=1, epochs=SMALL_EPOCHS)
     image = plain(Perceptron(), Classification(), train=digits, judged={"train": digits}, examples=32)
     language = plain(Cloze(VOCAB), Classification(), train=text, judged={"train": text}, examples=32)
     return [
-        Task("digits", image, 8, 60, ("momentum", "adam", "lamb")),
-        Task("digits", image, 16, 60, ("momentum", "adam", "lamb")),
-        Task("language model", language, 16, 40, ("adam", "lamb"), (1, 4, 8)),
+        BatchTask("digits", image, 8, 60, ("momentum", "adam", "lamb")),
+        BatchTask("digits", image, 16, 60, ("momentum", "adam", "lamb")),
+        BatchTask("language model", language, 16, 40, ("adam", "lamb"), (1, 4, 8)),
     ]
 
 
 @dataclass(frozen=True)
-class Found:
+class BatchComparison:
     """What came out for one task and optimizer.
 
     Attributes:
@@ -80,7 +81,7 @@ class Found:
       losses: (whether by Adasum) to [multiples, seeds, epochs].
     """
 
-    task: Task
+    task: BatchTask
     optimizer: str
     target: float
     rate: float
@@ -107,29 +108,28 @@ class Found:
 def run(report: Callable[[str], None]) -> Outcome:
     """The experiment."""
     small: dict[tuple[str, str], tuple[float, float]] = {}
-    found = []
+    comparisons = []
     for task in tasks():
         for name in task.optimizers:
             if (task.name, name) not in small:
                 small[task.name, name] = small_batch(task.study, name)
-            found.append(measured(task, name, *small[task.name, name]))
+            comparisons.append(measured(task, name, *small[task.name, name]))
             batch = task.study.examples * task.ranks
-            report(
-                f"{task.name}, batch {batch}, {name}: {_share(found[-1].fewer(False))} fewer epochs at the same rate"
-            )
+            share = _share(comparisons[-1].fewer(False))
+            report(f"{task.name}, batch {batch}, {name}: {share} fewer epochs at the same rate")
     return Outcome(
         "Adasum at large batches",
-        tuple(_claims(found)),
+        tuple(_claims(comparisons)),
         (
             Section("What was done", _method()),
-            Section("Epochs to the small batch's loss", _READING, _HEAD, [_row(one) for one in found]),
+            Section("Epochs to the small batch's loss", _READING, _HEAD, [_row(one) for one in comparisons]),
             Section("Where a claim does not hold", _LIMITS),
             Section(
                 "The losses", "At the small batch's rate. Thin lines are seeds; the target is dotted.", figure="loss"
             ),
         ),
-        {"loss": _figure(found)},
-        {"epochs": [_entry(one) for one in found]},
+        {"loss": _figure(comparisons)},
+        {"epochs": [_entry(one) for one in comparisons]},
     )
 
 
@@ -141,11 +141,11 @@ def small_batch(study: Study, name: str) -> tuple[float, float]:
     return rates[best], float(last[best])
 
 
-def measured(task: Task, name: str, rate: float, target: float) -> Found:
+def measured(task: BatchTask, name: str, rate: float, target: float) -> BatchComparison:
     """The large batch, both ways."""
     large = _scaled(replace(task.study, ranks=task.ranks, epochs=task.epochs), OPTIMIZERS[name][0])
     both = _losses(large, [rate * k for k in task.multiples], [False, True])
-    return Found(task, name, target, rate, {False: both[0], True: both[1]})
+    return BatchComparison(task, name, target, rate, {False: both[0], True: both[1]})
 
 
 def _scaled(study: Study, optimizer: Optimizer) -> Study:
@@ -187,9 +187,9 @@ Adasum saves at this size is the tuning."""
 _HEAD = ("task", "batch", "optimizer", "target", "sum, same rate", "Adasum, same rate", "sum, tuned", "Adasum, tuned")
 
 
-def _claims(found: list[Found]) -> list[Claim]:
+def _claims(comparisons: list[BatchComparison]) -> list[Claim]:
     claims = []
-    for one in found:
+    for one in comparisons:
         batch = one.task.study.examples * one.task.ranks
         for tuned in (False, True):
             fewer = one.fewer(tuned)
@@ -224,7 +224,7 @@ def _method() -> str:
     )
 
 
-def _row(one: Found) -> tuple[str, ...]:
+def _row(one: BatchComparison) -> tuple[str, ...]:
     cells = [
         _epochs(one.epochs(way)[place], one.task.multiples[place])
         for place_of in (lambda way: 0, one.best)
@@ -247,7 +247,7 @@ def _share(fewer: np.ndarray) -> str:
     return f"{100 * fewer.mean():.0f} %" if np.isfinite(fewer).all() else "not all seeds arrive:"
 
 
-def _entry(one: Found) -> dict[str, Any]:
+def _entry(one: BatchComparison) -> dict[str, Any]:
     plain = {way: [[int(e) if np.isfinite(e) else None for e in row] for row in one.epochs(way)] for way in one.losses}
     return {
         "task": one.task.name,
@@ -262,15 +262,13 @@ def _entry(one: Found) -> dict[str, Any]:
     }
 
 
-def _figure(found: list[Found]) -> Any:
-    from matplotlib.figure import Figure
-
+def _figure(comparisons: list[BatchComparison]) -> Any:
     columns = 3
-    figure = Figure(figsize=(10, 2.6 * -(-len(found) // columns)), layout="constrained")
-    axes = figure.subplots(-(-len(found) // columns), columns, squeeze=False).ravel()
-    for ax in axes[len(found) :]:
+    figure = Figure(figsize=(10, 2.6 * -(-len(comparisons) // columns)), layout="constrained")
+    axes = figure.subplots(-(-len(comparisons) // columns), columns, squeeze=False).ravel()
+    for ax in axes[len(comparisons) :]:
         ax.axis("off")
-    for ax, one in zip(axes, found, strict=False):
+    for ax, one in zip(axes, comparisons, strict=False):
         for way, name, colour in ((False, "sum", "tab:gray"), (True, "Adasum", "tab:blue")):
             losses = one.losses[way][0]
             epochs = np.arange(1, losses.shape[-1] + 1)

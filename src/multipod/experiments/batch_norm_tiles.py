@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 from multipod.data.digits import Digits
 from multipod.experiments.outcome import Claim, Outcome, Section
@@ -28,7 +29,7 @@ MOVING: tuple[Moving, ...] = ("pooled", "averaged", "kept")
 
 
 @dataclass(frozen=True)
-class Found:
+class TileResult:
     """Test accuracies at the end: [rates, seeds]."""
 
     tile: int
@@ -60,7 +61,7 @@ def run(report: Callable[[str], None]) -> Outcome:
     )
 
 
-def measured(tile: int, moving: Moving) -> Found:
+def measured(tile: int, moving: Moving) -> TileResult:
     """All rates and seeds at once. A tile is one rank here: its statistics are those of all its examples."""
     digits = Digits(shift=0)
     train, test = digits.train().arrays, digits.test().arrays
@@ -73,7 +74,7 @@ def measured(tile: int, moving: Moving) -> Found:
 
     study = Study(model, Classification(), build, train, {"test": test}, tiles, tile * EXAMPLES, EPOCHS)
     accuracy = curves(study, grid(rate=RATES, seed=SEEDS))["test"]["accuracy"][:, -1]
-    return Found(tile, moving, accuracy.reshape(len(RATES), len(SEEDS)))
+    return TileResult(tile, moving, accuracy.reshape(len(RATES), len(SEEDS)))
 
 
 # The page.
@@ -89,11 +90,11 @@ variance between tiles, which matters where tiles are small; there the noise of 
 _HEAD = ("devices in a tile", "examples", *MOVING)
 
 
-def _at(found: list[Found], tile: int, moving: str = WHOLE) -> np.ndarray:
+def _at(found: list[TileResult], tile: int, moving: str = WHOLE) -> np.ndarray:
     return next(one.best for one in found if (one.tile, one.moving) == (tile, moving))
 
 
-def _claims(found: list[Found]) -> list[Claim]:
+def _claims(found: list[TileResult]) -> list[Claim]:
     smallest, whole = _at(found, TILES[0]), _at(found, DEVICES)
     middle = max((tile for tile in TILES if tile < DEVICES), key=lambda tile: _at(found, tile).mean())
     small = [_at(found, TILES[0], moving) for moving in MOVING]
@@ -128,7 +129,7 @@ def _claims(found: list[Found]) -> list[Claim]:
     ]
 
 
-def _row(tile: int, found: list[Found]) -> tuple[str, ...]:
+def _row(tile: int, found: list[TileResult]) -> tuple[str, ...]:
     cells = [
         f"{100 * one.best.mean():.1f} % ({100 * one.best.min():.1f} to {100 * one.best.max():.1f})"
         for moving in MOVING
@@ -138,14 +139,12 @@ def _row(tile: int, found: list[Found]) -> tuple[str, ...]:
     return str(tile), str(tile * EXAMPLES), *cells, *["same"] * (len(MOVING) - len(cells))
 
 
-def _entry(one: Found) -> dict[str, Any]:
+def _entry(one: TileResult) -> dict[str, Any]:
     accuracy = np.round(one.accuracy, 4).tolist()
     return {"devices": one.tile, "moving": one.moving, "rates": RATES, "accuracy": accuracy}
 
 
-def _figure(found: list[Found]) -> Any:
-    from matplotlib.figure import Figure
-
+def _figure(found: list[TileResult]) -> Any:
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     ax = figure.subplots()
     for moving in MOVING:

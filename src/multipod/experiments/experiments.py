@@ -49,7 +49,7 @@ class Experiment:
 EXPERIMENTS: dict[str, Experiment] = {
     "availability": Experiment(
         "random faults in real runs, goodput with failures, and what a hole in the mesh costs",
-        "multipod.experiments.availability:run",
+        "multipod.experiments.availability.run:run",
         minutes=15,
         cpu_devices=16,
         counted="faults",
@@ -66,7 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "pipemare": Experiment(
         "PipeMare: limits, delays, memory, and asynchronous pipelines with the quality of synchronous ones",
-        "multipod.experiments.pipemare:run",
+        "multipod.experiments.pipemare.run:run",
         minutes=10,
         cpu_devices=1,
     ),
@@ -110,10 +110,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "tt-rec": Experiment(
         "tensor-train tables for DLRM: compression, quality, cache, time, and MLPerf's sizes",
-        "multipod.experiments.tt_rec:run",
+        "multipod.experiments.tt_rec.run:run",
         minutes=6,
     ),
-    "st-moe": Experiment("claims of ST-MoE on routers, experts and fine-tuning", "multipod.experiments.st_moe:run", 20),
+    "st-moe": Experiment(
+        "claims of ST-MoE on routers, experts and fine-tuning", "multipod.experiments.st_moe.run:run", 20
+    ),
 }
 
 

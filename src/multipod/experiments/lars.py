@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 from multipod.data.digits import Digits
 from multipod.experiments.outcome import Claim, Outcome, Section
@@ -81,7 +82,7 @@ def _rate(settings: Settings) -> optax.Schedule:
 
 
 @dataclass(frozen=True)
-class Found:
+class LarsResult:
     """Test accuracies at the end of runs: [horizons, momenta, rates, seeds]."""
 
     way: Way
@@ -108,7 +109,7 @@ class Found:
 
 def run(report: Callable[[str], None]) -> Outcome:
     """The experiment."""
-    found: dict[bool, list[Found]] = {}
+    found: dict[bool, list[LarsResult]] = {}
     for norm in TARGETS:
         for way in (TUNED_MOMENTUM, SCALED, TUNED):
             one = measured(way, norm)
@@ -131,7 +132,7 @@ def run(report: Callable[[str], None]) -> Outcome:
     )
 
 
-def measured(way: Way, norm: bool) -> Found:
+def measured(way: Way, norm: bool) -> LarsResult:
     """All runs of a way at once."""
     digits = Digits(shift=0)
     train, test = digits.train().arrays, digits.test().arrays
@@ -146,13 +147,13 @@ def measured(way: Way, norm: bool) -> Found:
     accuracy = curves(study, settings)["test"]["accuracy"]
     ends = np.round(settings["updates"] / study.updates).astype(int) - 1
     shape = len(HORIZONS), len(way.momenta), len(way.rates), len(SEEDS)
-    return Found(way, norm, accuracy[np.arange(len(ends)), ends].reshape(shape))
+    return LarsResult(way, norm, accuracy[np.arange(len(ends)), ends].reshape(shape))
 
 
-def _plain(found: Found) -> Found:
-    """Of runs at several momenta those at 0.9."""
+def _plain(found: LarsResult) -> LarsResult:
+    """Keeps the runs at a momentum of 0.9, under the name of the way that tunes nothing."""
     place = MOMENTA.index(0.9)
-    return Found(PLAIN[found.way], found.norm, found.accuracy[:, place : place + 1])
+    return LarsResult(PLAIN[found.way], found.norm, found.accuracy[:, place : place + 1])
 
 
 # The page.
@@ -172,11 +173,11 @@ order was measured on ResNet-50 at a batch of 32,768, which is not to be had on 
 _HEAD = ("batch norm", "way", "target", "epochs", "seeds", *(f"{h} epochs" for h in HORIZONS))
 
 
-def _claims(norm: bool, found: list[Found]) -> list[Claim]:
+def _claims(norm: bool, found: list[LarsResult]) -> list[Claim]:
     momentum, tuned_momentum, scaled, unscaled, tuned = found
     where = f"{'with' if norm else 'without'} batch norm"
 
-    def fewer(one: Found, other: Found, text: str) -> Claim:
+    def fewer(one: LarsResult, other: LarsResult, text: str) -> Claim:
         share = 1 - one.mean_epochs() / other.mean_epochs()
         seeds = 1 - one.epochs() / other.epochs()
         return Claim(
@@ -198,7 +199,7 @@ def _claims(norm: bool, found: list[Found]) -> list[Claim]:
     ]
 
 
-def _row(one: Found) -> tuple[str, ...]:
+def _row(one: LarsResult) -> tuple[str, ...]:
     mean = one.mean_epochs()
     each = ", ".join(f"{e:.0f}" if np.isfinite(e) else "never" for e in one.epochs())
     accuracies = (f"{100 * a:.1f} %" for a in one.best().mean(-1))
@@ -206,7 +207,7 @@ def _row(one: Found) -> tuple[str, ...]:
     return "yes" if one.norm else "no", one.way.name, f"{TARGETS[one.norm]:.0%}", epochs, f"({each})", *accuracies
 
 
-def _entry(one: Found) -> dict[str, Any]:
+def _entry(one: LarsResult) -> dict[str, Any]:
     return {
         "batch_norm": one.norm,
         "way": one.way.name,
@@ -217,9 +218,7 @@ def _entry(one: Found) -> dict[str, Any]:
     }
 
 
-def _figure(found: dict[bool, list[Found]]) -> Any:
-    from matplotlib.figure import Figure
-
+def _figure(found: dict[bool, list[LarsResult]]) -> Any:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for ax, (norm, several) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         for one in several:

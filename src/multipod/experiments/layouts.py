@@ -1,4 +1,4 @@
-"""The same three models in every layout of eight devices: what they learn, hold, send and take."""
+"""Three models in every layout of eight devices: what they learn, hold, send and take."""
 
 import itertools
 import statistics

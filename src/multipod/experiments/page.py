@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
 from multipod.experiments.outcome import Claim, Outcome, Section
 
 PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
@@ -120,6 +122,4 @@ def _versions() -> dict[str, str]:
 
 
 def _fixed_ids(salt: str) -> Any:
-    import matplotlib as mpl
-
     return mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"})

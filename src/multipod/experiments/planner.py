@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.plan import v3
 from multipod.plan.calibrate import Fit
@@ -243,8 +245,6 @@ def _mask(machine: Machine, beside: v3.Irregular) -> Section:
 
 
 def _scaling(machine: Machine) -> Any:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 4))
     axes = figure.add_subplot()
     for model, mark in (("resnet50", "o"), ("ssd", "s"), ("transformer", "^")):

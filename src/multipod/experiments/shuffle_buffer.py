@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from multipod.data.digits import Digits
 from multipod.data.order import FilesThenBuffer, batch_correlation
@@ -26,44 +27,40 @@ def run(report: Callable[[str], None]) -> Outcome:
         orders = [_order(ends, buffer, seed) for seed in range(SEEDS)]
         correlations[buffer] = float(np.mean([batch_correlation(labels[one], BATCH) for one in orders]))
         results[buffer] = np.asarray(_updates_to_target(images, labels, np.stack(orders), *test))
-    small, whole = results[BUFFERS[1]], results[BUFFERS[-1]]
-    spread = {buffer: float(np.std(found, ddof=1)) for buffer, found in results.items()}
-    claims = (
-        Claim(
-            f"correlation within batches, buffer of {BUFFERS[1]} less buffer of all",
-            PAPER,
-            correlations[BUFFERS[1]] - correlations[BUFFERS[-1]],
-            "> 0, falling at every step",
-            bool(np.all(np.diff([correlations[b] for b in BUFFERS[1:]]) < 0)),
-            tuple(range(SEEDS)),
-        ),
-        Claim(
-            f"standard deviation of the updates to {TARGET:.0%}, buffer of {BUFFERS[1]} over buffer of all",
-            PAPER,
-            spread[BUFFERS[1]] / max(spread[BUFFERS[-1]], 1e-9),
-            "> 1",
-            spread[BUFFERS[1]] > spread[BUFFERS[-1]],
-            tuple(range(SEEDS)),
-        ),
-        Claim(
-            f"the same in proportion to the mean, buffer of {BUFFERS[1]} over buffer of all",
-            PAPER,
-            float(spread[BUFFERS[1]] / small.mean() / (spread[BUFFERS[-1]] / whole.mean())),
-            "> 1",
-            bool(spread[BUFFERS[1]] / small.mean() > spread[BUFFERS[-1]] / whole.mean()),
-            tuple(range(SEEDS)),
-        ),
-        Claim(
-            f"mean updates to {TARGET:.0%}, buffer of {BUFFERS[1]} over buffer of all",
-            PAPER,
-            float(small.mean() / whole.mean()),
-            "> 1",
-            float(small.mean()) > float(whole.mean()),
-            tuple(range(SEEDS)),
-        ),
-    )
     section = _section(correlations, results)
+    claims = (_correlation_claim(correlations), *_spread_claims(results))
     return Outcome("What a small shuffle buffer does", claims, (section,), {"updates": _figure(results)})
+
+
+def _correlation_claim(correlations: dict[int, float]) -> Claim:
+    """Small buffers make batches of like examples."""
+    return Claim(
+        f"correlation within batches, buffer of {BUFFERS[1]} less buffer of all",
+        PAPER,
+        correlations[BUFFERS[1]] - correlations[BUFFERS[-1]],
+        "> 0, falling at every step",
+        bool(np.all(np.diff([correlations[b] for b in BUFFERS[1:]]) < 0)),
+        tuple(range(SEEDS)),
+    )
+
+
+def _spread_claims(results: dict[int, np.ndarray]) -> tuple[Claim, ...]:
+    """Small buffers make runs differ, and take longer."""
+    small, full = results[BUFFERS[1]], results[BUFFERS[-1]]
+    small_std, full_std = float(np.std(small, ddof=1)), float(np.std(full, ddof=1))
+    behind = f"buffer of {BUFFERS[1]} over buffer of all"
+
+    def claim(text: str, ratio: float, holds: bool) -> Claim:
+        return Claim(f"{text}, {behind}", PAPER, ratio, "> 1", holds, tuple(range(SEEDS)))
+
+    in_proportion = float(small_std / small.mean() / (full_std / full.mean()))
+    longer = float(small.mean() / full.mean())
+    deviation = f"standard deviation of the updates to {TARGET:.0%}"
+    return (
+        claim(deviation, small_std / max(full_std, 1e-9), small_std > full_std),
+        claim("the same in proportion to the mean", in_proportion, bool(in_proportion > 1)),
+        claim(f"mean updates to {TARGET:.0%}", longer, float(small.mean()) > float(full.mean())),
+    )
 
 
 def _data() -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -147,8 +144,6 @@ def _section(correlations: dict[int, float], results: dict[int, np.ndarray]) -> 
 
 
 def _figure(results: dict[int, np.ndarray]) -> object:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.boxplot(list(results.values()), tick_labels=[f"{buffer:,}" for buffer in results])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from multipod.data.batches import TrainBatches
 from multipod.data.reading import Reading
@@ -190,8 +191,6 @@ def _predicted(predicted: dict[tuple[str, int], list[InputRun]]) -> Section:
 
 
 def _figure(predicted: dict[tuple[str, int], list[InputRun]]) -> object:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for (name, ahead), runs in predicted.items():

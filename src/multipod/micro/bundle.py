@@ -12,9 +12,10 @@ import numpy as np
 from multipod.errors import MicroError, nearest
 from multipod.micro import library, model_file
 from multipod.micro.interpreter import Interpreter
+from multipod.micro.schema import NUMBERS, TYPES
 
 ANY_TYPE = 255
-CUSTOM = model_file.OPERATORS["CUSTOM"]
+CUSTOM = NUMBERS["CUSTOM"]
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def kernels_of(model: bytes) -> list[str]:
     table = _table()
     for graph in graphs:
         for op in graph.operators:
-            number, custom = model_file.OPERATORS.get(op.name, CUSTOM), op.name.removeprefix("custom ")
-            types = [model_file.TYPES[graph.tensors[i].dtype] if i >= 0 else ANY_TYPE for i in op.inputs]
+            number, custom = NUMBERS.get(op.name, CUSTOM), op.name.removeprefix("custom ")
+            types = [TYPES[graph.tensors[i].dtype] if i >= 0 else ANY_TYPE for i in op.inputs]
             for name, (builtin, kind, place, own) in table.items():
                 fits = kind == ANY_TYPE or (place < len(types) and types[place] == kind)
                 if builtin == number and fits and own in ("", custom):

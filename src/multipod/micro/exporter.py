@@ -11,6 +11,7 @@ from multipod.micro.composites import expanded
 from multipod.micro.graph import Graph, substituted, with_unique_names
 from multipod.micro.lowering.lower import Unroll, lower
 from multipod.micro.offline import offline_offsets
+from multipod.micro.operators.table import PRIMITIVES
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.quantise import Layer, Quantised, quantise
 from multipod.micro.quantising.ranges import checked
@@ -89,7 +90,7 @@ def from_quantised(quantised: Quantised) -> Exported:
 
 def traced(function: Callable[..., Any], *examples: Any, unroll: int = 64) -> Graph:
     """The float32 graph of a function, simplified. Composites are still whole: `evaluate.run` computes it."""
-    graph = lower(function, examples, Unroll(unroll))
+    graph = lower(function, examples, PRIMITIVES, Unroll(unroll))
     names = [tensor.name for tensor in graph.outputs]
     return _named(simplified(graph), names)
 

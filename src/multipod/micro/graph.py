@@ -53,10 +53,10 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operator: `kind` is TFLite's name, or one of `rules.COMPOSITES` before these are taken apart.
+    """One operator of a graph: `kind` is the name of its record (`operators.table.OPERATORS`).
 
-    `options` are fields of TFLite's options table by name (`schema.OPTIONS`); for WHILE and IF they also hold
-    graphs. An input that is left out, such as a bias, is None. `source` is the user's line.
+    `options` are fields of TFLite's options table by name; for WHILE and IF they hold graphs. An input that is left
+    out, such as a bias, is None. `source` is the user's line.
     """
 
     kind: str

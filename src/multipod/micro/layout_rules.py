@@ -5,15 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.lowering.elementwise import small
+from multipod.micro.lowering.constants import small
 from multipod.micro.match import Const, Found, Rule, new, node
+from multipod.micro.operators.table import OPERATORS
 
-UNARY = (
-    "EXP", "LOG", "TANH", "LOGISTIC", "RSQRT", "SQRT", "ABS", "SIN", "COS", "FLOOR", "CEIL", "SQUARE", "ERF", "ERFC",
-    "LOG1P", "EXPM1", "SIGN", "RELU", "RELU6", "RELU_N1_TO_1", "ELU", "HARD_SWISH", "LEAKY_RELU", "GELU", "SOFTPLUS",
-    "ROUND",
-)  # fmt: skip
-BINARY = "ADD|SUB|MUL|DIV|MAXIMUM|MINIMUM"
+UNARY, BINARY = (
+    "|".join(name for name, operator in OPERATORS.items() if operator.elementwise == inputs) for inputs in (1, 2)
+)
 
 
 def _like(op: Op, suffix: str, shape: tuple[int, ...]) -> Tensor:
@@ -160,7 +158,7 @@ _FLAT = node("RESHAPE", "x", name="reshape")
 LAYOUT: list[Rule] = [
     Rule("reshape of reshape", node("RESHAPE", node("RESHAPE", "x")), _reshape_once),
     Rule("reshape to the same", node("RESHAPE", "x"), _same_shape),
-    Rule("reshape below f", node("|".join(UNARY), _FLAT), _sink_reshape),
+    Rule("reshape below f", node(UNARY, _FLAT), _sink_reshape),
     *(Rule("reshape below a constant", node(BINARY, *operands), _sink_reshape_beside)
       for operands in ((_FLAT, Const("c")), (Const("c"), _FLAT))),
     Rule("reshape below a reduction", node("SUM|MEAN|REDUCE_MAX|REDUCE_MIN", _FLAT, Const("axes")),
@@ -168,7 +166,7 @@ LAYOUT: list[Rule] = [
     Rule("reshapes below a sum", node(BINARY, _FLAT, node("RESHAPE", "y")), _sink_reshape_pair),
     Rule("transpose of transpose", node("TRANSPOSE", _TURN, Const("second")), _transpose_twice),
     Rule("transpose of ones", _TURN, _transpose_of_ones),
-    Rule("transpose below f", node("|".join(UNARY), _TURN), _sink_transpose),
+    Rule("transpose below f", node(UNARY, _TURN), _sink_transpose),
     *(Rule("transpose below a constant", node(BINARY, *operands), _sink_transpose_beside)
       for operands in ((_TURN, Const("c")), (Const("c"), _TURN))),
     Rule("transposes below a sum", node(BINARY, _TURN, _TURN2), _sink_transpose_pair),

@@ -73,6 +73,16 @@ def new(kind: str, inputs: Sequence[Tensor | None], output: Tensor, source: str 
     return Op(kind, tuple(inputs), (output,), options, source)
 
 
+def replaced(op: Op, inputs: Sequence[Tensor | None], output: Tensor, **options: object) -> Op:
+    """An operator with other inputs, another output, and some other options."""
+    return replace(op, inputs=tuple(inputs), outputs=(output,), options={**op.options, **options})
+
+
+def becomes(kind: str, *names: str, **options: object) -> Builder:
+    """A builder of one operator of the named tensors."""
+    return lambda found: [new(kind, [found[name] for name in names], found.op.output, found.op.source, **options)]
+
+
 def rewritten(graph: Graph, rules: Sequence[Rule]) -> Graph:
     """The graph after every rule has been applied wherever it fits, again and again; graphs inside it as well."""
     for _ in range(10_000):

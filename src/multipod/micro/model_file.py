@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from multipod.micro.schema import OPERATORS, TYPES
+from multipod.micro.schema import NUMBERS, TYPES
 
-OPERATOR_NAMES = {number: name for name, number in OPERATORS.items()}
+OPERATOR_NAMES = {number: name for name, number in NUMBERS.items()}
 TYPE_NAMES = {number: name for name, number in TYPES.items()}
 
 
@@ -73,7 +73,7 @@ def operator_name(model: bytes, subgraph: int, index: int) -> str:
 
 def _code(code: "_Table") -> str:
     number = max(code.scalar(0, "B", 0), code.scalar(3, "i", 0))
-    if number == OPERATORS["CUSTOM"]:
+    if number == NUMBERS["CUSTOM"]:
         return "custom " + (code.text(1) or "without a name")
     return OPERATOR_NAMES.get(number, f"operator {number}")
 

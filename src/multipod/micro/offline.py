@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from multipod.micro.graph import Graph, Tensor, inner_graphs
+from multipod.micro.operators.table import OPERATORS
 
 ALIGNMENT = 16
 """Bytes to which TFLM rounds every buffer."""
@@ -36,16 +37,12 @@ def lives(graph: Graph) -> dict[Tensor, Life]:
     return {t: Life(-(-t.size_bytes // ALIGNMENT) * ALIGNMENT, first[t], last[t]) for t in first if not t.constant}
 
 
-IN_PLACE = frozenset(("RESHAPE", "LOGISTIC", "TANH", "RELU", "RELU6", "LEAKY_RELU", "HARD_SWISH", "ADD", "SUB", "MUL"))
-"""Operators that read each element before they write what lies there, in every runtime: one by one, in order."""
-
-
 def in_place(graph: Graph) -> dict[Tensor, Tensor]:
     """For outputs that may lie over an input of the same shape, which nothing needs later: that input."""
     last = {tensor: number for number, op in enumerate(graph.ops) for tensor in op.tensors_in}
     over: dict[Tensor, Tensor] = {}
     for number, op in enumerate(graph.ops):
-        for tensor in op.tensors_in if op.kind in IN_PLACE else ():
+        for tensor in op.tensors_in if OPERATORS[op.kind].in_place else ():
             alike = tensor.dtype == op.output.dtype and (tensor.shape == op.output.shape or op.kind == "RESHAPE")
             free = last[tensor] == number and not tensor.constant and tensor not in graph.outputs
             if alike and free:

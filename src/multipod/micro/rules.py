@@ -1,27 +1,25 @@
 """The rewrite rules, as tables: what JAX writes on the left, what TFLite has a kernel for on the right.
 
-Three tables, applied one after the other, each until nothing changes: `TIDY` brings equal things into one form,
-`RECOGNISE` finds functions in it (softmax, gelu, means), `FOLD` moves constants and activations into the operator
-before.
+Tables, applied one after the other, each until nothing changes: `TIDY` brings equal things into one form, `RECOGNISE`
+finds functions in it (softmax, gelu, means; most of these rules are in the operators' records), `FOLD` moves constants
+into the operator before, `FINISH` activations.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
 from multipod.micro.graph import Graph, Op, Tensor, constant, merged
 from multipod.micro.layout_rules import LAYOUT
-from multipod.micro.lowering.elementwise import small
-from multipod.micro.lowering.linear import same_padding
-from multipod.micro.match import Builder, Const, Found, Rule, close, new, node, rewritten
+from multipod.micro.lowering.constants import small
+from multipod.micro.lowering.padding import same_padding
+from multipod.micro.match import Builder, Const, Found, Rule, new, node, replaced, rewritten
+from multipod.micro.operators.operator import Weighted
+from multipod.micro.operators.slices import TRUSTED_INDEX
+from multipod.micro.operators.table import OPERATORS, weights_of
 
-COMPOSITES = ("ERF", "ERFC", "GELU", "LOG1P", "EXPM1", "SIGN", "SOFTPLUS", "RECIPROCAL")
-"""Functions that TFLM has no operator for: taken apart in float32 (`composites.py`), 256-byte tables in int8."""
-
-WEIGHTED = "CONV_2D|DEPTHWISE_CONV_2D|FULLY_CONNECTED|TRANSPOSE_CONV"
-FUSING = "CONV_2D|DEPTHWISE_CONV_2D|FULLY_CONNECTED|ADD|SUB|MUL"
-"""Operators that apply an activation to their result at no cost."""
+WEIGHTED = "|".join(name for name, operator in OPERATORS.items() if isinstance(operator.quantised, Weighted))
+FUSING = "|".join(name for name, operator in OPERATORS.items() if operator.fuses)
 
 
 def simplified(graph: Graph) -> Graph:
@@ -31,26 +29,7 @@ def simplified(graph: Graph) -> Graph:
     return graph
 
 
-def weight_place(op: Op) -> tuple[int, int, int]:
-    """Of an operator with weights: which inputs are the data, the weights and the bias."""
-    return (2, 1, 3) if op.kind == "TRANSPOSE_CONV" else (0, 1, 2)
-
-
-def channel_axis(op: Op) -> int:
-    """The dim of the weights that counts output channels."""
-    return 3 if op.kind == "DEPTHWISE_CONV_2D" else 0
-
-
 # --- builders -------------------------------------------------------------------------------------------------------
-
-
-def _again(op: Op, inputs: list[Tensor | None], output: Tensor, **options: object) -> Op:
-    return replace(op, inputs=tuple(inputs), outputs=(output,), options={**op.options, **options})
-
-
-def _to(kind: str, *names: str, **options: object) -> Builder:
-    """A builder of one operator of the named tensors."""
-    return lambda found: [new(kind, [found[name] for name in names], found.op.output, found.op.source, **options)]
 
 
 def _division(found: Found) -> list[Op] | None:
@@ -97,65 +76,6 @@ def _without_broadcast(found: Found) -> list[Op] | None:
     return [replace(found.op, inputs=tuple(inputs))]
 
 
-def _relu6(found: Found) -> list[Op] | None:
-    pairs = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
-    bounds = (found["low"].values, found["high"].values)
-    for (low, high), kind in pairs.items():
-        if (bounds[0] == low).all() and (bounds[1] == high).all() and all(b.size == 1 for b in bounds):
-            return [new(kind, [found["x"]], found.op.output, found.op.source)]
-    return None
-
-
-def _leaky(found: Found) -> list[Op] | None:
-    slope = found["a"].values
-    if slope.size != 1 or not 0 < slope.ravel()[0] < 1:
-        return None
-    return [new("LEAKY_RELU", [found["x"]], found.op.output, found.op.source, alpha=float(slope.ravel()[0]))]
-
-
-def _softmax(kind: str) -> Builder:
-    """A softmax over the last dim; over another one between two transposes."""
-    options = {"beta": 1.0} if kind == "SOFTMAX" else {}
-
-    def build(found: Found) -> list[Op] | None:
-        x, op = found["x"], found.op
-        axes = [int(axis) % len(x.shape) for axis in np.ravel(found["axes"].values)]
-        if len(axes) != 1 or (
-            "axes2" in found.tensors and not np.array_equal(found["axes2"].values, found["axes"].values)
-        ):
-            return None
-        last = len(x.shape) - 1
-        if axes == [last]:
-            return [new(kind, [x], op.output, op.source, **options)]
-        order = [dim for dim in range(len(x.shape)) if dim != axes[0]] + axes
-        turned = Tensor(x.name + "_t", tuple(x.shape[dim] for dim in order))
-        result = Tensor(op.output.name + "_t", turned.shape)
-        back = np.argsort(order).astype(np.int32)
-        return [
-            new("TRANSPOSE", [x, constant(np.asarray(order, np.int32))], turned, op.source),
-            new(kind, [turned], result, op.source, **options),
-            new("TRANSPOSE", [result, constant(back)], op.output, op.source),
-        ]
-
-    return build
-
-
-def _beta(found: Found) -> list[Op] | None:
-    """softmax(c x) = softmax with beta c, for one positive number c."""
-    c = found["c"].values
-    if c.size != 1 or c.ravel()[0] <= 0 or found["x"].shape != found.op.output.shape:
-        return None
-    return [_again(found.op, [found["x"]], found.op.output, beta=found.op.options["beta"] * float(c.ravel()[0]))]
-
-
-def _mean(found: Found) -> list[Op] | None:
-    x, total = found["x"], found.ops["sum"]
-    count = np.prod([x.shape[int(axis)] for axis in np.ravel(found["axes"].values)])
-    if not close(found["c"], 1 / count):
-        return None
-    return [_again(replace(total, kind="MEAN"), list(total.inputs), found.op.output)]
-
-
 def _centred_variance(found: Found) -> list[Op] | None:
     """mean(x^2) - mean(x)^2 = mean((x - mean(x))^2).
 
@@ -170,10 +90,10 @@ def _centred_variance(found: Found) -> list[Op] | None:
     average, apart, power = (Tensor(name + end, shape) for end, shape in
                              (("_mean", kept), ("_apart", x.shape), ("_square", x.shape)))  # fmt: skip
     return [
-        _again(mean, list(mean.inputs), average, keep_dims=True),
+        replaced(mean, list(mean.inputs), average, keep_dims=True),
         new("SUB", [x, average], apart, source),
         new("SQUARE", [apart], power, source),
-        _again(squares, [power, squares.inputs[1]], found.op.output),
+        replaced(squares, [power, squares.inputs[1]], found.op.output),
     ]
 
 
@@ -185,30 +105,7 @@ def _reduce_reshape(found: Found) -> list[Op] | None:
         return None
     if found.op.output.shape != tuple(size for dim, size in enumerate(x.shape) if dim not in axes):
         return None
-    return [_again(reduce, list(reduce.inputs), found.op.output, keep_dims=False)]
-
-
-def _average_of_inside(found: Found) -> list[Op] | None:
-    """An average that does not count the padding: the sum over the window times 1 / (elements inside)."""
-    pool, x = found.ops["pool"], found["x"]
-    window = [pool.options["filter_height"], pool.options["filter_width"]]
-    strides = [pool.options["stride_h"], pool.options["stride_w"]]
-    around = [tuple(map(int, one)) for one in found["widths"].values]
-    same = [same_padding(*sizes) for sizes in zip(x.shape[1:3], window, strides, strict=True)]
-    if around != [(0, 0), *same, (0, 0)] or pool.options["padding"] != "VALID":
-        return None
-    inside = [_inside(*sizes) for sizes in zip(x.shape[1:3], window, strides, strict=True)]
-    factor = np.prod(window) / np.multiply.outer(*inside)
-    wide = np.broadcast_to(found["c"].values, (1, *pool.output.shape[1:]))
-    if not np.allclose(wide, factor[None, :, :, None], rtol=1e-5):
-        return None
-    return [_again(pool, [x], found.op.output, padding="SAME")]
-
-
-def _inside(size: int, window: int, stride: int) -> np.ndarray:
-    before = same_padding(size, window, stride)[0]
-    starts = np.arange(-(-size // stride)) * stride - before
-    return np.minimum(starts + window, size) - np.maximum(starts, 0)
+    return [replaced(reduce, list(reduce.inputs), found.op.output, keep_dims=False)]
 
 
 def _per_channel(c: Tensor, op: Op) -> np.ndarray | None:
@@ -224,40 +121,45 @@ def _fold_scale(found: Found) -> list[Op] | None:
     """(w x + b) c = (w c) x + b c: batch norm's factor disappears into the weights."""
     op = found.ops["w"]
     c = _per_channel(found["c"], op)
-    _, place_w, place_b = weight_place(op)
-    if c is None or found.op.output.shape != op.output.shape or not op.input(place_w).constant:
+    kernel = weights_of(op)
+    assert kernel is not None
+    weights, bias = op.input(kernel.weights), op.input(kernel.bias)
+    if c is None or found.op.output.shape != op.output.shape or not weights.constant:
         return None
-    weights, bias = op.input(place_w), op.input(place_b)
     shape = [1] * len(weights.shape)
-    shape[channel_axis(op)] = -1
+    shape[kernel.channel_dim] = -1
     inputs = list(op.inputs)
-    inputs[place_w] = replace(weights, data=(weights.values * c.reshape(shape)).astype(np.float32))
-    inputs[place_b] = replace(bias, data=(bias.values * c).astype(np.float32))
-    return [_again(op, inputs, found.op.output)]
+    inputs[kernel.weights] = replace(weights, data=(weights.values * c.reshape(shape)).astype(np.float32))
+    inputs[kernel.bias] = replace(bias, data=(bias.values * c).astype(np.float32))
+    return [replaced(op, inputs, found.op.output)]
 
 
 def _fold_bias(found: Found) -> list[Op] | None:
     """(w x + b) + c = w x + (b + c)."""
     op = found.ops["w"]
     c = _per_channel(found["c"], op)
-    place = weight_place(op)[2]
+    kernel = weights_of(op)
+    assert kernel is not None
+    bias = op.input(kernel.bias)
     if c is None or found.op.output.shape != op.output.shape:
         return None
     inputs = list(op.inputs)
-    inputs[place] = replace(op.input(place), data=(op.input(place).values + c).astype(np.float32))
-    return [_again(op, inputs, found.op.output)]
+    inputs[kernel.bias] = replace(bias, data=(bias.values + c).astype(np.float32))
+    return [replaced(op, inputs, found.op.output)]
 
 
 def _fold_input_scale(found: Found) -> list[Op] | None:
     """w (x c) + b = (w c) x + b for one number c, such as the 1/255 of images."""
     op, c = found.op, found["c"].values
-    place_x, place_w, _ = weight_place(op)
-    if c.size != 1 or found["x"].shape != op.input(place_x).shape or not op.input(place_w).constant:
+    kernel = weights_of(op)
+    assert kernel is not None
+    weights = op.input(kernel.weights)
+    if c.size != 1 or found["x"].shape != op.input(kernel.data).shape or not weights.constant:
         return None
     inputs = list(op.inputs)
-    inputs[place_x] = found["x"]
-    inputs[place_w] = replace(op.input(place_w), data=(op.input(place_w).values * c.ravel()[0]).astype(np.float32))
-    return [_again(op, inputs, op.output)]
+    inputs[kernel.data] = found["x"]
+    inputs[kernel.weights] = replace(weights, data=(weights.values * c.ravel()[0]).astype(np.float32))
+    return [replaced(op, inputs, op.output)]
 
 
 def _distribute(found: Found) -> list[Op] | None:
@@ -274,7 +176,7 @@ def _distribute(found: Found) -> list[Op] | None:
 
 def _fuse(found: Found) -> list[Op]:
     op = found.ops["w"]
-    return [_again(op, list(op.inputs), found.op.output, fused_activation_function=found.op.kind)]
+    return [replaced(op, list(op.inputs), found.op.output, fused_activation_function=found.op.kind)]
 
 
 def _fold_padding(found: Found) -> list[Op] | None:
@@ -290,7 +192,7 @@ def _fold_padding(found: Found) -> list[Op] | None:
     around = [tuple(map(int, one)) for one in found["widths"].values]
     if around != [(0, 0), *same, (0, 0)]:
         return None
-    return [_again(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
+    return [replaced(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
 
 
 def _convolution_of_patches(found: Found) -> list[Op] | None:
@@ -332,36 +234,14 @@ def _flat_parts(found: Found, op: Op) -> list[Tensor]:
     return parts
 
 
-def _index(found: Found) -> list[Op] | None:
-    """NumPy's negative indices count from the end; an index that a model computes does not."""
-    if not np.all(found["zero"].values == 0):
-        return None
-    return [_again(found.op, [found["table"], found["i"]], found.op.output)]
-
-
-def _index_reshaped(found: Found) -> list[Op] | None:
-    flat = found.ops["flat"]
-    if not np.all(found["zero"].values == 0):
-        return None
-    rows = replace(flat.output, name=flat.output.name + "_i")
-    return [
-        _again(flat, [found["i"], flat.inputs[1]], rows),
-        _again(found.op, [found["table"], rows], found.op.output),
-    ]
+def _over_root(found: Found) -> list[Op]:
+    root = Tensor(found["v"].name + "_rsqrt", found["v"].shape)
+    inverse = new("RSQRT", [found["v"]], root, found.op.source)
+    return [inverse, new("MUL", [found["x"], root], found.op.output, found.op.source)]
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
 
-_HALF, _ROOT_HALF = 0.5, math.sqrt(0.5)
-_WRAP = node("SELECT_V2", node("LESS", "i", Const("zero")), node("ADD", "i", Const()), "i")
-_CUBE = node("MUL", "x", node("SQUARE", "x"))
-_TANH_GATE = node("TANH", node("MUL", node("ADD", "x", node("MUL", _CUBE, Const(number=0.044715))),
-                               Const(number=math.sqrt(2 / math.pi))))  # fmt: skip
-_ERF_GATE = node("ERF", node("MUL", "x", Const(number=_ROOT_HALF)))
-_BELOW = node("MUL", "x", Const("a"))
-_POSITIVE = node("GREATER|GREATER_EQUAL", "x", Const(number=0.0))
-_SHIFTED6 = node("RELU6", node("ADD", "x", Const(number=3.0)))
-_EXP = node("EXP", node("SUB", "x", node("REDUCE_MAX", "x", Const("axes"))), name="exp")
 _PAD = node("PAD", "x", Const("widths"))
 
 TIDY: list[Rule] = [
@@ -373,58 +253,19 @@ TIDY: list[Rule] = [
     Rule("plus zero", node("ADD", "x", Const("c")), _identity(0.0)),
     Rule("NaN is not equal to itself", node("SELECT_V2", node("NOT_EQUAL", "x", "x"), "a", "b"), lambda f: f["b"]
          if f["b"].shape == f.op.output.shape else None),
-    Rule("x / sqrt(v)", node("DIV", "x", node("SQRT", "v"), name="div"), lambda f: _over_root(f)),
-    *(Rule("broadcast in " + kind, node(kind, *operands), _without_broadcast)
-      for kind in ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL",
-                   "GREATER", "GREATER_EQUAL")
+    Rule("x / sqrt(v)", node("DIV", "x", node("SQRT", "v"), name="div"), _over_root),
+    *(Rule("broadcast in " + operator.name, node(operator.name, *operands), _without_broadcast)
+      for operator in OPERATORS.values() if operator.broadcasts
       for operands in ((node("BROADCAST_TO", "x", name="wide"),), ("y", node("BROADCAST_TO", "x", name="wide")))),
-    Rule("index that may be negative", node("GATHER", "table", _WRAP), _index),
-    Rule("index that may be negative, reshaped",
-         node("GATHER", "table", node("RESHAPE", _WRAP, name="flat")), _index_reshaped),
+    *TRUSTED_INDEX,
     *LAYOUT,
 ]  # fmt: skip
 
 RECOGNISE: list[Rule] = [
-    Rule("relu6", node("MINIMUM", node("MAXIMUM", "x", Const("low")), Const("high")), _relu6),
-    Rule("relu6, the other way", node("MAXIMUM", node("MINIMUM", "x", Const("high")), Const("low")), _relu6),
-    Rule("relu", node("MAXIMUM", "x", Const(number=0.0)), lambda f: None if f["x"].dtype != "float32" else
-         [new("RELU", [f["x"]], f.op.output, f.op.source)]),
-    Rule("relu6 of relu", node("MINIMUM", node("RELU", "x"), Const(number=6.0)), _to("RELU6", "x")),
-    Rule("leaky relu", node("SELECT_V2", _POSITIVE, "x", _BELOW), _leaky),
-    Rule("leaky relu as a maximum", node("MAXIMUM", "x", _BELOW), _leaky),
-    Rule("elu", node("SELECT_V2", _POSITIVE, "x", node("EXPM1", node("SELECT_V2", _POSITIVE, Const(number=0.0), "x"))),
-         _to("ELU", "x")),
-    Rule("hard swish", node("MUL", "x", node("MUL", _SHIFTED6, Const(number=1 / 6))), _to("HARD_SWISH", "x")),
-    Rule("hard swish, later", node("MUL", node("MUL", "x", _SHIFTED6), Const(number=1 / 6)), _to("HARD_SWISH", "x")),
-    Rule("gelu by erfc", node("MUL", node("MUL", "x", Const(number=_HALF)),
-                              node("ERFC", node("MUL", "x", Const(number=-_ROOT_HALF)))),
-         _to("GELU", "x", approximate=False)),
-    *(Rule(f"gelu by {name}, {where}", pattern, _to("GELU", "x", approximate=name == "tanh"))
-      for name, gate in (("tanh", _TANH_GATE), ("erf", _ERF_GATE))
-      for where, pattern in {
-          "half inside": node("MUL", "x", node("MUL", node("ADD", gate, Const(number=1.0)), Const(number=_HALF))),
-          "half first": node("MUL", node("MUL", "x", Const(number=_HALF)), node("ADD", gate, Const(number=1.0))),
-          "half last": node("MUL", node("MUL", "x", node("ADD", gate, Const(number=1.0))), Const(number=_HALF)),
-      }.items()),
-    Rule("softplus", node("ADD", node("RELU", "x"),
-                          node("LOG1P", node("EXP", node("MUL", node("ABS", "x"), Const(number=-1.0))))),
-         _to("SOFTPLUS", "x")),
-    Rule("logistic", node("DIV", Const(number=1.0),
-                          node("ADD", node("EXP", node("MUL", "x", Const(number=-1.0))), Const(number=1.0))),
-         _to("LOGISTIC", "x")),
-    Rule("softmax", node("DIV", _EXP, node("SUM", _EXP, Const("axes2"))), _softmax("SOFTMAX")),
-    Rule("softmax without a maximum", node("DIV", node("EXP", "x", name="exp"),
-                                           node("SUM", node("EXP", "x", name="exp"), Const("axes"))),
-         _softmax("SOFTMAX")),
-    Rule("softmax of a multiple", node("SOFTMAX", node("MUL", "x", Const("c"))), _beta),
-    Rule("log softmax", node("SUB", node("SUB", "x", node("REDUCE_MAX", "x", Const("axes"))),
-                             node("LOG", node("SUM", _EXP, Const("axes2")))), _softmax("LOG_SOFTMAX")),
-    Rule("mean", node("MUL", node("SUM", "x", Const("axes"), name="sum"), Const("c")), _mean),
+    *(rule for operator in OPERATORS.values() for rule in operator.recognised),
     Rule("squares are not below zero", node("RELU", node("MEAN|SUM", node("SQUARE", "x"))), lambda f: f.op.input(0)),
     Rule("variance", node("SUB", node("MEAN", node("SQUARE", "x"), Const("axes"), name="squares"),
                           node("SQUARE", node("MEAN", "x", Const("axes2"), name="mean"))), _centred_variance),
-    Rule("average without the padding", node("MUL", node("AVERAGE_POOL_2D", _PAD, name="pool"), Const("c")),
-         _average_of_inside),
     *TIDY,
 ]  # fmt: skip
 
@@ -445,9 +286,3 @@ FINISH: list[Rule] = [
     Rule("reduction drops dims", node("RESHAPE", node("MEAN|SUM|REDUCE_MAX|REDUCE_MIN", "x", Const("axes"), once=True,
                                                       name="reduce")), _reduce_reshape),
 ]  # fmt: skip
-
-
-def _over_root(found: Found) -> list[Op]:
-    root = Tensor(found["v"].name + "_rsqrt", found["v"].shape)
-    inverse = new("RSQRT", [found["v"]], root, found.op.source)
-    return [inverse, new("MUL", [found["x"], root], found.op.output, found.op.source)]

@@ -9,6 +9,8 @@ import numpy as np
 
 from multipod.micro import schema
 from multipod.micro.graph import Graph, Op, Quant, Tensor
+from multipod.micro.operators.operator import Options
+from multipod.micro.operators.table import OPERATORS
 
 ALIGNMENT = 16
 """Of every constant in the file: runtimes read weights where they lie."""
@@ -22,22 +24,9 @@ def write(graph: Graph, *, description: str = "", metadata: Mapping[str, bytes] 
     return _File(graph, description, dict(metadata or {})).finish()
 
 
-def version(op: Op) -> int:
-    """The version of the operator that a runtime must have."""
-    lead = op.inputs[0]
-    dtype = "float32" if lead is None else lead.dtype
-    if any(tensor.dtype == "int4" for tensor in op.tensors_in):
-        dtype = "int4"
-    if op.kind == "DEPTHWISE_CONV_2D" and dtype == "float32":
-        return 1 if op.options.get("dilation_h_factor", 1) == op.options.get("dilation_w_factor", 1) == 1 else 2
-    if op.kind == "FULLY_CONNECTED" and (op.input(1).quant or _ONE).axis >= 0:
-        dtype = "per channel"
-    return schema.VERSIONS.get(op.kind, {}).get(dtype, 1)
-
-
 def min_runtime_version(graph: Graph) -> str:
     """The oldest TensorFlow Lite that has every operator of the graph."""
-    known = [schema.RUNTIMES.get((op.kind, version(op)), schema.FIRST_RUNTIME) for g in graph.graphs for op in g.ops]
+    known = [OPERATORS[op.kind].version(op)[1] for g in graph.graphs for op in g.ops]
     return max(known, key=lambda text: [*map(int, text.split("."))], default=schema.FIRST_RUNTIME)
 
 
@@ -48,9 +37,6 @@ def packed(tensor: Tensor) -> bytes:
     nibbles = (tensor.values.ravel().astype(np.int8) & 15).astype(np.uint8)
     nibbles = np.append(nibbles, np.zeros(len(nibbles) % 2, np.uint8))
     return (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
-
-
-_ONE = Quant((1.0,), 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,7 @@ class _File:
         self.buffers: list[bytes] = [b""]
         self.buffer_numbers: dict[bytes, int] = {}
         ops = [op for g in self.graphs for op in g.ops]
-        self.codes = list(dict.fromkeys((op.kind, version(op)) for op in ops))
+        self.codes = list(dict.fromkeys((op.kind, OPERATORS[op.kind].version(op)[0]) for op in ops))
 
     def finish(self) -> bytes:
         subgraphs = self.offsets([self.subgraph(graph) for graph in self.graphs])
@@ -137,7 +123,7 @@ class _File:
         )
 
     def operator_code(self, kind: str, version: int) -> int:
-        code = schema.OPERATORS[kind]
+        code = schema.NUMBERS[kind]
         return self.table(_Field(0, "Int8", min(code, 127)), _Field(2, "Int32", version, 1), _Field(3, "Int32", code))
 
     def subgraph(self, graph: Graph) -> int:
@@ -175,17 +161,17 @@ class _File:
 
     def operator(self, op: Op, number: Mapping[Tensor, int]) -> int:
         fields = [
-            _Field(0, "Uint32", self.codes.index((op.kind, version(op)))),
+            _Field(0, "Uint32", self.codes.index((op.kind, OPERATORS[op.kind].version(op)[0]))),
             _Field(1, "UOffsetTRelative", self.ints([-1 if t is None else number[t] for t in op.inputs])),
             _Field(2, "UOffsetTRelative", self.ints([number[t] for t in op.outputs])),
         ]
-        options = schema.OPTIONS.get(op.kind)
+        options = OPERATORS[op.kind].options
         if options is not None:
             table = self.table(*self.options(op, options))
             fields += [_Field(3, "Uint8", options.number), _Field(4, "UOffsetTRelative", table)]
         return self.table(*fields)
 
-    def options(self, op: Op, options: schema.Options) -> list[_Field]:
+    def options(self, op: Op, options: Options) -> list[_Field]:
         unknown = set(op.options) - set(options.fields)
         assert not unknown, (op.kind, unknown)
         fields = []

@@ -27,10 +27,10 @@ from multipod.runs.stages import (
     write_report,
 )
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.hooks import no_faults, silent
-from multipod.train.loop import RunContext
+from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
+from multipod.train.hooks import ignore_phase, no_faults
 from multipod.train.loop import train as train_program
-from multipod.train.multihost import meet
+from multipod.train.multihost import barrier
 
 
 def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
@@ -56,20 +56,21 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
         context = RunContext(
             checkpoints=checkpoints,
             observers=observers,
-            on_phase=log.follow(options.heartbeat or silent),
-            on_update=log.on_update,
-            barrier=lambda name: meet(name, options.timeouts.compile_s),
+            hooks=LoopHooks(
+                on_phase=log.follow(options.heartbeat or ignore_phase),
+                barrier=lambda name: barrier(name, options.timeouts.compile_s),
+                on_update=log.on_update,
+                faults=faults.of_run(folder.checkpoints),
+            ),
+            resumption=Resumption(past, repeated),
+            info=RunInfo(
+                str(folder.path), run_facts(program, request, options), resume_command(folder, options, arguments)
+            ),
             stop=stop,
             stop_after=request.stop_after,
             evaluate_beside=request.evaluate_beside,
             reading=request.reading,
-            resume=resume_command(folder, options, arguments),
-            folder=str(folder.path),
-            facts=run_facts(program, request, options),
-            began=options.started_s,
-            past=past,
-            repeated=repeated,
-            faults=faults.of_run(folder.checkpoints),
+            began_s=options.started_s,
         )
         state, ended = train_program(program, context, state)
     write_report(folder)

@@ -14,11 +14,11 @@ import msgspec
 from multipod import runtime
 from multipod.chaos.inject import Injector
 from multipod.elastic.heartbeat import Heartbeat
-from multipod.elastic.worker.jax_world import Connection
-from multipod.elastic.worker.peer_reports import Met
-from multipod.elastic.worker.snapshots import Memory, chosen, copy_bytes, mirror_bytes, placed
-from multipod.elastic.worker.update_buffer import Recent, fill
-from multipod.elastic.worker.worker import Member, live_through
+from multipod.elastic.worker.jax_world import WorldConnection
+from multipod.elastic.worker.peer_reports import PeerReports
+from multipod.elastic.worker.snapshots import SnapshotMemory, choose_copy, copy_bytes, mirror_bytes, restore_copy
+from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing
+from multipod.elastic.worker.worker import ElasticWorker, run_worlds
 from multipod.elastic.world import World
 from multipod.errors import CheckpointError, ClusterError, RunFolderError
 from multipod.layout.layout import BUILT_IN_SUMS
@@ -45,11 +45,11 @@ from multipod.runs.world_hooks import CarriedOver, WorldHooks
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
-from multipod.train.clock import Times
+from multipod.train.clock import UpdateTimes
+from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.events import Ended, Observer, Updated
-from multipod.train.goodput import past_of
+from multipod.train.goodput import past_seconds
 from multipod.train.hooks import Faults, no_faults
-from multipod.train.loop import RunContext
 from multipod.train.loop import train as train_program
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder
@@ -68,14 +68,14 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
     recipe = configure_recipe(request.recipe, request.changes, replace(options, fail=()))
     refuse_inelastic(recipe, options)
-    member = Member(beat, options.cluster.process, options.timeouts)
+    member = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     folder = HeldFolder(options.command)
     with stop_when_asked() as stop:
-        member.ready(identify(recipe))
+        member.report_ready(identify(recipe))
         run = ElasticRun(request, options, recipe, member, stop, faults, folder)
         try:
-            ended = live_through(member, run.train_in)
+            ended = run_worlds(member, run.train_in)
         finally:
             folder.let_go()
         beat.close()
@@ -147,15 +147,15 @@ class ElasticRun:
     request: TrainRequest
     options: RuntimeOptions
     recipe: Recipe
-    member: Member
+    member: ElasticWorker
     stop: StopRequest
     faults: Faults
     held: HeldFolder
-    carried: CarriedOver = field(default_factory=lambda: CarriedOver(Memory(), Recent(), Times()))
+    carried: CarriedOver = field(default_factory=lambda: CarriedOver(SnapshotMemory(), UpdateBuffer(), UpdateTimes()))
     prepared: set[int] = field(default_factory=set)
 
-    def train_in(self, connection: Connection) -> Ended:
-        """Trains in one world: to the end, or until `multipod.train.hooks.Left`."""
+    def train_in(self, connection: WorldConnection) -> Ended:
+        """Trains in one world: to the end, or until `multipod.train.hooks.WorldLeft`."""
         world, member, carried = connection.world, self.member, self.carried
         program = self.program_in(connection, jax.devices())
         _ = program.lowered  # what does not fit the mesh is refused here
@@ -166,7 +166,7 @@ class ElasticRun:
         self.held.hold(folder)
         with ExitStack() as stack:
             open_them = partial(open_checkpoints, folder, self.recipe, member.beat)
-            checkpoints = LazyCheckpoints(open_them, partial(member.look, world))
+            checkpoints = LazyCheckpoints(open_them, partial(member.check, world))
             stack.callback(checkpoints.abandon)
             state, source = self.find_state(met, program, checkpoints)
             update = 0 if state is None else int(state.update)
@@ -184,40 +184,42 @@ class ElasticRun:
             context = RunContext(
                 checkpoints=checkpoints,  # type: ignore[arg-type]
                 observers=observers,
-                on_phase=log.follow(hooks.on_phase),
-                barrier=hooks.barrier,
-                on_update=on_update,
-                wants_restart=lambda: member.ending(world),
-                resume_with_due=world.generation > 0 and update > 0,
+                hooks=LoopHooks(
+                    on_phase=log.follow(hooks.on_phase),
+                    barrier=hooks.barrier,
+                    on_update=on_update,
+                    wants_restart=lambda: member.is_ending(world),
+                    faults=self.faults.of_run(folder.checkpoints, world.generation),
+                ),
+                resumption=Resumption(past, repeated, due_first=world.generation > 0 and update > 0),
+                info=RunInfo(
+                    folder=str(folder.path),
+                    facts=self.facts_in(world, program),
+                    resume_command=resume_command(folder, self.options, reading_arguments(self.request.reading)),
+                ),
                 times=carried.times,
                 stop=self.stop,
                 stop_after=self.request.stop_after,
                 reading=self.request.reading,
                 evaluate_beside=self.request.evaluate_beside,
-                resume=resume_command(folder, self.options, reading_arguments(self.request.reading)),
-                folder=str(folder.path),
-                facts=self.facts_in(world, program),
-                began=began_s if world.generation else self.options.started_s,
-                past=past,
-                repeated=repeated,
-                faults=self.faults.of_run(folder.checkpoints, world.generation),
+                began_s=began_s if world.generation else self.options.started_s,
             )
             _, ended = train_program(program, context, state)
             checkpoints.close()
         write_report(folder)
         return ended
 
-    def program_in(self, connection: Connection, devices: Sequence[jax.Device], without: int = 0) -> Program:
+    def program_in(self, connection: WorldConnection, devices: Sequence[jax.Device], without: int = 0) -> Program:
         """The recipe's program on the mesh of a world's devices, around the empty seats and the last taken ones."""
         world = connection.world
         by_seat: dict[int, list[jax.Device]] = {}
         for device in devices:
-            if device.process_index < len(world.seats) - without:
-                by_seat.setdefault(world.seats[device.process_index], []).append(device)
+            if device.process_index < len(world.slots) - without:
+                by_seat.setdefault(world.slots[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, by_seat, world.total)
         return program_of(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
-    def prepare(self, connection: Connection, devices: Sequence[jax.Device]) -> None:
+    def prepare(self, connection: WorldConnection, devices: Sequence[jax.Device]) -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.
 
         In that world process k has the devices that process k has in this one, whoever dies; so this need not know. It
@@ -225,7 +227,7 @@ class ElasticRun:
         for none: the world may be over by then, and JAX would make some that are of no world.
         """
         world = connection.world
-        left = len(world.seats) - 1
+        left = len(world.slots) - 1
         known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
         if known or left < 1 or world.process_of(self.member.rank) >= left:
             return
@@ -233,24 +235,24 @@ class ElasticRun:
         with suppress(Exception):  # if it is for nothing, the next world says why
             self.program_in(connection, devices, without=1).compile_update()
 
-    def find_folder(self, program: Program, met: Met) -> RunFolder:
+    def find_folder(self, program: Program, met: PeerReports) -> RunFolder:
         """The run's folder: known to a peer, or made now."""
         known = met.folder
         folder = RunFolder(Path(known)) if known else prepare_folder(self.request, self.options, program)
         self.carried.folder = str(folder.path)
         return folder
 
-    def find_state(self, met: Met, program: Program, checkpoints: LazyCheckpoints) -> tuple[State | None, str]:
+    def find_state(self, met: PeerReports, program: Program, checkpoints: LazyCheckpoints) -> tuple[State | None, str]:
         """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
         request, memory = self.request, self.carried.memory
-        choice = chosen(met.held, program.shapes)
+        choice = choose_copy(met.manifests, program.shapes)
         if choice is not None:
             mine = memory.at(choice.stamp)
             assert isinstance(program.mesh, jax.sharding.Mesh)
-            state = placed(choice, mine, program.shapes, program.mesh)
-            memory.kept = [] if mine is None else [mine]
+            state = restore_copy(choice, mine, program.shapes, program.mesh)
+            memory.snapshots = [] if mine is None else [mine]
             return state, choice.source
-        memory.kept = []
+        memory.snapshots = []
         first = not any(idle_s >= 0 for idle_s in met.idle_s)
         if first and request.begin is not None:
             return request.begin(program), "start"
@@ -264,14 +266,16 @@ class ElasticRun:
             return None, "start"
         return state, "checkpoint"
 
-    def read_past(self, folder: RunFolder, update: int, met: Met, generation: int) -> tuple[dict[str, float], int]:
+    def read_past(
+        self, folder: RunFolder, update: int, met: PeerReports, generation: int
+    ) -> tuple[dict[str, float], int]:
         """What the time of the run went into before this world, and the updates that are done again."""
         if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
             return {}, 0
         if not generation:
             return read_past(folder, update, self.options.started_s)
-        fill(folder.metrics, met.recent, update)
-        return past_of(read_events(folder), update, max(met.idle_s), cause="regroup")
+        append_missing(folder.metrics, met.recent, update)
+        return past_seconds(read_events(folder), update, max(met.idle_s), cause="regroup")
 
     @contextmanager
     def open_observers(self, folder: RunFolder, update: int, generation: int) -> Iterator[list[Observer]]:
@@ -293,21 +297,21 @@ def open_checkpoints(folder: RunFolder, recipe: Recipe, beat: Heartbeat) -> Chec
     return Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=lambda update: beat.note(saved=update))
 
 
-def meet_peers(member: Member, carried: CarriedOver, connection: Connection) -> Met:
+def meet_peers(member: ElasticWorker, carried: CarriedOver, connection: WorldConnection) -> PeerReports:
     """Tells the peers what this process has, and returns what they and it have."""
     world = connection.world
     carried.memory.every = world.mirror_every
     idle_s = -1.0 if carried.last_s is None else time.monotonic() - carried.last_s
-    speaker = next((rank for rank in world.ranks if rank not in world.came), None)
+    speaker = next((rank for rank in world.ranks if rank not in world.newcomers), None)
     report = {
         "held": carried.memory.manifest(),
         "folder": carried.folder or world.folder,
         "idle_s": idle_s,
         "made": carried.made,
         "ports": sorted(connection.ports),
-        "recent": carried.recent.told(all_of_them=speaker == member.rank),
+        "recent": carried.recent.last_updates(all_of_them=speaker == member.rank),
     }
-    connection.post("met", msgspec.json.encode(report).decode())
-    reports = [msgspec.json.decode(text) for text in connection.posted("met", partial(member.look, world))]
-    connection.peers = {port for report in reports for port in report["ports"]}
-    return Met(reports)
+    connection.publish("met", msgspec.json.encode(report).decode())
+    reports = [msgspec.json.decode(text) for text in connection.collect("met", partial(member.check, world))]
+    connection.peer_ports = {port for report in reports for port in report["ports"]}
+    return PeerReports(reports)

@@ -17,7 +17,7 @@ from multipod.layout.mesh import batch_sharding
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Updated
-from multipod.train.hooks import Pulse
+from multipod.train.hooks import PhaseHook
 from multipod.train.run_folder import RunFolder
 
 FOLDER = "examples"
@@ -74,7 +74,7 @@ class ExampleLogHooks:
     def __init__(self, log: ExampleLog | None) -> None:
         self._log = log
 
-    def follow(self, pulse: Pulse) -> Pulse:
+    def follow(self, pulse: PhaseHook) -> PhaseHook:
         """Returns a pulse that passes everything on to `pulse`, and writes down each update that begins."""
 
         def both(phase: str, update: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from multipod.elastic.worker.worker import identity
+from multipod.elastic.worker.worker import identity_of
 from multipod.errors import PeerLostError
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
@@ -24,9 +24,9 @@ from multipod.runs.standby import reuse_prepared
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.events import Observer
-from multipod.train.goodput import past_of
+from multipod.train.goodput import past_seconds
 from multipod.train.hooks import Faults
-from multipod.train.multihost import check_alike, decided_by_first, meet
+from multipod.train.multihost import assert_same, barrier, broadcast_from_0
 from multipod.train.observers import jsonl, report
 from multipod.train.observers.tensorboard import TensorBoard
 from multipod.train.run_folder import (
@@ -55,15 +55,15 @@ def prepare_program(request: TrainRequest, options: RuntimeOptions, faults: Faul
     recipe = configure_recipe(request.recipe, request.changes, options)
     program = reuse_prepared(program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips))
     _ = program.lowered  # what does not fit the mesh is refused here
-    meet("ready", options.timeouts.collective_s)
+    barrier("ready", options.timeouts.collective_s)
     if options.cluster.processes > 1:
-        check_alike(identify(recipe))
+        assert_same(identify(recipe))
     return program
 
 
 def identify(recipe: Recipe) -> str:
     """What processes must have in common to train `recipe` together, as a line of text."""
-    return identity(to_text(recipe), versions(), data_identities(recipe))
+    return identity_of(to_text(recipe), versions(), data_identities(recipe))
 
 
 def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Program) -> RunFolder:
@@ -83,7 +83,7 @@ def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Prog
         path = request.out or next_free(RUNS, program.recipe.name)
         return str(create(path, program.recipe, run_facts(program, request, options)).path)
 
-    return RunFolder(Path(decided_by_first(make)))
+    return RunFolder(Path(broadcast_from_0(make)))
 
 
 def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def hold_folder(folder: RunFolder, command: str) -> Callable[[], None]:
         locks.append(hold(folder.path, command))
         return ""
 
-    decided_by_first(take)
+    broadcast_from_0(take)
 
     def let_go() -> None:
         for lock in locks:
@@ -130,7 +130,7 @@ def read_past(folder: RunFolder, update: int | None, started_s: float) -> tuple[
     if update is None or jax.process_index() > 0 or not folder.metrics.exists():
         return {}, 0
     away_s = time.time() - folder.metrics.stat().st_mtime - (time.monotonic() - started_s)
-    return past_of(read_events(folder), update, away_s)
+    return past_seconds(read_events(folder), update, away_s)
 
 
 def read_events(folder: RunFolder) -> list[Any]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import jax
 
 from multipod.elastic.straggling import Probe
-from multipod.elastic.worker.jax_world import Connection
-from multipod.elastic.worker.peer_reports import Met
-from multipod.elastic.worker.snapshots import Memory, Mirror, taken
-from multipod.elastic.worker.update_buffer import Recent
-from multipod.elastic.worker.worker import Member
+from multipod.elastic.worker.jax_world import WorldConnection
+from multipod.elastic.worker.peer_reports import PeerReports
+from multipod.elastic.worker.snapshots import Mirror, SnapshotMemory, take_snapshot
+from multipod.elastic.worker.update_buffer import UpdateBuffer
+from multipod.elastic.worker.worker import ElasticWorker
 from multipod.step.program import Program
 from multipod.step.state import State
-from multipod.train.clock import Times
+from multipod.train.clock import UpdateTimes
 from multipod.train.events import Observer, Regrouped, Updated
 
 
@@ -32,9 +32,9 @@ class CarriedOver:
       made: the most updates done so far, those done again not counted twice.
     """
 
-    memory: Memory
-    recent: Recent
-    times: Times
+    memory: SnapshotMemory
+    recent: UpdateBuffer
+    times: UpdateTimes
     folder: str = ""
     last_s: float | None = None
     made: int = 0
@@ -57,15 +57,15 @@ class WorldHooks:
 
     def __init__(
         self,
-        connection: Connection,
-        member: Member,
+        connection: WorldConnection,
+        member: ElasticWorker,
         carried: CarriedOver,
         program: Program,
         source: str,
         update: int,
-        met: Met,
+        met: PeerReports,
         observers: Sequence[Observer],
-        prepare: Callable[[Connection, Sequence[jax.Device]], None],
+        prepare: Callable[[WorldConnection, Sequence[jax.Device]], None],
     ) -> None:
         self.connection, self.world, self.member, self.carried = connection, connection.world, member, carried
         self.source, self.update, self.met, self.observers, self.prepare = source, update, met, observers, prepare
@@ -77,22 +77,22 @@ class WorldHooks:
 
     def on_phase(self, phase: str, update: int) -> None:
         """Tells the launcher, and stops here if this world is over."""
-        self.member.look(self.world)
+        self.member.check(self.world)
         self.member.beat(phase, update)
 
     def barrier(self, name: str) -> None:
         """Waits until all processes of this world are here."""
-        self.connection.post(name, "")
-        self.connection.posted(name, lambda: self.member.look(self.world))
+        self.connection.publish(name, "")
+        self.connection.collect(name, lambda: self.member.check(self.world))
 
     def on_update(self, state: State, event: Updated, leaving: bool) -> float:
         """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
-        self.member.look(self.world)
+        self.member.check(self.world)
         memory, carried = self.carried.memory, self.carried
         update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
         start = now = time.monotonic()
         if leaving or update % memory.every == 0 or update < event.update:
-            memory.add(self.mirror(taken(state, (update, self.world.generation))))
+            memory.add(self.mirror(take_snapshot(state, (update, self.world.generation))))
             now = time.monotonic()
         if self.first:
             self.first = False
@@ -126,12 +126,12 @@ class WorldHooks:
         return Regrouped(
             update=self.update,
             generation=self.world.generation,
-            processes=len(self.world.seats),
+            processes=len(self.world.slots),
             seats=self.world.total,
             lost=self.world.lost,
-            came=list(self.world.came),
+            came=list(self.world.newcomers),
             source=self.source,
-            repeated=max(0, self.met.made - self.update),
+            repeated=max(0, self.met.updates_done - self.update),
             seconds=max(0.0, idle_s) + now - self.began_s,
             planned=self.world.planned,
         )

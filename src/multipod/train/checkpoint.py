@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from multipod.errors import CheckpointError
 from multipod.step.state import State
-from multipod.train import multihost as agree
+from multipod.train import multihost
 from multipod.train.barriers import Barriers
 from multipod.train.checksums import damaged_files, is_sealed, seal
 
@@ -115,7 +115,7 @@ class Checkpoints:
 
     def _agreed(self, error: Exception | None) -> None:
         """Raises on all processes, if there is an error on one."""
-        told = agree.gathered("" if error is None else _first_line(error))
+        told = multihost.gather_lines("" if error is None else _first_line(error))
         if told:
             self._renew()
             raise self._failed(error or OSError(told[0])) from error
@@ -172,7 +172,7 @@ class Checkpoints:
           CheckpointError: as of `restore`.
         """
         folder = self._folder / str(wanted)
-        broken = agree.gathered("; ".join(damaged_files(folder, jax.process_index(), jax.process_count())[:3]))
+        broken = multihost.gather_lines("; ".join(damaged_files(folder, jax.process_index(), jax.process_count())[:3]))
         if broken:
             raise _Damaged(self._damaged(wanted, known, ValueError("; ".join(broken))))
         rows = None if weights_only else self._rows(wanted)
@@ -196,7 +196,7 @@ class Checkpoints:
             aside.mkdir(exist_ok=True)
             number = sum(1 for _ in aside.glob(f"{update}*"))
             (self._folder / str(update)).rename(aside / (f"{update}-{number}" if number else str(update)))
-        agree.gathered("")  # nobody looks before it is moved
+        multihost.gather_lines("")  # nobody looks before it is moved
         self._manager.reload()
         return f"the damaged one lies in {aside}"
 

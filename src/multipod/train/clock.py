@@ -8,7 +8,7 @@ Clock = Callable[[], float]
 
 
 @dataclass
-class Times:
+class UpdateTimes:
     """Times of the updates of a run, filled by the loop, read by its summary."""
 
     step_s: list[float] = field(default_factory=list)

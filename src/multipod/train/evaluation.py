@@ -38,7 +38,7 @@ def evaluate(program: Program, state: State, test: Source, reading: Reading | No
     return _added(list(_dispatched(program, program.evaluation.prepare(state), test, reading)))
 
 
-class Evaluating(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
 
     sums: Sums
@@ -60,7 +60,7 @@ def check_not_empty(test: Source) -> None:
 
 
 @dataclass
-class Beside:
+class BackgroundEvaluation:
     """An evaluation that goes on while training does, on a copy of the weights that it began with.
 
     Each `advance` reads one batch of the test set and puts its evaluation behind what the devices are doing, and waits
@@ -77,8 +77,8 @@ class Beside:
     clock: Clock
     began: float = 0.0
     update: int = 0
-    _sums: list[Evaluating] = field(default_factory=list)
-    _todo: Iterator[Evaluating] | None = None
+    _sums: list[PendingBatch] = field(default_factory=list)
+    _todo: Iterator[PendingBatch] | None = None
     _values: Future[tuple[dict[str, float], dict[str, float], float]] | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Beside:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[Evaluating]:
+def _dispatched(program: Program, state: State, test: Source, reading: Reading | None) -> Iterator[PendingBatch]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
     batch = program.evaluation.rows(len(test))
@@ -143,10 +143,10 @@ def _dispatched(program: Program, state: State, test: Source, reading: Reading |
     for host in evaluation_batches(test, batch, rows, reading):
         check_examples(program.recipe.model, host)
         placed = program.place_batch(host, rows, batch)
-        yield Evaluating(*program.evaluation.run(state, placed), host["mask"])
+        yield PendingBatch(*program.evaluation.run(state, placed), host["mask"])
 
 
-def _added(batches: list[Evaluating]) -> dict[str, float]:
+def _added(batches: list[PendingBatch]) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
     scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores]

@@ -6,7 +6,7 @@ updates are taken when the result of the update is there.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SaveFailed:
 
 
 @dataclass(frozen=True)
-class Troubled:
+class BadUpdate:
     """Update number `update` was bad, and this was done about it (`recipe.trouble`).
 
     Attributes:
@@ -226,7 +226,19 @@ class Ended:
     troubled: dict[str, int] = field(default_factory=dict)
 
 
-Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | Troubled | Regrouped | Ended
+Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | BadUpdate | Regrouped | Ended
 
-Observer = Callable[[Event], None]
-"""Called with each event, by process 0 alone. What it raises ends the run."""
+EventSink = Callable[[Event], None]
+"""Given each event, by process 0 alone. What it raises ends the run."""
+
+
+class Observer(Protocol):
+    """An `EventSink` that holds something: a file, the terminal. `multipod.train.observers` has them."""
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is left, and gives back what it holds. No event follows; later calls do nothing."""
+        ...

@@ -1,7 +1,8 @@
 """Goodput: the time of a run that went into good updates, over all of its time, and where the rest went.
 
-An `Account` is filled by the events of a run, in order. It covers interruptions: each process begins with what the ones
-before it had (`past_of`, from the events that they left), and what they did that is lost counts as repeated.
+A `GoodputAccount` is filled by the events of a run, in order. It covers interruptions: each process begins with what
+the ones before it had (`past_seconds`, from the events that they left), and what they did that is lost counts as
+repeated.
 
 The causes, each in seconds:
 
@@ -21,7 +22,7 @@ The causes, each in seconds:
 from array import array
 from collections.abc import Iterable
 
-from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, SaveFailed, Started, Troubled, Updated
+from multipod.train.events import BadUpdate, Compiled, Ended, Evaluated, Event, Saved, SaveFailed, Started, Updated
 
 CAUSES = (
     "start",
@@ -40,7 +41,7 @@ CAUSES = (
 GOOD, ALL = "good", "all"
 
 
-class Account:
+class GoodputAccount:
     """Seconds of a run by what they went into; see the module. Eight bytes an update."""
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class Account:
                 self.lose("evaluation", event.seconds)
             case Saved() | SaveFailed():
                 self.lose("checkpoint", event.seconds)
-            case Troubled():
+            case BadUpdate():
                 self.troubled[event.action] = self.troubled.get(event.action, 0) + 1
                 self.lose("trouble", event.seconds)
                 if event.action != "repeated" and self._steps_s:
@@ -114,9 +115,9 @@ class Account:
         return {GOOD: self.good_s, **self.lost_s}
 
 
-def account_of(events: Iterable[Event]) -> Account:
+def account_for(events: Iterable[Event]) -> GoodputAccount:
     """The account after these events; of a run that ended by itself with the time that no other event told."""
-    account = Account()
+    account = GoodputAccount()
     for event in events:
         account(event)
         if isinstance(event, Ended) and event.run_s > account.told_s:
@@ -124,7 +125,7 @@ def account_of(events: Iterable[Event]) -> Account:
     return account
 
 
-def past_of(
+def past_seconds(
     events: Iterable[Event], update: int, away_s: float, cause: str = "restart"
 ) -> tuple[dict[str, float], int]:
     """`Started.past` and `Started.repeated` of a process that goes on after `update` updates.
@@ -135,7 +136,7 @@ def past_of(
       away_s: since their last sign; less than 0 (a clock was set back) counts as 0.
       cause: what that time went into.
     """
-    account = account_of(events)
+    account = account_for(events)
     account.undo(update)
     account.lose(cause, away_s)
     return account.past(), account.repeated

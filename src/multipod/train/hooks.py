@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-Pulse = Callable[[str, int], None]
+PhaseHook = Callable[[str, int], None]
 """`pulse(phase, update)`: the loop enters a phase, with `update` updates done.
 
 `phase` is one of starting, compiling, updating, evaluating, saving, ending. Phase updating is
@@ -12,11 +12,11 @@ entered anew for each update.
 """
 
 
-def silent(phase: str, update: int) -> None:
+def ignore_phase(phase: str, update: int) -> None:
     """The pulse of a run without a launcher: does nothing."""
 
 
-class Left(Exception):
+class WorldLeft(Exception):
     """A world is over for this process: raised in its loop, caught where the next world is joined."""
 
 

@@ -1,6 +1,6 @@
-"""Looks at the numbers of updates, and decides what is done about bad ones. Nothing here knows of devices.
+"""Finds spikes of the loss and of the gradient norm among the numbers of updates. Nothing here knows of devices.
 
-All processes reckon with the same sums, so that all decide alike.
+All processes see the same sums, so all decide the same.
 """
 
 import math
@@ -15,8 +15,8 @@ LEAST = 16
 
 
 @dataclass
-class Watch:
-    """What was usual lately, and how much trouble there was."""
+class SpikeDetector:
+    """Knows the numbers of recent good updates, and how many were bad."""
 
     trouble: Trouble
     _losses: deque[float] = field(default_factory=deque)
@@ -28,16 +28,16 @@ class Watch:
         """The highest loss and gradient norm of a good update, at this point; infinite where anything finite is."""
         return self._limit(self._losses), self._limit(self._norms)
 
-    def saw(self, loss: float, norm: float) -> None:
-        """A good update."""
+    def add(self, loss: float, norm: float) -> None:
+        """Remembers a good update."""
         self._seen += 1
         for values, value in ((self._losses, loss), (self._norms, norm)):
             values.append(value)
             if len(values) > self.trouble.window:
                 values.popleft()
 
-    def is_too_much(self) -> bool:
-        """Counts a bad update; whether there were too many lately."""
+    def count_bad(self) -> bool:
+        """Counts a bad update; returns whether there were too many lately."""
         self._seen += 1
         self._bad.append(self._seen)
         while self._bad[0] <= self._seen - self.trouble.window:

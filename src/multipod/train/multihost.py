@@ -12,7 +12,7 @@ from multipod.errors import ClusterError, MultipodError, PeerLostError, RunFolde
 LONGEST, SHORT = 4096, 512
 
 
-def meet(name: str, timeout_s: float) -> None:
+def barrier(name: str, timeout_s: float) -> None:
     """Returns when all processes have called it with this name; each name serves once.
 
     Goes through the coordination service, not through the devices: gloo gives up the first
@@ -33,7 +33,7 @@ def meet(name: str, timeout_s: float) -> None:
         ) from error
 
 
-def decided_by_first(decide: Callable[[], str]) -> str:
+def broadcast_from_0(decide: Callable[[], str]) -> str:
     """The text that `decide` returns on process 0, on all processes.
 
     Raises:
@@ -57,7 +57,7 @@ def decided_by_first(decide: Callable[[], str]) -> str:
     return text
 
 
-def check_alike(identity: str) -> None:
+def assert_same(identity: str) -> None:
     """Refuses to train with processes of which one has another `identity` (`train.member.identity`).
 
     All processes call it at the same point; it is a message between all of them.
@@ -65,7 +65,7 @@ def check_alike(identity: str) -> None:
     Raises:
       ClusterError: on all processes, with every process that differs from the first.
     """
-    said = gathered(identity)
+    said = gather_lines(identity)
     others = [f"process {number} has {one}" for number, one in enumerate(said) if one != said[0]]
     if others:
         raise ClusterError(
@@ -74,7 +74,7 @@ def check_alike(identity: str) -> None:
         )
 
 
-def gathered(line: str) -> list[str]:
+def gather_lines(line: str) -> list[str]:
     """What every process said, in the order of the processes, without those that said nothing.
 
     All processes call it at the same point; it is a message between all of them.

@@ -12,7 +12,7 @@ from multipod.pytrees import Batch
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State
-from multipod.train import multihost as agree
+from multipod.train import multihost
 
 PLACEMENTS = 3
 """Two disagree, and the third says which is wrong."""
@@ -34,7 +34,7 @@ class Finding:
     sure: bool = True
 
 
-def finding(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]) -> Finding:
+def compare_placements(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]) -> Finding:
     """From the fingerprints of each placement k, in which share s is worked out by device s + k (mod devices).
 
     Raises:
@@ -56,7 +56,7 @@ def finding(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]) -> Findin
     return Finding(tuple(sorted(wrong)), tuple(shares), sure)
 
 
-def verdict(program: Program, before: State, batch: Batch, controls: Controls) -> str:
+def find_cause(program: Program, before: State, batch: Batch, controls: Controls) -> str:
     """One line about the cause of an update that was bad twice in place; `before` is the state before it.
 
     All processes call it at the same point, and all get the same line.
@@ -67,9 +67,9 @@ def verdict(program: Program, before: State, batch: Batch, controls: Controls) -
     devices = data_devices(program.mesh)
     shifts = range(min(PLACEMENTS, devices))
     tried = [replay.fingerprints(before, batch, controls, shift % devices) for shift in shifts]
-    hosts = agree.gathered(socket.gethostname())
+    hosts = multihost.gather_lines(socket.gethostname())
     try:
-        found = finding([words for words, _ in tried], [finite for _, finite in tried])
+        found = compare_placements([words for words, _ in tried], [finite for _, finite in tried])
     except ValueError as error:
         return f"bad again in place; elsewhere {error}, which their talk with neighbours may explain"
     if found.devices:

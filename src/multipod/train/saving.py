@@ -18,8 +18,8 @@ LAST_TRIES_S = (0.5, 1.0, 2.0, 4.0)
 """Pauses between the tries to save the last state: nothing follows in which it could be saved later."""
 
 
-class Store(Protocol):
-    """What a `Saving` needs of `multipod.train.checkpoint.Checkpoints`."""
+class CheckpointStore(Protocol):
+    """What a `RetryingSaver` needs of `multipod.train.checkpoint.Checkpoints`."""
 
     @property
     def has_failed(self) -> bool:
@@ -35,7 +35,7 @@ class Store(Protocol):
         ...
 
 
-class Saving:
+class RetryingSaver:
     """Saves states in a store that may fail for a while.
 
     After a failure the next tries follow 1, 2, 4, ... updates later. They are counted in updates and not in seconds,
@@ -51,7 +51,7 @@ class Saving:
 
     def __init__(
         self,
-        store: Store | None,
+        store: CheckpointStore | None,
         tell: Callable[[Event], None],
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

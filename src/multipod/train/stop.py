@@ -8,10 +8,39 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mean: this machine is about to be taken away."""
+
+
+_LEAVE = 1 << 14
+"""Weighs more than the wishes to stop of all devices together, of which there are fewer."""
+
+
+@dataclass(frozen=True)
+class ExitWish:
+    """What a process wants of all others after the update that it gives the devices: one integer on its way.
+
+    The devices add their integers up, so the sum says whether any process wants it.
+
+    Attributes:
+      stop: save and stop.
+      leave: come together anew, in another world.
+    """
+
+    stop: bool = False
+    leave: bool = False
+
+    def encode(self) -> int:
+        """The integer of one device."""
+        return self.stop + _LEAVE * self.leave
+
+    @classmethod
+    def decode(cls, total: int) -> "ExitWish":
+        """What any device wants, from the sum over fewer than 16,384 of them."""
+        return cls(total % _LEAVE > 0, total >= _LEAVE)
 
 
 class StopRequest:

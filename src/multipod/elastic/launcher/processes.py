@@ -23,37 +23,37 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from multipod.elastic.heartbeat import Beat
-from multipod.elastic.launcher.standby import Warm, spawned
+from multipod.elastic.launcher.standby import StandbyProcess, spawn_rank
 from multipod.errors import ClusterError
 
 POLL_S = 0.05
 KILL_S = 5.0  # after SIGKILL; longer only while the kernel itself holds a process
 KEPT_LINES = 20
 LONGEST_LINE = 1 << 16
-ABOUT_PEERS = re.compile(
+LOST_PEER_NOISE = re.compile(
     r"[IWEF]\d{4} .* (coordination_service\w*|preemption_sync_manager)\.cc:\d+\]"
     r"|Additional GRPC error information from remote target coordination_service|:UNKNOWN:Error received from peer"
 )
 """What JAX's C++ says in a process whose peer is gone. The launcher says it better: who, and why."""
-LAST_WORDS = "Terminating process because the JAX distributed service detected fatal errors"
+LOST_PEER_LINE = "Terminating process because the JAX distributed service detected fatal errors"
 """What follows is the stack of a process that a peer's end ends."""
 
-Relay = Callable[[str], None]
+LineSink = Callable[[str], None]
 """Given each line that the launcher shows, without its end."""
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Writes the line to this process's stderr at once."""
     print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerCommand:
     """How to start one rank: its command and its whole environment; `warm` is a process that waits to run it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    warm: Warm | None = None
+    warm: StandbyProcess | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Channel:
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """A started rank: what is known of it, and what must be closed."""
 
     rank: Rank
@@ -142,21 +142,21 @@ class Child:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
-class Crew:
+class WorkerProcesses:
     """The started ranks. Leaving its context ends them, however that happens.
 
     Invariant: no rank is reaped before that, so that until then its process number and its group's
     cannot pass to somebody else's process.
     """
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: LineSink) -> None:
         self.relay = relay
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         self.selector = selectors.DefaultSelector()
         self.clock_s = 0.0
         self._polled_s = time.monotonic()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerProcesses":
         return self
 
     def __exit__(
@@ -174,7 +174,7 @@ class Crew:
             for channel in child.channels:
                 channel.close()
 
-    def start(self, workers: Sequence[Worker]) -> None:
+    def start(self, workers: Sequence[WorkerCommand]) -> None:
         """Starts them as ranks 0, 1, ...
 
         Raises:
@@ -189,7 +189,7 @@ class Crew:
                     "and the limits on processes and open files (ulimit -a)."
                 ) from error
 
-    def restart(self, number: int, worker: Worker) -> None:
+    def restart(self, number: int, worker: WorkerCommand) -> None:
         """Starts the rank anew, whose process has ended."""
         gone = self.children[number]
         with suppress(ProcessLookupError, PermissionError):
@@ -208,34 +208,34 @@ class Crew:
         with suppress(OSError):
             os.write(self.children[number].channels[0].descriptor, line.encode() + b"\n")
 
-    def _start(self, number: int, worker: Worker) -> None:
+    def _start(self, number: int, worker: WorkerCommand) -> None:
         warm = worker.warm
         if warm is not None and warm.begins(worker.command, worker.environment):
             process, ours = warm.process, warm.socket
         else:
             if warm is not None:
                 warm.end()
-            process, ours = spawned(number, worker.command, worker.environment)
-        child = Child(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
+            process, ours = spawn_rank(number, worker.command, worker.environment)
+        child = ChildProcess(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
         self.children.append(child)  # before anything else can fail: __exit__ ends what is listed
         self._open(child, ours.detach(), lambda line: self._hear(child, line))
         if process.stdout is not None:
             self._open(child, os.dup(process.stdout.fileno()), lambda line: self._show(child, line))
             process.stdout.close()
 
-    def _open(self, child: Child, descriptor: int, take: Callable[[str], None]) -> None:
+    def _open(self, child: ChildProcess, descriptor: int, take: Callable[[str], None]) -> None:
         channel = Channel(descriptor, take)
         child.channels.append(channel)
         self.selector.register(descriptor, selectors.EVENT_READ, channel)
 
-    def _hear(self, child: Child, line: str) -> None:
+    def _hear(self, child: ChildProcess, line: str) -> None:
         with suppress(ValueError, TypeError):  # a rank that was killed may leave half a line
             child.rank = replace(child.rank, beat=Beat(**json.loads(line)), heard_s=self.clock_s)
 
-    def _show(self, child: Child, line: str) -> None:
+    def _show(self, child: ChildProcess, line: str) -> None:
         child.lines.append(line)
-        child.bereft = child.bereft or LAST_WORDS in line
-        if not child.bereft and not ABOUT_PEERS.match(line):
+        child.bereft = child.bereft or LOST_PEER_LINE in line
+        if not child.bereft and not LOST_PEER_NOISE.match(line):
             self.relay(f"[rank {child.rank.number}] {line}")
 
     def last_lines(self, number: int) -> tuple[str, ...]:

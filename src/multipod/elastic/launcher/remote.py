@@ -1,11 +1,11 @@
-"""Ranks on other hosts: an agent there starts them, a stand-in here speaks for each.
+"""Ranks on other hosts: an agent there starts them, a proxy here speaks for each.
 
-The launcher knows processes of its own host only. So it starts, for a rank on another host, a *stand-in*: a small
+The launcher knows processes of its own host only. So it starts, for a rank on another host, a *proxy*: a small
 process that connects to that host's *agent*, has it start the rank, and carries beats, words, output and signals
 between the two. It ends as the rank ends. When the host is silent it ends itself, and a new one waits until the host is
 back; the launcher sees a rank that died and one that is starting, as on its own host.
 
-Nobody is left behind. A rank whose stand-in is gone, or silent, is ended by its agent, and somewhat sooner than the
+Nobody is left behind. A rank whose proxy is gone, or silent, is ended by its agent, and somewhat sooner than the
 launcher lets the others go on without it: what is cut off writes nothing any more (`LEASE`). A rank whose agent is gone
 ends itself, as it does when a launcher of its own host has died.
 
@@ -31,29 +31,29 @@ from struct import pack
 from typing import Any
 
 from multipod.elastic.heartbeat import Beat, end_group
-from multipod.elastic.launcher.processes import Worker, exit_code_of
-from multipod.elastic.launcher.services import Meeting
-from multipod.elastic.launcher.standby import spawned
+from multipod.elastic.launcher.processes import WorkerCommand, exit_code_of
+from multipod.elastic.launcher.services import CoordinatorHost
+from multipod.elastic.launcher.standby import spawn_rank
 from multipod.errors import ClusterError, PeerLostError
 from multipod.train.stop import NOTICES
 
 POLL_S = 0.05
-MEET_S = 5.0  # for a connection and its challenges
+CONNECT_S = 5.0  # for a connection and its challenges
 LEASE = 2 / 3  # of the silence after which the launcher gives a host up
-LARGEST = 1 << 20
+LARGEST_BYTES = 1 << 20
 SHORTEST_SECRET = 16
-PASSED_ON = (signal.SIGINT, signal.SIGCONT, *NOTICES)
-OURS = ("MULTIPOD_", "JAX_", "XLA_", "NCCL_", "GLOO_")
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGCONT, *NOTICES)
+PASSED_VARIABLES = ("MULTIPOD_", "JAX_", "XLA_", "NCCL_", "GLOO_")
 """Variables that a rank has from the launcher's environment; the others are those of its agent."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a stand-in asks an agent for.
+class LaunchRequest:
+    """What a proxy asks an agent for.
 
     Attributes:
       arguments: what follows `multipod`.
-      environment: variables with names of `OURS`.
+      environment: variables with names of `PASSED_VARIABLES`.
       folder: to run in.
       silent_s: each side takes the other for lost after so long without a message; the agent after `LEASE` of it.
       beat_s: between two messages.
@@ -98,7 +98,7 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class Line:
+class MessageLink:
     """Messages to and from the other side of a connection. `heard_s` is when the last one came."""
 
     def __init__(self, sock: socket.socket, limit_s: float) -> None:
@@ -119,7 +119,7 @@ class Line:
         """The next message, None if there is none in time; raises EOFError or OSError if the other side is gone."""
         if not self.connection.poll(limit_s):
             return None
-        message: dict[str, Any] = json.loads(self.connection.recv_bytes(LARGEST))
+        message: dict[str, Any] = json.loads(self.connection.recv_bytes(LARGEST_BYTES))
         self.heard_s = time.monotonic()
         return message
 
@@ -146,7 +146,7 @@ def serve(
         for one in sessions:
             one.stopped = True
         for one in sessions:
-            one.thread.join(timeout=MEET_S)
+            one.thread.join(timeout=CONNECT_S)
 
 
 class _Session:
@@ -156,7 +156,7 @@ class _Session:
                  report: Callable[[str], None]) -> None:  # fmt: skip
         self.who, self.environment, self.report = who, environment, report
         self.stopped = False
-        self.line = Line(sock, MEET_S)
+        self.line = MessageLink(sock, CONNECT_S)
         self.thread = threading.Thread(target=self._run, args=(secret,), name=f"session {who}", daemon=True)
         self.thread.start()
 
@@ -164,8 +164,8 @@ class _Session:
         try:
             deliver_challenge(self.line.connection, secret)
             answer_challenge(self.line.connection, secret)
-            said = self.line.hear(MEET_S)
-            order = Order(**said["order"])  # type: ignore[index]
+            said = self.line.hear(CONNECT_S)
+            order = LaunchRequest(**said["order"])  # type: ignore[index]
         except (AuthenticationError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
             self.report(f"{self.who} was turned away: {error or type(error).__name__}")
             self.line.connection.close()
@@ -177,11 +177,11 @@ class _Session:
         finally:
             self.line.connection.close()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: LaunchRequest) -> None:
         command = [sys.executable, "-m", "multipod", *order.arguments]
-        theirs = {name: value for name, value in order.environment.items() if name.startswith(OURS)}
+        theirs = {name: value for name, value in order.environment.items() if name.startswith(PASSED_VARIABLES)}
         try:
-            process, ours = spawned(1, command, {**self.environment, **theirs}, order.folder)
+            process, ours = spawn_rank(1, command, {**self.environment, **theirs}, order.folder)
         except OSError as error:
             self.line.say(refused=f"{error.strerror or error}: {error.filename or order.folder}")
             return
@@ -203,7 +203,7 @@ class _Session:
         with suppress(OSError):
             self.line.say(code=code)
 
-    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, order: Order) -> str:
+    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, order: LaunchRequest) -> str:
         """Until the rank has ended, or is to; why, if it is."""
         said_s = 0.0
         while exit_code_of(process.pid) is None:
@@ -221,7 +221,7 @@ class _Session:
             if message and "told" in message:
                 with suppress(OSError):
                     ours.sendall(message["told"].encode() + b"\n")
-            if message and message.get("signal") in PASSED_ON:
+            if message and message.get("signal") in FORWARDED_SIGNALS:
                 os.kill(process.pid, message["signal"])
         return ""
 
@@ -238,8 +238,8 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-class StandIn:
-    """The launcher's side: what a stand-in does from its start to its rank's end.
+class RankProxy:
+    """The launcher's side: what a proxy does from its start to its rank's end.
 
     Args:
       address: of the agent.
@@ -248,11 +248,11 @@ class StandIn:
       lost: called when the launcher has closed its end, which only its death does; the agent then ends the rank.
     """
 
-    def __init__(self, address: str, secret: bytes, order: Order, control: socket.socket,
+    def __init__(self, address: str, secret: bytes, order: LaunchRequest, control: socket.socket,
                  show: Callable[[str], None], lost: Callable[[], None] = end_group) -> None:  # fmt: skip
         self.address, self.secret, self.order = address, secret, order
         self.control, self.show, self.lost = control, show, lost
-        self.line: Line | None = None
+        self.line: MessageLink | None = None
         self.signals: list[int] = []
 
     def __call__(self) -> int:
@@ -261,7 +261,7 @@ class StandIn:
         Raises:
           ClusterError: the agent refuses the secret or the order.
         """
-        for number in PASSED_ON:
+        for number in FORWARDED_SIGNALS:
             signal.signal(number, lambda number, frame: self.signals.append(number))
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
         self.line = self._met()
@@ -272,13 +272,13 @@ class StandIn:
             self.show(f"the agent at {self.address} is gone: {error or 'it closed the connection'}")
             return PeerLostError.exit_code
 
-    def _met(self) -> Line:
+    def _met(self) -> MessageLink:
         """A connection to the agent; waits for its host as long as it takes."""
         told = False
         while True:
             try:
                 sock = socket.create_connection(split_address(self.address), timeout=max(1.0, self.order.beat_s))
-                line = Line(sock, MEET_S)
+                line = MessageLink(sock, CONNECT_S)
                 answer_challenge(line.connection, self.secret)
                 deliver_challenge(line.connection, self.secret)
                 return line
@@ -296,7 +296,7 @@ class StandIn:
             self.control.sendall(json.dumps(asdict(waiting)).encode() + b"\n")
             time.sleep(self.order.beat_s)
 
-    def _follow(self, line: Line) -> int:
+    def _follow(self, line: MessageLink) -> int:
         said_s = 0.0
         while line.silent_s <= self.order.silent_s:
             message = line.hear(POLL_S) or {}
@@ -334,7 +334,7 @@ def end_as(code: int) -> None:
     sys.exit(code)
 
 
-def own_address(host: str, port: int) -> str:
+def address_towards(host: str, port: int) -> str:
     """This host's address on the way to another; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
@@ -351,21 +351,21 @@ class Agents:
       secret: the file.
       limit_s: the time-out that all others follow from.
       meeting: where the processes find each world's coordination service.
-      within: what goes before a stand-in's command, as of `Meeting`.
+      within: what goes before a proxy's command, as of `CoordinatorHost`.
     """
 
     addresses: tuple[str, ...]
     secret: Path
     limit_s: float
-    meeting: Meeting
+    meeting: CoordinatorHost
     within: tuple[str, ...] = ()
 
-    def place(self, workers: Sequence[Worker], processes: int) -> list[Worker]:
-        """The same workers, as stand-ins for what agents run: neighbours share a host, spares go round."""
+    def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
+        """The same workers, as proxies for what agents run: neighbours share a host, spares go round."""
         placed = []
         for rank, worker in enumerate(workers):
             at = rank * len(self.addresses) // processes if rank < processes else rank % len(self.addresses)
-            words = ["stand-in", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
+            words = ["rank-proxy", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
             python, arguments = worker.command[:3], worker.command[3:]
             command = [*self.within, *python, *words, self.addresses[at], *arguments]
             placed.append(replace(worker, command=command))

@@ -10,7 +10,7 @@ from multipod.errors import ClusterError
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CoordinatorHost:
     """Where the processes of a world find its coordination service.
 
     Attributes:
@@ -22,10 +22,10 @@ class Meeting:
     within: Sequence[str] = ()
 
 
-class Services:
+class CoordinationServices:
     """The launcher's helper (`multipod.elastic.launcher.coordinator`): a coordination service for each world."""
 
-    def __init__(self, environment: Mapping[str, str], meeting: Meeting) -> None:
+    def __init__(self, environment: Mapping[str, str], meeting: CoordinatorHost) -> None:
         self._host = meeting.host
         self.addresses: list[str | None] = []
         quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -38,7 +38,7 @@ class Services:
         except OSError as error:
             raise ClusterError(f"the launcher's helper could not be started: {error}. Check ulimit -a.") from error
 
-    def __enter__(self) -> "Services":
+    def __enter__(self) -> "CoordinationServices":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,8 +1,8 @@
 """How the launcher starts a process, and processes that wait, with all imported, for the place of one that ended.
 
 Most of a restart is the start of Python, `import jax`, Orbax, the recipe's own packages, and then compiling: many
-seconds on a busy machine. A `Warm` process has that behind it, and has met the others that wait. What it is to run it
-hears as one JSON line on the socket that later carries its beats. It costs the memory of a process that computes
+seconds on a busy machine. A `StandbyProcess` has that behind it, and has met the others that wait. It receives what it
+is to run as one JSON line on the socket that later carries its beats. It costs the memory of a process that computes
 nothing, and once the work of compiling.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from multipod.elastic.heartbeat import CONTROL_FD
 from multipod.errors import ClusterError
 
-WAITS = "MULTIPOD_STANDBY"
+STANDBY_VARIABLE = "MULTIPOD_STANDBY"
 """In the environment of a process that is to wait until it is told what to run."""
 
 
-def spawned(
+def spawn_rank(
     number: int, command: Sequence[str], environment: Mapping[str, str], folder: str | None = None
 ) -> tuple[subprocess.Popen, socket.socket]:
     """Starts the process of a rank in a session of its own; returns it, and our end of the socket that it inherits.
@@ -52,7 +52,7 @@ def spawned(
 
 
 @dataclass(frozen=True)
-class Warm:
+class StandbyProcess:
     """A process that waits: what it was started with, and the socket on which it hears."""
 
     process: subprocess.Popen
@@ -72,7 +72,7 @@ class Warm:
     @property
     def environment_told(self) -> dict[str, str]:
         """What it has in its environment once it waits no more."""
-        return {name: value for name, value in self.environment.items() if name != WAITS}
+        return {name: value for name, value in self.environment.items() if name != STANDBY_VARIABLE}
 
     def end(self) -> None:
         """Ends it, and what it started."""
@@ -85,13 +85,13 @@ class Warm:
             self.process.stdout.close()
 
 
-class Reserve:
+class StandbyPool:
     """Warm processes, one for each rank. Leaving its context ends those that were not needed."""
 
     def __init__(self) -> None:
-        self._waiting: list[Warm] = []
+        self._waiting: list[StandbyProcess] = []
 
-    def __enter__(self) -> "Reserve":
+    def __enter__(self) -> "StandbyPool":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -107,16 +107,16 @@ class Reserve:
         if self._waiting:
             return
         for number, (command, environment) in enumerate(commands):
-            waits = {**environment, WAITS: "1"}
+            waits = {**environment, STANDBY_VARIABLE: "1"}
             try:
-                process, ours = spawned(number, command, waits)
+                process, ours = spawn_rank(number, command, waits)
             except OSError as error:
                 raise ClusterError(
                     f"a standby for rank {number} could not be started: {error}. See ulimit -a."
                 ) from error
-            self._waiting.append(Warm(process, ours, waits))
+            self._waiting.append(StandbyProcess(process, ours, waits))
 
-    def take(self) -> list[Warm] | None:
+    def take(self) -> list[StandbyProcess] | None:
         """The processes that wait, in the order of their ranks; they are the caller's now.
 
         None if there are none, or if one of them has ended: they are joined, and the others are of no use without it.
@@ -129,7 +129,7 @@ class Reserve:
         return None
 
 
-def told(descriptor: int) -> tuple[list[str], dict[str, str]] | None:
+def wait_for_command(descriptor: int) -> tuple[list[str], dict[str, str]] | None:
     """The process's side: waits for what it is to run, arguments and environment; None if the launcher has ended."""
     line = b""
     while not line.endswith(b"\n"):

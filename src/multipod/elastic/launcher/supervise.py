@@ -1,7 +1,7 @@
 """Runs the processes of one training run, and ends all of them when one dies or is stuck.
 
-`supervise` is the whole interface. It starts the ranks as a `Crew`; `judge` decides from their beats and exit codes, as
-a pure function.
+`supervise` is the whole interface. It starts the ranks as `WorkerProcesses`; `judge` decides from their beats and exit
+codes, as a pure function.
 """
 
 import os
@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from multipod.elastic.heartbeat import Beat
-from multipod.elastic.launcher.processes import Crew, Rank, Relay, Worker, to_stderr
+from multipod.elastic.launcher.processes import LineSink, Rank, WorkerCommand, WorkerProcesses, print_to_stderr
 from multipod.errors import PeerLostError
 from multipod.runtime import Timeouts
 from multipod.train.stop import NOTICES
 
 SETTLE_S = 0.5  # the ranks that lost a peer end within this of it: wait for all before naming one
 START_S = 30.0  # starting Python on a loaded machine: no wait for a peer, so not below this for short time-outs
-BEREFT_S = 0.5  # to end in, once a peer has died: nothing can be agreed on without it, so nothing saved
+LOST_PEER_S = 0.5  # to end in, once a peer has died: nothing can be agreed on without it, so nothing saved
 SAME_PRESS_S = 0.3  # timeout(1) and others pass one signal on twice, to the process and to its group
 
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ _VICTIM_CODES = (PeerLostError.exit_code, -signal.SIGABRT)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
     Attributes:
@@ -54,8 +54,11 @@ class Outcome:
 
 
 def supervise(
-    workers: Sequence[Worker], timeouts: Timeouts, relay: Relay = to_stderr, settled: Callable[[], None] = lambda: None
-) -> Outcome:
+    workers: Sequence[WorkerCommand],
+    timeouts: Timeouts,
+    relay: LineSink = print_to_stderr,
+    settled: Callable[[], None] = lambda: None,
+) -> RunOutcome:
     """Runs all workers as ranks 0, 1, ... to their end; when it returns or raises, none of them is left.
 
     Rank 0 inherits stdout and stderr; what the others print is relayed as `[rank 1] ...`. Each worker
@@ -67,19 +70,19 @@ def supervise(
     Raises:
       ClusterError: a worker could not be started.
     """
-    with signals() as presses, Crew(relay) as crew:
+    with count_signals() as presses, WorkerProcesses(relay) as crew:
         crew.start(workers)
         outcome = _watch(crew, timeouts, presses, settled)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
         lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
         bereft = outcome.exit_code == 1 and not outcome.stuck
-        grace_s = min(BEREFT_S, timeouts.grace_s) if bereft else timeouts.grace_s
+        grace_s = min(LOST_PEER_S, timeouts.grace_s) if bereft else timeouts.grace_s
         crew.ask_to_end(grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
     folder, saved = crew.checkpoint()
     return replace(outcome, lines=lines, folder=folder, saved=saved)
 
 
-def judge(ranks: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Outcome | None:
+def judge(ranks: Sequence[Rank], now_s: float, timeouts: Timeouts) -> RunOutcome | None:
     """How the run has ended, as far as can be told at `now_s`; None while it goes on."""
     running = [rank for rank in ranks if rank.code is None]
     stopped = [rank for rank in ranks if rank.code in _INTERRUPTED_CODES]
@@ -87,16 +90,16 @@ def judge(ranks: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Outcome | 
     if stopped and all(rank.code in _VICTIM_CODES for rank in failed):
         waited_s = now_s - min(rank.ended_s for rank in stopped)
         over = not running or waited_s > timeouts.silence_s
-        return Outcome(INTERRUPTED, reason="the run was interrupted") if over else None
+        return RunOutcome(INTERRUPTED, reason="the run was interrupted") if over else None
     if failed:
         waited_s = now_s - min(rank.ended_s for rank in failed)
         return blame(failed) if not running or waited_s >= SETTLE_S else None
     if not running:
-        return Outcome(0)
-    return silent_rank(running, now_s, timeouts) or stalled_rank(running, now_s, timeouts)
+        return RunOutcome(0)
+    return find_silent_rank(running, now_s, timeouts) or find_stalled_rank(running, now_s, timeouts)
 
 
-def blame(failed: Sequence[Rank]) -> Outcome:
+def blame(failed: Sequence[Rank]) -> RunOutcome:
     """The cause among ranks that failed together: a signal, else an error, else an abort, else a lost peer.
 
     SIGABRT comes after errors because JAX's coordination service aborts the healthy ranks.
@@ -108,10 +111,10 @@ def blame(failed: Sequence[Rank]) -> Outcome:
         return (0 if rank.code is not None and rank.code < 0 else 1), rank.ended_s
 
     culprit = min(failed, key=order)
-    return Outcome(1, culprit.number, f"{culprit} {how_ended(culprit.code or 0)}; last seen: {culprit.place}")
+    return RunOutcome(1, culprit.number, f"{culprit} {describe_end(culprit.code or 0)}; last seen: {culprit.place}")
 
 
-def how_ended(code: int) -> str:
+def describe_end(code: int) -> str:
     """An exit code, or minus a signal, in words."""
     if code >= 0:
         return f"exited with code {code}"
@@ -119,7 +122,7 @@ def how_ended(code: int) -> str:
     return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
-def silent_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Outcome | None:
+def find_silent_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> RunOutcome | None:
     """A rank without a sign of life: the one silent longest beyond what it is allowed."""
 
     def allowed_s(rank: Rank) -> float:
@@ -139,10 +142,10 @@ def silent_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Ou
         reason = f"{rank} gave no sign of life for {silent_s:.0f} s since its start"
     else:
         reason = f"{rank} gave no sign of life for {silent_s:.0f} s; last seen: {rank.place}"
-    return Outcome(1, rank.number, reason, stuck=True)
+    return RunOutcome(1, rank.number, reason, stuck=True)
 
 
-def stalled_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> Outcome | None:
+def find_stalled_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> RunOutcome | None:
     """All are alive, and for `no_progress_s` none has moved, while at least one waits in an update.
 
     The first update of a process does not count: it may hold compilation and connecting.
@@ -167,11 +170,11 @@ def stalled_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) -> O
         who, culprit = str(last[0]), last[0].number
     others = ", and the others wait" if len(last) < len(seen) else ""
     reason = f"{who} made no progress for {min(ages_s):.0f} s while {last[0].place}{others}"
-    return Outcome(1, culprit, reason, stuck=True)
+    return RunOutcome(1, culprit, reason, stuck=True)
 
 
 @dataclass
-class Presses:
+class StopSignals:
     """How often the launcher was asked to stop."""
 
     count: int = 0
@@ -186,9 +189,9 @@ class Presses:
 
 
 @contextmanager
-def signals() -> Iterator[Presses]:
+def count_signals() -> Iterator[StopSignals]:
     """Counts the signals that ask for a stop; in the main thread only. The old handlers come back at the end."""
-    presses = Presses()
+    presses = StopSignals()
     wanted = (signal.SIGINT, *NOTICES) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, presses.handle) for number in wanted}
     try:
@@ -198,7 +201,7 @@ def signals() -> Iterator[Presses]:
             signal.signal(number, handler)
 
 
-def _watch(crew: Crew, timeouts: Timeouts, presses: Presses, settled: Callable[[], None]) -> Outcome:
+def _watch(crew: WorkerProcesses, timeouts: Timeouts, presses: StopSignals, settled: Callable[[], None]) -> RunOutcome:
     told = begun = False
     while True:
         crew.poll()
@@ -206,14 +209,14 @@ def _watch(crew: Crew, timeouts: Timeouts, presses: Presses, settled: Callable[[
             begun = True
             settled()
         if presses.count > 1:
-            return Outcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
+            return RunOutcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
         if presses.count and not told:
             told = True
             first = crew.children[0].rank
             if first.beat is None or first.code is not None:  # nobody there to agree on anything, nothing to save
-                return Outcome(INTERRUPTED, reason="the run was interrupted")
+                return RunOutcome(INTERRUPTED, reason="the run was interrupted")
             if first.beat.phase in ("starting", "compiling") and not first.beat.begun:  # nothing that is not saved
-                return Outcome(INTERRUPTED, reason=BEFORE_FIRST)
+                return RunOutcome(INTERRUPTED, reason=BEFORE_FIRST)
             os.kill(first.pid, signal.SIGINT)
         outcome = judge([child.rank for child in crew.children], crew.clock_s, timeouts)
         if outcome is not None:

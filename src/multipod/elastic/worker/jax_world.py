@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.extend.backend
 
-from multipod.elastic.sockets import ESTABLISHED, LISTENING, sockets
+from multipod.elastic.sockets import ESTABLISHED, LISTENING, list_sockets
 from multipod.elastic.world import World
 from multipod.errors import PeerLostError
 
@@ -27,19 +27,19 @@ POLL_S = 0.01
 FOREVER_S = 7 * 24 * 3600
 
 
-class Connection:
+class WorldConnection:
     """This process's part in a world: made by `join`, ended by `leave`."""
 
     def __init__(self, world: World, rank: int, client: Any) -> None:
         self.world, self.rank, self.client = world, rank, client
         self.ports: set[int] = set()
-        self.peers: set[int] = set()
+        self.peer_ports: set[int] = set()
 
-    def post(self, name: str, text: str) -> None:
+    def publish(self, name: str, text: str) -> None:
         """Puts `text` where all processes of this world can read it, as what this one says of `name`."""
         self.client.key_value_set(f"multipod/{name}/{self.world.process_of(self.rank)}", text)
 
-    def posted(self, name: str, look: Callable[[], None]) -> list[str]:
+    def collect(self, name: str, look: Callable[[], None]) -> list[str]:
         """What each process posted as `name`, in their order, once all did; `look` raises to end the wait."""
         folder = f"multipod/{name}/"
         while True:
@@ -52,19 +52,19 @@ class Connection:
     def cut(self) -> int:
         """Closes the connections over which CPU collectives go: what waits in one fails at once.
 
-        Each leads to a port that gloo listens on, here (`ports`) or at a peer (`peers`, once that is told). One of its
-        ends would do, but from a host that is cut off nothing is heard. Returns how many were.
+        Each leads to a port that gloo listens on, here (`ports`) or at a peer (`peer_ports`, once that is known).
+        One of its ends would do, but from a host that is cut off nothing is heard. Returns how many were.
         """
         found = 0
-        for descriptor, local, remote in sockets(ESTABLISHED):
-            if local in self.ports or remote in self.peers:
+        for descriptor, local, remote in list_sockets(ESTABLISHED):
+            if local in self.ports or remote in self.peer_ports:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
                     found += 1
         return found
 
 
-def join(world: World, rank: int, silent_s: float) -> Connection:
+def join(world: World, rank: int, silent_s: float) -> WorldConnection:
     """Joins the other processes of `world`; returns when all are there.
 
     All are about to. JAX would end this process if one did not come in time, so there is no time: should one die just
@@ -96,12 +96,12 @@ def join(world: World, rank: int, silent_s: float) -> Connection:
     state.client, state.process_id, state.num_processes = client, world.process_of(rank), len(world.ranks)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _count_anew()
-    connection = Connection(world, rank, client)
+    connection = WorldConnection(world, rank, client)
     # A thread that was abandoned in the world before may have asked for devices since `leave`: those are of no world.
     jax.extend.backend.clear_backends()
-    before = {one.local for one in sockets(LISTENING)}
+    before = {one.local for one in list_sockets(LISTENING)}
     jax.devices()  # makes the devices, and with them the port on which gloo listens
-    connection.ports = {one.local for one in sockets(LISTENING)} - before
+    connection.ports = {one.local for one in list_sockets(LISTENING)} - before
     keep_compiled()
     return connection
 
@@ -118,7 +118,7 @@ def keep_compiled() -> None:
         distributed.global_state.process_id = 0  # the devices know their process; nothing else here asks this
 
 
-def leave(connection: Connection | None) -> None:
+def leave(connection: WorldConnection | None) -> None:
     """Gives up the devices of this world, all arrays on them, and all compiled programs.
 
     Without a connection only what is left of an abandoned world is forgotten, not closed.
@@ -137,7 +137,7 @@ def leave(connection: Connection | None) -> None:
     gc.collect()
 
 
-def devices_made() -> bool:
+def has_devices() -> bool:
     """Whether JAX has made this process's devices: it can then join no world but by `join`."""
     from jax._src import xla_bridge
 

@@ -43,37 +43,40 @@ class Snapshot:
 
 
 @dataclass
-class Memory:
+class SnapshotMemory:
     """What one process keeps: the last two snapshots.
 
     Attributes:
       every: updates between two.
-      kept: the snapshots, oldest first.
+      snapshots: the snapshots, oldest first.
     """
 
     every: int = 1
-    kept: list[Snapshot] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     def add(self, snapshot: Snapshot) -> None:
         """Keeps this one and the one before it, if it is of an earlier update: a run may go back to a checkpoint."""
-        self.kept = [*(old for old in self.kept[-1:] if old.stamp[0] < snapshot.stamp[0]), snapshot]
+        self.snapshots = [*(old for old in self.snapshots[-1:] if old.stamp[0] < snapshot.stamp[0]), snapshot]
 
     def manifest(self) -> str:
         """What is here, for the others to read."""
         return json.dumps(
             [
-                [kept.stamp, [(*key, kept.pieces[key].size, key in kept.copies) for key in sorted(kept.pieces)]]
-                for kept in self.kept
+                [
+                    snapshot.stamp,
+                    [(*key, snapshot.pieces[key].size, key in snapshot.copies) for key in sorted(snapshot.pieces)],
+                ]
+                for snapshot in self.snapshots
             ]
         )
 
     def at(self, stamp: Stamp) -> Snapshot | None:
         """The snapshot with this stamp."""
-        return next((snapshot for snapshot in self.kept if snapshot.stamp == stamp), None)
+        return next((snapshot for snapshot in self.snapshots if snapshot.stamp == stamp), None)
 
 
 @dataclass(frozen=True)
-class Choice:
+class CopyChoice:
     """What processes that come together go on from.
 
     Attributes:
@@ -94,7 +97,7 @@ class Choice:
         return "mirror" if self.mirrored else "memory" if self.local else "peers"
 
 
-def taken(state: Any, stamp: Stamp) -> Snapshot:
+def take_snapshot(state: Any, stamp: Stamp) -> Snapshot:
     """A copy of what this process's devices hold of `state`, each piece once. Waits for the devices."""
     pieces: dict[Key, np.ndarray] = {}
     for number, leaf in enumerate(jax.tree.leaves(state)):
@@ -105,7 +108,7 @@ def taken(state: Any, stamp: Stamp) -> Snapshot:
     return Snapshot(stamp, pieces)
 
 
-def alone(shapes: Any) -> dict[int, dict[Key, tuple[int, ...]]]:
+def sole_pieces(shapes: Any) -> dict[int, dict[Key, tuple[int, ...]]]:
     """By process, the pieces that it alone holds: what dies with it, and what is mirrored."""
     found: dict[int, dict[Key, tuple[int, ...]]] = {}
     for key, (shape, owners) in _owners(shapes).items():
@@ -117,7 +120,7 @@ def alone(shapes: Any) -> dict[int, dict[Key, tuple[int, ...]]]:
 def mirror_bytes(shapes: Any) -> int:
     """Bytes that the busiest process sends to its neighbour, and that one keeps, at each copy."""
     kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-    sizes = [sum(_nbytes(shape, kinds[key[0]]) for key, shape in own.items()) for own in alone(shapes).values()]
+    sizes = [sum(_nbytes(shape, kinds[key[0]]) for key, shape in own.items()) for own in sole_pieces(shapes).values()]
     return max(sizes, default=0)
 
 
@@ -145,7 +148,7 @@ class Mirror:
 
     def __init__(self, shapes: Any, mesh: Mesh) -> None:
         self.kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-        self.alone = alone(shapes)
+        self.alone = sole_pieces(shapes)
         self.ring = _one_each(mesh)
         self.size = -(-mirror_bytes(shapes) // 4)
         count = self.ring.size
@@ -171,7 +174,7 @@ class Mirror:
         return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept))
 
 
-def chosen(manifests: Sequence[str], shapes: Any) -> Choice | None:
+def choose_copy(manifests: Sequence[str], shapes: Any) -> CopyChoice | None:
     """The newest copy that is whole between processes with these manifests; None if there is none.
 
     A pure function of its arguments: all processes choose alike.
@@ -196,11 +199,11 @@ def chosen(manifests: Sequence[str], shapes: Any) -> Choice | None:
         if volumes[stamp] == whole:
             found = {key: tuple(processes) for key, processes in holders[stamp].items()}
             local = all(len(processes) == len(manifests) for processes in found.values())
-            return Choice(stamp, found, local, mirrored=found.keys() != originals.get(stamp, set()))
+            return CopyChoice(stamp, found, local, mirrored=found.keys() != originals.get(stamp, set()))
     return None
 
 
-def placed(choice: Choice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any:
+def restore_copy(choice: CopyChoice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any:
     """The state of `choice` on this mesh, split as `shapes` says. All processes of the mesh call it.
 
     Leaf after leaf becomes whole in the memory of the host, then the devices take their parts of it: a process needs
@@ -219,7 +222,7 @@ def placed(choice: Choice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any
 class _Gathering:
     """Makes leaves whole on every process, of the pieces that each has."""
 
-    def __init__(self, choice: Choice, own: Snapshot | None, mesh: Mesh) -> None:
+    def __init__(self, choice: CopyChoice, own: Snapshot | None, mesh: Mesh) -> None:
         self.choice, self.own = choice, own
         self.ring = _one_each(mesh)
         rows, whole = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))

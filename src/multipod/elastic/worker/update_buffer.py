@@ -13,7 +13,7 @@ KEPT_S = 3 * jsonl.FLUSH_S
 FEW = 4
 
 
-class Recent:
+class UpdateBuffer:
     """The updates that a process saw done in the last `KEPT_S`, and a `FEW` at least."""
 
     def __init__(self) -> None:
@@ -25,19 +25,19 @@ class Recent:
         while len(self._seen) > FEW and now_s - self._seen[0][0] > KEPT_S:
             self._seen.popleft()
 
-    def told(self, all_of_them: bool) -> list[dict[str, Any]]:
+    def last_updates(self, all_of_them: bool) -> list[dict[str, Any]]:
         """As plain values: all, or the last `FEW`, in which one process may be ahead of another."""
         events = [asdict(event) for _, event in self._seen]
         return events if all_of_them else events[-FEW:]
 
 
-def heard(events: Iterable[dict[str, Any]]) -> dict[int, Updated]:
+def read_updates(events: Iterable[dict[str, Any]]) -> dict[int, Updated]:
     """What was told, by number, after it has been JSON, which has no NaN."""
     decoded = (jsonl.decode({"event": "updated", **event}) for event in events)
     return {event.update: event for event in decoded if isinstance(event, Updated)}
 
 
-def fill(metrics: Path, recent: dict[int, Updated], update: int) -> None:
+def append_missing(metrics: Path, recent: dict[int, Updated], update: int) -> None:
     """Adds to the file the updates up to this one that its last writer did not get to write."""
     if not metrics.exists():
         return

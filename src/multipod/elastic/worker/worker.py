@@ -14,17 +14,17 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from multipod.elastic.heartbeat import Heartbeat
-from multipod.elastic.worker.jax_world import Connection, join, leave
-from multipod.elastic.world import World, go_from, world_from
+from multipod.elastic.worker.jax_world import WorldConnection, join, leave
+from multipod.elastic.world import World, read_go, read_world
 from multipod.errors import ClusterError, PeerLostError
 from multipod.runtime import Timeouts
-from multipod.train.hooks import Left
+from multipod.train.hooks import WorldLeft
 
 ESCAPE_S = 3.0
 T = TypeVar("T")
 
 
-class Member:
+class ElasticWorker:
     """What this rank knows of the worlds, and what it says of itself.
 
     Args:
@@ -41,7 +41,7 @@ class Member:
         self._go = -1
         beat.told = self._hear
 
-    def ready(self, identity: str) -> None:
+    def report_ready(self, identity: str) -> None:
         """Says that this process waits for a world, and what it would train there."""
         self.beat.note(identity=identity)
 
@@ -70,30 +70,30 @@ class Member:
           Left: the world broke before.
         """
         with self._news:
-            self._news.wait_for(lambda: self._go >= world.generation or self.broken(world))
-        self.look(world)
+            self._news.wait_for(lambda: self._go >= world.generation or self.is_broken(world))
+        self.check(world)
 
-    def broken(self, world: World) -> bool:
+    def is_broken(self, world: World) -> bool:
         """Whether `world` is over, and its last update with it."""
         latest = self._after(world.generation)
         return latest is not None and not latest.planned
 
-    def ending(self, world: World) -> bool:
+    def is_ending(self, world: World) -> bool:
         """Whether `world` is to be left after an update, by all at the same."""
         latest = self._after(world.generation)
         return latest is not None and latest.planned
 
-    def look(self, world: World) -> None:
-        """Raises `Left` if `world` is broken."""
-        if self.broken(world):
-            raise Left(f"world {world.generation}")
+    def check(self, world: World) -> None:
+        """Raises `WorldLeft` if `world` is broken."""
+        if self.is_broken(world):
+            raise WorldLeft(f"world {world.generation}")
 
     def _after(self, generation: int) -> World | None:
         latest = self._world
         return latest if latest is not None and latest.generation > generation else None
 
     def _hear(self, line: str) -> None:
-        world, go = world_from(line), go_from(line)
+        world, go = read_world(line), read_go(line)
         with self._news:
             if go >= 0:
                 self._go = go
@@ -104,10 +104,10 @@ class Member:
             self._news.notify_all()
 
 
-def live_through(member: Member, train_in: Callable[[Connection], T]) -> T:
+def run_worlds(member: ElasticWorker, train_in: Callable[[WorldConnection], T]) -> T:
     """Calls `train_in` in one world after the other, until it returns; that is the result.
 
-    `train_in` raises `Left` where the world is to be left after an update; whatever it raises in a world that is
+    `train_in` raises `WorldLeft` where the world is to be left after an update; whatever it raises in a world that is
     broken is part of the break.
 
     Raises:
@@ -124,7 +124,7 @@ def live_through(member: Member, train_in: Callable[[Connection], T]) -> T:
         ended = attempt.run()
         if ended and attempt.error is None:
             return attempt.result  # type: ignore[return-value]
-        if ended and attempt.error is not None and not isinstance(attempt.error, Left):
+        if ended and attempt.error is not None and not isinstance(attempt.error, WorldLeft):
             _told_broken(member, world, attempt.error)
         attempt.error = None  # its frames hold arrays
         leave(attempt.connection if ended else None)
@@ -136,9 +136,9 @@ def live_through(member: Member, train_in: Callable[[Connection], T]) -> T:
 class _Attempt(Generic[T]):
     """One world's thread."""
 
-    def __init__(self, member: Member, world: World, train_in: Callable[[Connection], T]) -> None:
+    def __init__(self, member: ElasticWorker, world: World, train_in: Callable[[WorldConnection], T]) -> None:
         self.member, self.world, self.train_in = member, world, train_in
-        self.connection: Connection | None = None
+        self.connection: WorldConnection | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
 
@@ -148,7 +148,7 @@ class _Attempt(Generic[T]):
         thread.start()
         while thread.is_alive():
             thread.join(0.05)
-            if thread.is_alive() and self.member.broken(self.world):
+            if thread.is_alive() and self.member.is_broken(self.world):
                 return self._escape(thread)
         return True
 
@@ -165,15 +165,15 @@ class _Attempt(Generic[T]):
         try:
             self.member.wait_for_all(self.world)
             self.connection = join(self.world, self.member.rank, limits.service_s)
-            self.member.look(self.world)
+            self.member.check(self.world)
             self.result = self.train_in(self.connection)
         except BaseException as error:
             self.error = error
 
 
-def _told_broken(member: Member, world: World, error: BaseException) -> None:
+def _told_broken(member: ElasticWorker, world: World, error: BaseException) -> None:
     """Returns when the launcher knows that `world` is broken; raises `error` again where that was not the reason."""
-    if member.broken(world):
+    if member.is_broken(world):
         return
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
     lost = isinstance(error, jax.errors.JaxRuntimeError | PeerLostError)
@@ -187,7 +187,7 @@ def _told_broken(member: Member, world: World, error: BaseException) -> None:
     print(f"world {world.generation}: {first}", file=sys.stderr, flush=True)
 
 
-def identity(recipe_text: str, versions: dict[str, Any], data: dict[str, str]) -> str:
+def identity_of(recipe_text: str, versions: dict[str, Any], data: dict[str, str]) -> str:
     """What processes must have in common to train together, as one line of text a person can read."""
     import zlib
 

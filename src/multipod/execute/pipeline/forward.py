@@ -9,13 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from multipod.execute.pipeline.in_flight import at, first, in_turn, put, replaced
-from multipod.execute.pipeline.packing import Packing, Slots, packing
-from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.in_flight import drop_first_dim, read_at, replace_item, run_in_turn, write_at
+from multipod.execute.pipeline.packing import SlotPacking, Slots, assign_slots
+from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
 
 
-def go_forward(pipe: Pipe, functions: Sequence[Function], weights: tuple[Slots, ...], batches: Any) -> tuple[Any, Any]:
+def go_forward(
+    pipe: Pipe, functions: Sequence[PartFunction], weights: tuple[Slots, ...], batches: Any
+) -> tuple[Any, Any]:
     """(sums, each): what the last part says of all micro-batches; to be called inside `jax.jit`.
 
     functions: (weights, x, aux) to (y, extra) for each part of `pipe`; the last part's y is not used, and its extra is
@@ -28,7 +30,7 @@ def go_forward(pipe: Pipe, functions: Sequence[Function], weights: tuple[Slots, 
     held = jax.tree.map(lambda _: PartitionSpec(pipe.stage_axis), weights)
 
     def local(weights: tuple[Slots, ...], batches: Any) -> tuple[Any, Any]:
-        found = _Forward(pipe, functions, first(weights), batches).found()
+        found = _ForwardLoop(pipe, functions, drop_first_dim(weights), batches).found()
         sums, each = lax.psum(found, pipe.stage_axis)  # zero, but for the device of the last part
         sums = jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), sums)
         sums = lax.psum(sums, pipe.data_axes) if pipe.data_axes else sums
@@ -45,20 +47,20 @@ def go_forward(pipe: Pipe, functions: Sequence[Function], weights: tuple[Slots, 
     )(weights, batches)
 
 
-class _Forward:
+class _ForwardLoop:
     """The loop on one device: part n treats micro-batch j in tick n + j."""
 
-    def __init__(self, pipe: Pipe, functions: Sequence[Function], weights: tuple[Slots, ...], batches: Any) -> None:
+    def __init__(self, pipe: Pipe, functions: Sequence[PartFunction], weights: tuple[Slots, ...], batches: Any) -> None:
         self.pipe, self.functions, self.weights, self.batches = pipe, functions, weights, batches
         self.count = len(jax.tree.leaves(batches)[0])
         self.stage = lax.axis_index(pipe.stage_axis)
         made: list[Any] = []
         x: Any = ()
-        aux = jax.eval_shape(first, batches)
+        aux = jax.eval_shape(drop_first_dim, batches)
         for function, own in zip(functions, pipe.weights, strict=True):
             x, self.extra = jax.eval_shape(function, own, x, aux)
             made.append(x)
-        self.messages: Packing = packing(made[:-1])
+        self.messages: SlotPacking = assign_slots(made[:-1])
 
     def found(self) -> Any:
         """The last part's extra of each micro-batch, on its device; zeros on the others."""
@@ -74,7 +76,7 @@ class _Forward:
         turn = jnp.zeros((), jnp.int32)
         for c in range(chunks):
             j = t - (c * stages + self.stage)
-            carry, turn = in_turn((j >= 0) & (j < self.count), partial(self._pass, c, j), carry, turn)
+            carry, turn = run_in_turn((j >= 0) & (j < self.count), partial(self._pass, c, j), carry, turn)
         inbox, outbox, results = carry
         pairs = [(p, p + 1) for p in range(stages - 1)] + [(stages - 1, 0)] * (chunks > 1)
         came = jax.tree.map(lambda leaf: lax.ppermute(leaf, pipe.stage_axis, pairs), outbox)
@@ -86,7 +88,7 @@ class _Forward:
     def _pass(self, c: int, j: jax.Array, zero: jax.Array, carry: Any) -> Any:
         inbox, outbox, results = carry
         j = j + zero
-        aux = jax.tree.map(lambda leaf: at(j, leaf), self.batches)
+        aux = jax.tree.map(lambda leaf: read_at(j, leaf), self.batches)
 
         def branch(stage: int, own: Slots, arrived: Slots, aux: Any) -> Any:
             part = self.pipe.proof.schedule.part(stage, c)
@@ -102,9 +104,9 @@ class _Forward:
         here = self.stage == self.pipe.proof.schedule.stages - 1
         if c == self.pipe.proof.schedule.chunks - 1:
             results = jax.tree.map(
-                lambda kept, value: put(j, kept, jnp.where(here, value, at(j, kept))), results, extra
+                lambda kept, value: write_at(j, kept, jnp.where(here, value, read_at(j, kept))), results, extra
             )
-        return inbox, replaced(outbox, c, out), results
+        return inbox, replace_item(outbox, c, out), results
 
     def _nothing(self) -> Slots:
         return tuple(jnp.zeros(slot.shape, slot.dtype) for slot in self.messages.slots)

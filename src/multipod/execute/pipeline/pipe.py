@@ -18,22 +18,22 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from multipod.execute.pipeline.in_flight import (
-    Flight,
+    InFlight,
     PipeState,
-    at,
-    first,
-    in_turn,
-    put,
-    put_all,
-    replaced,
+    add_first_dim,
+    drop_first_dim,
+    make_zeros,
+    read_at,
+    replace_item,
+    run_if,
+    run_in_turn,
     specs_of,
-    when,
-    with_first,
-    zeros,
+    write_all_at,
+    write_at,
 )
 from multipod.execute.pipeline.packing import Slots
 from multipod.execute.pipeline.places import Places
-from multipod.execute.pipeline.tables import Pairs, steady_pairs
+from multipod.execute.pipeline.tables import StagePairs, steady_pairs
 
 
 class _Now(NamedTuple):
@@ -91,7 +91,7 @@ class Pipe(Places):
         Evaluate on a drained copy: the run itself then learns the same however often it is evaluated.
         """
         if not self.asynchronous:
-            return state, zeros(self.passes[-1].extra)
+            return state, make_zeros(self.passes[-1].extra)
         left = jnp.where(state.started > 0, self.tables.span - self.tables.stride, 0)
         return self._run(state, None, left, jnp.asarray(True), begins=False)
 
@@ -102,15 +102,15 @@ class Pipe(Places):
         split = jax.tree.map(lambda _: PartitionSpec(None, self.data_axes or None), batches)
 
         def local(state: PipeState, batches: Any, ticks: Any, on: jax.Array) -> tuple[PipeState, Any]:
-            weights = self._laid(self.packed, first(state.weights))
-            optimizer = self._laid(self.packed_states, first(state.optimizer))
-            flight = first(first(state.flight)) if self.asynchronous else self._empty(())
+            weights = self._laid(self.packed, drop_first_dim(state.weights))
+            optimizer = self._laid(self.packed_states, drop_first_dim(state.optimizer))
+            flight = drop_first_dim(drop_first_dim(state.flight)) if self.asynchronous else self._empty(())
             flight = flight._replace(gradients=self._laid(self.packed, flight.gradients))
             if self.asynchronous:
-                flight = flight._replace(sums=zeros(self.passes[-1].extra))
+                flight = flight._replace(sums=make_zeros(self.passes[-1].extra))
             if begins:
                 place = state.started % self.tables.batches
-                held = jax.tree.map(partial(put, place), flight.batches, batches)
+                held = jax.tree.map(partial(write_at, place), flight.batches, batches)
                 flight = flight._replace(batches=held)
             if flight.stash:  # version 0 is the one that the pipe begins with
                 fresh = state.started == 0
@@ -129,9 +129,9 @@ class Pipe(Places):
                 empties = jnp.asarray(True)
             zero = jnp.zeros((), jnp.int32)
             new = PipeState(
-                with_first(weights),
-                with_first(optimizer),
-                with_first(with_first(flight)) if self.asynchronous else (),
+                add_first_dim(weights),
+                add_first_dim(optimizer),
+                add_first_dim(add_first_dim(flight)) if self.asynchronous else (),
                 jnp.where(empties, zero, state.tick + ticks),
                 jnp.where(empties, zero, started),
                 state.updates + begins,
@@ -189,31 +189,31 @@ class Pipe(Places):
         for c in self._chunks:
             if backward:
                 found = self._entry(self.tables.backward[c], t, now)
-                carry, turn = in_turn(found[0], partial(self._backward, c, found, now), carry, turn)
+                carry, turn = run_in_turn(found[0], partial(self._backward, c, found, now), carry, turn)
         for c in self._chunks:
             if forward:
                 found = self._entry(self.tables.forward[c], t, now)
-                carry, turn = in_turn(found[0], partial(self._forward, c, found, now), carry, turn)
+                carry, turn = run_in_turn(found[0], partial(self._forward, c, found, now), carry, turn)
         return carry, turn
 
     def _forward(self, c: int, found: Any, now: _Now, zero: jax.Array, carry: Any) -> Any:
         weights, optimizer, flight = carry
         k, j, m = (number + zero for number in found[1:])
-        aux = jax.tree.map(lambda b: at(j, at(k % self.tables.batches, b)), flight.batches)
-        arrived = tuple(at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[0][c])
+        aux = jax.tree.map(lambda b: read_at(j, read_at(k % self.tables.batches, b)), flight.batches)
+        arrived = tuple(read_at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[0][c])
 
         def branch(n: int, own: Slots, arrived: Slots, aux: Any) -> Any:
             part = self._part(c, n)
             x = self.messages.unpack(part - 1, arrived) if part else ()
             y, extra, saved = self.passes[part].forward(self.packed[c].unpack(n, own), x, aux)
             last = part == len(self.parts) - 1
-            out = zeros(self.messages.slots) if last else self.messages.pack(part, y)
-            return out, extra if last else zeros(self.passes[-1].extra), self.packed_saved[c].pack(n, saved)
+            out = make_zeros(self.messages.slots) if last else self.messages.pack(part, y)
+            return out, extra if last else make_zeros(self.passes[-1].extra), self.packed_saved[c].pack(n, saved)
 
         out, extra, saved = self.switch(c, now.stage, branch, weights[c], arrived, aux)
-        kept = tuple(put(m % ring.shape[0], ring, leaf) for ring, leaf in zip(flight.saved[c], saved, strict=True))
+        kept = tuple(write_at(m % ring.shape[0], ring, leaf) for ring, leaf in zip(flight.saved[c], saved, strict=True))
         flight = flight._replace(
-            saved=replaced(flight.saved, c, kept),
+            saved=replace_item(flight.saved, c, kept),
             outbox=(out, flight.outbox[1]),
             sums=jax.tree.map(jnp.add, flight.sums, extra),
         )
@@ -223,8 +223,8 @@ class Pipe(Places):
         weights, optimizer, flight = carry
         k, j, m = (number + zero for number in found[1:])
         used = self._backward_weights(c, weights[c], optimizer[c], flight, k, j, now)
-        saved = tuple(at(m % ring.shape[0] + zero, ring) for ring in flight.saved[c])
-        arrived = tuple(at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[1][c])
+        saved = tuple(read_at(m % ring.shape[0] + zero, ring) for ring in flight.saved[c])
+        arrived = tuple(read_at(m % slot.shape[0] + zero, slot) for slot in flight.inbox[1][c])
 
         def branch(n: int, used: Slots, saved: Slots, arrived: Slots) -> Any:
             part = self._part(c, n)
@@ -232,19 +232,21 @@ class Pipe(Places):
             dy = jnp.ones((), self.passes[part].y.dtype) if last else self.messages.unpack(part, arrived)
             mine = self.packed_saved[c].unpack(n, saved)
             own, dx = self.passes[part].backward(self.packed[c].unpack(n, used), mine, dy)
-            return self.packed[c].pack(n, own), self.messages.pack(part - 1, dx) if part else zeros(self.messages.slots)
+            return self.packed[c].pack(n, own), self.messages.pack(part - 1, dx) if part else make_zeros(
+                self.messages.slots
+            )
 
         own, out = self.switch(c, now.stage, branch, used, saved, arrived)
-        gradients = replaced(flight.gradients, c, jax.tree.map(jnp.add, flight.gradients[c], own))
+        gradients = replace_item(flight.gradients, c, jax.tree.map(jnp.add, flight.gradients[c], own))
         return weights, optimizer, flight._replace(gradients=gradients, outbox=(flight.outbox[0], out))
 
     def _backward_weights(
-        self, c: int, weights: Slots, optimizer: Slots, flight: Flight, k: jax.Array, j: jax.Array, now: _Now
+        self, c: int, weights: Slots, optimizer: Slots, flight: InFlight, k: jax.Array, j: jax.Array, now: _Now
     ) -> Slots:
         if flight.stash:
             delay = jnp.asarray(self.tables.delays)[now.stage, j] * (now.on > 0)
             version = jnp.maximum(k - delay, 0)
-            return tuple(at(version % slot.shape[0], slot) for slot in flight.stash)
+            return tuple(read_at(version % slot.shape[0], slot) for slot in flight.stash)
         if all(part.backward_weights is None for part in self.parts):
             return weights
 
@@ -267,10 +269,12 @@ class Pipe(Places):
             gradients = self.summed(flight.gradients)
             new, state = self._updated(0, weights[0], optimizer[0], gradients[0], now.stage)
             zeros = jax.tree.map(jnp.zeros_like, flight.gradients)
-            stash = tuple(put((k + 1) % s.shape[0], s, w) for s, w in zip(flight.stash, new, strict=bool(flight.stash)))
+            stash = tuple(
+                write_at((k + 1) % s.shape[0], s, w) for s, w in zip(flight.stash, new, strict=bool(flight.stash))
+            )
             return (new,), (state,), flight._replace(gradients=zeros, stash=stash)
 
-        return in_turn((age >= 0) & (k >= 0) & (k < now.started), updated, carry, turn)[0]
+        return run_in_turn((age >= 0) & (k >= 0) & (k < now.started), updated, carry, turn)[0]
 
     def _updated(self, c: int, weights: Slots, optimizer: Slots, gradients: Slots, stage: jax.Array) -> Any:
         def branch(n: int, weights: Slots, optimizer: Slots, gradients: Slots) -> Any:
@@ -282,7 +286,7 @@ class Pipe(Places):
 
         return self.switch(c, stage, branch, weights, optimizer, gradients, by=self._optimizer_kinds)
 
-    def _sent(self, carry: Any, t: jax.Array, now: _Now, forward: Pairs, backward: Pairs) -> Any:
+    def _sent(self, carry: Any, t: jax.Array, now: _Now, forward: StagePairs, backward: StagePairs) -> Any:
         weights, optimizer, flight = carry
         inbox = list(flight.inbox)
         for way, pairs in enumerate((forward, backward)):
@@ -294,6 +298,6 @@ class Pipe(Places):
                 continue
             for c in self._chunks:
                 valid, _, _, m = self._entry(self.tables.arrivals[way][c], t, now)
-                put = partial(put_all, m, came)
-                inbox[way] = replaced(inbox[way], c, when(valid, put, inbox[way][c]))
+                put = partial(write_all_at, m, came)
+                inbox[way] = replace_item(inbox[way], c, run_if(valid, put, inbox[way][c]))
         return weights, optimizer, flight._replace(inbox=tuple(inbox))

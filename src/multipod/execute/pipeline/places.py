@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
-from multipod.execute.pipeline.delays import Part
-from multipod.execute.pipeline.in_flight import Flight, PipeState, inside, leaf_number, specs_of, zeros
-from multipod.execute.pipeline.packing import Packing, Slots, packing
-from multipod.execute.pipeline.passes import Passes, passes
-from multipod.execute.pipeline.tables import Tables, tables
+from multipod.execute.pipeline.delays import PipelinePart
+from multipod.execute.pipeline.in_flight import InFlight, PipeState, find_leaf, make_zeros, specs_of, trace_inside
+from multipod.execute.pipeline.packing import SlotPacking, Slots, assign_slots
+from multipod.execute.pipeline.passes import TracedPasses, trace_passes
+from multipod.execute.pipeline.tables import TickTables, build_tables
 from multipod.pipelines.check import Proof
 
 Tied = tuple[tuple[tuple[int, str], ...], ...]
@@ -45,7 +45,7 @@ class Places:
     """
 
     proof: Proof
-    parts: Sequence[Part]
+    parts: Sequence[PipelinePart]
     weights: Sequence[Any]
     aux: Any
     mesh: Mesh | AbstractMesh
@@ -73,9 +73,9 @@ class Places:
     # What is where.
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> TickTables:
         """The schedule, as the loop reads it."""
-        return tables(self.proof)
+        return build_tables(self.proof)
 
     @property
     def asynchronous(self) -> bool:
@@ -83,42 +83,42 @@ class Places:
         return not self.proof.schedule.synchronous
 
     @cached_property
-    def passes(self) -> tuple[Passes, ...]:
+    def passes(self) -> tuple[TracedPasses, ...]:
         """The two passes of each part; parts of one kind share theirs."""
-        return tuple(inside(self.mesh, (self.stage_axis, *self.data_axes), self._passes))
+        return tuple(trace_inside(self.mesh, (self.stage_axis, *self.data_axes), self._passes))
 
-    def _passes(self) -> list[Passes]:
-        found: list[Passes] = []
-        known: dict[Hashable, Passes] = {}
+    def _passes(self) -> list[TracedPasses]:
+        found: list[TracedPasses] = []
+        known: dict[Hashable, TracedPasses] = {}
         x: Any = ()
         for n, (part, weights) in enumerate(zip(self.parts, self.weights, strict=True)):
             key = n if part.kind is None else ("kind", part.kind)
             if key not in known:
-                known[key] = passes(part.function, weights, x, self.aux)
+                known[key] = trace_passes(part.function, weights, x, self.aux)
             found.append(known[key])
             x = found[-1].y
         return found
 
     @cached_property
-    def messages(self) -> Packing:
+    def messages(self) -> SlotPacking:
         """What part n sends to part n + 1, and gets back as a gradient."""
-        return packing([p.y for p in self.passes[:-1]])
+        return assign_slots([p.y for p in self.passes[:-1]])
 
     @cached_property
-    def packed(self) -> tuple[Packing, ...]:
+    def packed(self) -> tuple[SlotPacking, ...]:
         """For each chunk, the stages' weights."""
-        return tuple(packing(self._of_chunk(self.weights, c), self._splits_of(0, c)) for c in self._chunks)
+        return tuple(assign_slots(self._of_chunk(self.weights, c), self._splits_of(0, c)) for c in self._chunks)
 
     @cached_property
-    def packed_states(self) -> tuple[Packing, ...]:
+    def packed_states(self) -> tuple[SlotPacking, ...]:
         """For each chunk, the states of the stages' optimizers."""
         states = [jax.eval_shape(p.optimizer.init, w) for p, w in zip(self.parts, self.weights, strict=True)]
-        return tuple(packing(self._of_chunk(states, c), self._splits_of(1, c)) for c in self._chunks)
+        return tuple(assign_slots(self._of_chunk(states, c), self._splits_of(1, c)) for c in self._chunks)
 
     @cached_property
-    def packed_saved(self) -> tuple[Packing, ...]:
+    def packed_saved(self) -> tuple[SlotPacking, ...]:
         """For each chunk, what the stages' forward passes keep of a micro-batch."""
-        return tuple(packing(self._of_chunk([p.saved for p in self.passes], c)) for c in self._chunks)
+        return tuple(assign_slots(self._of_chunk([p.saved for p in self.passes], c)) for c in self._chunks)
 
     def unpack(self, weights: tuple[Slots, ...]) -> list[Any]:
         """Each part's weights out of a state's; inside `jax.jit` for arrays of other processes."""
@@ -128,7 +128,7 @@ class Places:
         """The same of the states of the parts' optimizers."""
         return self._unpacked(self.packed_states, states)
 
-    def _unpacked(self, packings: tuple[Packing, ...], chunks: tuple[Slots, ...]) -> list[Any]:
+    def _unpacked(self, packings: tuple[SlotPacking, ...], chunks: tuple[Slots, ...]) -> list[Any]:
         stages = self.proof.schedule.stages
         return [
             packings[n // stages].unpack(n % stages, [slot[n % stages] for slot in chunks[n // stages]])
@@ -139,7 +139,7 @@ class Places:
         """Where each array of a state lies."""
         specs = specs_of(state, self.stage_axis, self.data_axes)
 
-        def behind(packings: tuple[Packing, ...]) -> Any:
+        def behind(packings: tuple[SlotPacking, ...]) -> Any:
             return tuple(tuple(PartitionSpec(self.stage_axis, *split) for split in p.splits) for p in packings)
 
         specs = specs._replace(weights=behind(self.packed), optimizer=behind(self.packed_states))
@@ -167,7 +167,7 @@ class Places:
             places = []
             for part, name in group:
                 c, p = divmod(part, self.proof.schedule.stages)
-                places.append((c, p, self.packed[c].places[p][leaf_number(self.weights[part], name)]))
+                places.append((c, p, self.packed[c].places[p][find_leaf(self.weights[part], name)]))
             own = sum(jnp.where(stage == p, changed[c][slot], 0) for c, p, slot in places)
             total = lax.psum(own, self.stage_axis)
             for c, p, slot in places:
@@ -194,7 +194,7 @@ class Places:
     def _splits_of(self, which: int, c: int) -> list[Any] | None:
         return self._of_chunk(self.splits[which], c) if self.splits else None
 
-    def _laid(self, packings: tuple[Packing, ...], chunks: tuple[Slots, ...]) -> tuple[Slots, ...]:
+    def _laid(self, packings: tuple[SlotPacking, ...], chunks: tuple[Slots, ...]) -> tuple[Slots, ...]:
         """Inside `shard_map`: each chunk's slots, split over the other axes as they are kept."""
         if not self.splits:
             return chunks
@@ -237,7 +237,7 @@ class Places:
         which = jnp.asarray([distinct.index(kind) for kind in kinds], jnp.int32)[stage]
         return lax.switch(which, branches, *operands)
 
-    def _empty(self, lead: tuple[int, ...]) -> Flight:
+    def _empty(self, lead: tuple[int, ...]) -> InFlight:
         """A flight of nothing, with these first dims."""
         n = self.proof.schedule.micro_batches
         saved = []
@@ -245,22 +245,22 @@ class Places:
             own, keep = self.packed_saved[c], self.tables.keep[c]
             # A slot is as deep as the stages need that use it: what the head keeps is not kept by the first stage.
             deep = [max(keep[p] for p in own.users(slot)) for slot in range(len(own.slots))]
-            saved.append(tuple(zeros(shape, *lead, depth) for shape, depth in zip(own.slots, deep, strict=True)))
-        inbox = [tuple(zeros(self.messages.slots, *lead, deep) for deep in way) for way in self.tables.inbox]
+            saved.append(tuple(make_zeros(shape, *lead, depth) for shape, depth in zip(own.slots, deep, strict=True)))
+        inbox = [tuple(make_zeros(self.messages.slots, *lead, deep) for deep in way) for way in self.tables.inbox]
         stash: Slots = ()
         if self.proof.schedule.backward_weights == "stashed":
-            stash = zeros(self.packed[0].slots, *lead, int(self.tables.delays.max()) + 1)
-        return Flight(
-            tuple(zeros(self.packed[c].slots, *lead) for c in self._chunks),
+            stash = make_zeros(self.packed[0].slots, *lead, int(self.tables.delays.max()) + 1)
+        return InFlight(
+            tuple(make_zeros(self.packed[c].slots, *lead) for c in self._chunks),
             tuple(saved),
             (inbox[0], inbox[1]),
-            (zeros(self.messages.slots, *lead), zeros(self.messages.slots, *lead)),
-            zeros(self.passes[-1].extra, *lead),
-            zeros(self.aux, *lead, self.tables.batches, n),
+            (make_zeros(self.messages.slots, *lead), make_zeros(self.messages.slots, *lead)),
+            make_zeros(self.passes[-1].extra, *lead),
+            make_zeros(self.aux, *lead, self.tables.batches, n),
             stash,
         )
 
-    def _stacked(self, packings: tuple[Packing, ...], trees: Sequence[Any]) -> tuple[Slots, ...]:
+    def _stacked(self, packings: tuple[SlotPacking, ...], trees: Sequence[Any]) -> tuple[Slots, ...]:
         """Each chunk's slots, with a first dim of stages."""
         made = []
         for c in self._chunks:

@@ -1,7 +1,7 @@
-"""Walks the jaxpr of a function: what depends on constants alone is computed, the rest becomes operators."""
+"""Walks the jaxpr of a function: computes what depends on constants alone, makes operators of the rest."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from multipod.errors import ExportError
-from multipod.micro.graph import Graph, Op, Tensor, constant, without_dead
+from multipod.micro.graph import Graph, Op, Tensor, constant, substituted, without_dead
 
 Value = Tensor | np.ndarray
 """What a variable of the jaxpr stands for: an edge of the graph, or an array that is known already."""
@@ -19,6 +19,10 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
          "checkpoint": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
          "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "jaxpr"}  # fmt: skip
 """Primitives that only call a jaxpr, with the name of the parameter that holds it: they are entered."""
+
+UNCHANGED = {"stop_gradient", "copy", "copy_p", "reduce_precision", "optimization_barrier", "pvary", "name",
+             "sharding_constraint"}  # fmt: skip
+"""Primitives whose outputs are their inputs."""
 
 DTYPES = {"float32", "int32", "bool", "int8", "int16"}
 """Types of edges. Arrays of other types may only be constants."""
@@ -39,9 +43,11 @@ class Unroll:
 class Lowering:
     """A graph under construction, and what went wrong so far.
 
-    `problems` maps (where, what) to how often: everything that cannot be lowered is listed, not just the first.
+    `rules` are what each primitive becomes. `problems` maps (where, what) to how often: everything that cannot be
+    lowered is listed, not just the first.
     """
 
+    rules: Mapping[str, "PrimitiveRule"]
     unroll: Unroll = field(default_factory=Unroll)
     ops: list[Op] = field(default_factory=list)
     problems: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -86,15 +92,13 @@ class Lowering:
         return [read(atom) for atom in jaxpr.outvars]
 
     def closed(self, closed: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Like `run`, for a jaxpr with its constants."""
+        """Lowers a jaxpr that has its constants, and returns what its outputs stand for."""
         if isinstance(closed, ClosedJaxpr):
             return self.run(closed.jaxpr, [_array(const) for const in closed.consts], inputs)
         return self.run(closed, [], inputs)
 
     def equation(self, eqn: JaxprEqn, inputs: list[Value]) -> list[Value]:
         """Lowers one equation; what cannot be is noted, and stands as an edge that nothing makes."""
-        from multipod.micro.lowering.primitives import RULES
-
         name = eqn.primitive.name
         known = [value for value in inputs if not isinstance(value, Tensor)]
         if len(known) == len(inputs) and name not in CALLS and not eqn.effects:
@@ -102,10 +106,10 @@ class Lowering:
         if name in CALLS:
             return self.closed(eqn.params[CALLS[name]], inputs[-_arity(eqn.params[CALLS[name]]) :] if inputs else [])
         try:
-            if name not in RULES:
+            if name not in self.rules and name not in UNCHANGED:
                 raise CannotLowerError("has no TFLite form")
             _check_dtypes(eqn)
-            result = RULES[name](self, eqn, inputs)
+            result = inputs if name in UNCHANGED else self.rules[name](self, eqn, inputs)
             return result if isinstance(result, list) else [result]
         except CannotLowerError as problem:
             shapes = ", ".join(_aval_text(atom.aval) for atom in eqn.invars)
@@ -116,7 +120,7 @@ class Lowering:
 
     def graph(self, jaxpr: ClosedJaxpr, name: str) -> Graph:
         """A graph inside this one, such as the body of a loop; its problems are added to ours."""
-        inner = Lowering(self.unroll, problems=self.problems, source=self.source, names=self.names)
+        inner = Lowering(self.rules, self.unroll, problems=self.problems, source=self.source, names=self.names)
         avals: list[Any] = list(jaxpr.in_avals)
         inputs = [inner.fresh("arg", tuple(a.shape), edge_dtype(a.dtype)) for a in avals]
         outputs = [inner.output(value) for value in inner.closed(jaxpr, inputs)]
@@ -134,13 +138,19 @@ class Lowering:
         return self.emit("RESHAPE", [tensor, np.array(tensor.shape, np.int32)], tensor.shape)
 
 
-Rule = Callable[[Lowering, JaxprEqn, list[Value]], Value | list[Value]]
+PrimitiveRule = Callable[[Lowering, JaxprEqn, list[Value]], Value | list[Value]]
 """What a primitive becomes: gets its equation and the values of its inputs, returns those of its outputs."""
 
 
-def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll = Unroll()) -> Graph:
+def lower(
+    function: Callable[..., Any],
+    examples: Sequence[Any],
+    rules: Mapping[str, PrimitiveRule],
+    unroll: Unroll = Unroll(),
+) -> Graph:
     """The graph of `function` for inputs of the shapes and types of `examples` (arrays, or `jax.ShapeDtypeStruct`).
 
+    `rules` are what each primitive becomes (`operators.table.PRIMITIVES`).
     Constants that the function closes over become constants of the graph. Inputs and outputs may be pytrees:
     they are numbered as `jax.tree.leaves` does, and named by their path.
 
@@ -149,7 +159,7 @@ def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll 
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
     names = [_path(path, "input") for path, _ in jax.tree.leaves_with_path(tuple(examples))]
-    lowering = Lowering(unroll)
+    lowering = Lowering(rules, unroll)
     avals: list[Any] = list(closed.in_avals)
     inputs = [Tensor(name, tuple(aval.shape), edge_dtype(aval.dtype)) for name, aval in zip(names, avals, strict=True)]
     outputs = lowering.closed(closed, inputs)
@@ -161,10 +171,6 @@ def lower(function: Callable[..., Any], examples: Sequence[Any], unroll: Unroll 
 
 
 def _named(graph: Graph, names: Sequence[str]) -> Graph:
-    from dataclasses import replace
-
-    from multipod.micro.graph import substituted
-
     new = {tensor: replace(tensor, name=name) for tensor, name in zip(graph.outputs, names, strict=True)}
     return substituted(graph, new)
 

@@ -11,9 +11,8 @@ import optax
 
 from multipod.micro.evaluate import evaluate
 from multipod.micro.graph import Graph, Tensor
-from multipod.micro.quantising import kernels
+from multipod.micro.operators.table import weights_of
 from multipod.micro.quantising.quantise import Quantised
-from multipod.micro.rules import weight_place
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,11 @@ def fine_tuned(
 
 def _learnt(graph: Graph) -> list[Tensor]:
     """The weights and biases of a graph."""
-    found = []
+    learnt: list[Tensor] = []
     for op in graph.ops:
-        if op.kind in kernels.WEIGHTED:
-            found += [op.input(place) for place in weight_place(op)[1:]]
-    return [tensor for tensor in dict.fromkeys(found) if tensor.constant]
+        if kernel := weights_of(op):
+            learnt += [op.input(kernel.weights), op.input(kernel.bias)]
+    return [tensor for tensor in dict.fromkeys(learnt) if tensor.constant]
 
 
 def _outputs(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from multipod.errors import ExportError
 from multipod.micro.graph import Graph, Op, Quant, Tensor, inner_graphs, shape_text
+from multipod.micro.operators.table import weights_of
 from multipod.micro.quantising import kernels
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.ranges import Seen, grid, span
@@ -18,19 +19,19 @@ def refuse_unknown(graph: Graph, options: Quantisation) -> None:
     Raises:
       ExportError: lists all of them, with the user's lines.
     """
-    able = kernels.known(options.activations) | {"CAST"} | set(options.keep_float)
-    wrong = []
+    wrong: list[str] = []
+    unknown = {op for op in graph.ops if not (is_float(op, options) or kernels.is_known(op, options.activations))}
     for op in graph.ops:
         if inner_graphs(op) and op.kind != "TABLE":
             wrong.append(
                 f"{op.source}: {op.kind}, a loop or branch; unroll it (export(..., unroll=1000)) or keep it in float32"
             )
-        elif op.kind not in able and any(t.dtype == "float32" for t in (*op.tensors_in, *op.outputs)):
+        elif op in unknown and any(t.dtype == "float32" for t in (*op.tensors_in, *op.outputs)):
             wrong.append(f"{op.source}: {op.kind}({shape_text(op.inputs)})")
-        elif op.kind in kernels.WEIGHTED and op.kind == "TRANSPOSE_CONV" and options.weights == "int4":
-            wrong.append(f"{op.source}: TRANSPOSE_CONV with int4 weights")
+        elif (kernel := weights_of(op)) and not kernel.int4 and options.weights == "int4":
+            wrong.append(f"{op.source}: {op.kind} with int4 weights")
     if wrong:
-        kinds = sorted({op.kind for op in graph.ops if op.kind not in able})
+        kinds = sorted({op.kind for op in unknown})
         raise ExportError(
             f"quantisation: {options.activations} has no kernel for\n  " + "\n  ".join(dict.fromkeys(wrong)) + "\n"
             f"Keep them in float32 with keep_float={tuple(kinds)!r}, or write them otherwise."
@@ -53,11 +54,11 @@ def with_requantised(graph: Graph, options: Quantisation) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         moving = [t for t in op.tensors_in if in_float(t) and not t.constant]
-        if op.kind in kernels.SAME and len(set(moving)) > 1:
+        if kernels.shares_scale(op) and len(set(moving)) > 1:
             swaps = {}
             for tensor in dict.fromkeys(moving):
                 maker = _origin(makers, tensor)
-                if maker is not None and maker.kind in kernels.FIXED:
+                if maker is not None and kernels.fixed_grid(maker, options.activations):
                     swaps[tensor] = Tensor(tensor.name + "_requantised", tensor.shape)
                     ops.append(Op("QUANTIZE", (tensor,), (swaps[tensor],), {}, op.source))
             op = replace(op, inputs=tuple(swaps.get(t, t) if t is not None else None for t in op.inputs))
@@ -68,7 +69,7 @@ def with_requantised(graph: Graph, options: Quantisation) -> Graph:
 def _origin(makers: Mapping[Tensor, Op], tensor: Tensor) -> Op | None:
     """The operator that gave a tensor its scale, through those that only move numbers."""
     op = makers.get(tensor)
-    while op is not None and op.kind in kernels.SAME:
+    while op is not None and kernels.shares_scale(op):
         moving = {t for t in op.tensors_in if in_float(t) and not t.constant}
         if len(moving) != 1:
             return None
@@ -100,15 +101,15 @@ def grids(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> d
             continue
         data = _data(op)
         for tensor in data:
-            if tensor.constant and op.kind not in kernels.CLIPPED:
+            if tensor.constant and not kernels.clips(op):
                 spans[tensor] = float(tensor.values.min()), float(tensor.values.max())
-        if op.kind in kernels.SAME:
+        if kernels.shares_scale(op):
             for tensor in data:
                 groups.join(op.output, tensor)
     for op in graph.ops:
-        if op.kind in kernels.FIXED and not is_float(op, options):
-            scale, zero = kernels.FIXED[op.kind][options.activations]
-            fixed[groups.root(op.output)] = Quant((scale,), zero)
+        fixed_grid = None if is_float(op, options) else kernels.fixed_grid(op, options.activations)
+        if fixed_grid:
+            fixed[groups.root(op.output)] = Quant((fixed_grid[0],), fixed_grid[1])
     for tensor, one in seen.items():
         spans[tensor] = span(one, options)
     merged: dict[Tensor, tuple[float, float]] = {}
@@ -125,9 +126,8 @@ def grids(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> d
 
 def _data(op: Op) -> list[Tensor]:
     """The float inputs of an operator that are data: not weights and biases."""
-    if op.kind in kernels.WEIGHTED:
-        place = 2 if op.kind == "TRANSPOSE_CONV" else 0
-        return [op.input(place)]
+    if kernel := weights_of(op):
+        return [op.input(kernel.data)]
     return [tensor for tensor in op.tensors_in if in_float(tensor)]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from multipod.micro.evaluate import Hook, evaluate
 from multipod.micro.graph import Graph, Op, Quant, Tensor, sorted_ops
-from multipod.micro.quantising import kernels
+from multipod.micro.operators.operator import Weighted
+from multipod.micro.operators.table import weights_of
 from multipod.micro.quantising.grids import (
     grids,
     in_float,
@@ -24,7 +25,6 @@ from multipod.micro.quantising.grids import (
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.ranges import Seen, calibrate, chunks, float_tensors, traced_values
 from multipod.micro.quantising.tables import prepared, table_ops
-from multipod.micro.rules import channel_axis, weight_place
 
 BIAS_LIMIT = 2**30
 """Stored biases stay below this, so that sums in int32 have room."""
@@ -57,18 +57,14 @@ class Quantised:
 
     def rounding(self) -> Hook:
         """A hook for `evaluate` that rounds every activation and weight to its grid; gradients pass through it."""
-        weights = {
-            op.input(weight_place(op)[1]): op for op in self.graph.ops if op.kind in kernels.WEIGHTED
-            and not is_float(op, self.options)
-        }  # fmt: skip
+        weights = {op.input(kernel.weights): (op, kernel) for op, kernel in _weighted(self.graph, self.options)}
         low, high = self.options.limits
         limit = self.options.weight_limit
 
         def hook(tensor: Tensor, value: jax.Array) -> jax.Array:
             if tensor in weights:
-                op = weights[tensor]
-                axis = channel_axis(op)
-                others = tuple(d for d in range(value.ndim) if d != axis)
+                op, kernel = weights[tensor]
+                others = tuple(d for d in range(value.ndim) if d != kernel.channel_dim)
                 largest = jnp.abs(value).max(axis=others if per_channel(op, self.options) else None, keepdims=True)
                 scale = jax.lax.stop_gradient(jnp.maximum(largest, 1e-10) / limit)
                 return _passing(value, jnp.clip(jnp.round(value / scale), -limit, limit) * scale)
@@ -155,32 +151,38 @@ def bias_corrected(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisat
     """
     ops = []
     for op in graph.ops:
-        if op.kind in kernels.WEIGHTED and not is_float(op, options) and op.input(weight_place(op)[1]).constant:
-            op = _corrected(op, seen, options)
+        kernel = None if is_float(op, options) else weights_of(op)
+        if kernel and op.input(kernel.weights).constant:
+            op = _corrected(op, kernel, seen, options)
         ops.append(op)
     return replace(graph, ops=tuple(ops))
 
 
-def _corrected(op: Op, seen: Mapping[Tensor, Seen], options: Quantisation) -> Op:
-    place_x, place_w, place_b = weight_place(op)
-    x, weights, bias = op.input(place_x), op.input(place_w), op.input(place_b)
-    change = stored_weights(op, options)[1] - weights.values
+def _weighted(graph: Graph, options: Quantisation) -> list[tuple[Op, Weighted]]:
+    """The operators whose weights are quantised, and which inputs these are."""
+    kernels = [(op, weights_of(op)) for op in graph.ops if not is_float(op, options)]
+    return [(op, kernel) for op, kernel in kernels if kernel]
+
+
+def _corrected(op: Op, kernel: Weighted, seen: Mapping[Tensor, Seen], options: Quantisation) -> Op:
+    x, weights, bias = op.input(kernel.data), op.input(kernel.weights), op.input(kernel.bias)
+    change = stored_weights(op, kernel, options)[1] - weights.values
     inputs = list(op.inputs)
-    inputs[place_w] = replace(weights, data=change.astype(np.float32))
-    inputs[place_b] = replace(bias, data=np.zeros(bias.shape, np.float32))
+    inputs[kernel.weights] = replace(weights, data=change.astype(np.float32))
+    inputs[kernel.bias] = replace(bias, data=np.zeros(bias.shape, np.float32))
     alone = replace(op, inputs=tuple(inputs), options={**op.options, "fused_activation_function": "NONE"})
     graph = Graph((x,), op.outputs, (alone,))
     error = np.asarray(evaluate(graph, [seen[x].mean.astype(np.float32)])[op.output])
     shift = error.mean(axis=tuple(range(error.ndim - 1)))
     inputs = list(op.inputs)
-    inputs[place_b] = replace(bias, data=(bias.values - shift).astype(np.float32))
+    inputs[kernel.bias] = replace(bias, data=(bias.values - shift).astype(np.float32))
     return replace(op, inputs=tuple(inputs))
 
 
-def stored_weights(op: Op, options: Quantisation) -> tuple[np.ndarray, np.ndarray, Quant]:
+def stored_weights(op: Op, kernel: Weighted, options: Quantisation) -> tuple[np.ndarray, np.ndarray, Quant]:
     """The stored weights of an operator, the real numbers that they stand for, and their grid."""
-    weights, axis = op.input(weight_place(op)[1]).values, channel_axis(op)
-    quant = weight_grid(op, weights, axis, options)
+    weights = op.input(kernel.weights).values
+    quant = weight_grid(op, weights, kernel.channel_dim, options)
     scale = np.asarray(quant.scale, np.float32)
     wide = scale.reshape([-1 if d == quant.axis else 1 for d in range(weights.ndim)]) if quant.axis >= 0 else scale
     stored = np.clip(np.round(weights / wide), -options.weight_limit, options.weight_limit).astype(np.int8)
@@ -258,8 +260,8 @@ class _Integers:
             self.float_operator(op)
         elif op.kind == "TABLE":
             self.ops += table_ops(op, self.stored(op.input(0)), self.stored(op.output))
-        elif op.kind in kernels.WEIGHTED:
-            self.ops.append(self.weighted(op))
+        elif kernel := weights_of(op):
+            self.ops.append(self.weighted(op, kernel))
         else:
             options = dict(op.options)
             if op.kind in ("ADD", "SUB") and self.options.activations == "int16":
@@ -276,10 +278,9 @@ class _Integers:
                 self.floats[tensor] = made
                 self.ops.append(Op("QUANTIZE", (made,), (self.stored(tensor),)))
 
-    def weighted(self, op: Op) -> Op:
-        place_x, place_w, place_b = weight_place(op)
-        x, weights, bias = op.input(place_x), op.input(place_w), op.input(place_b)
-        stored, _, quant = stored_weights(op, self.options)
+    def weighted(self, op: Op, kernel: Weighted) -> Op:
+        x, weights, bias = op.input(kernel.data), op.input(kernel.weights), op.input(kernel.bias)
+        stored, _, quant = stored_weights(op, kernel, self.options)
         data_in = self.stored(x)
         assert data_in.quant is not None
         scale = np.asarray(quant.scale) * data_in.quant.scale[0]
@@ -288,8 +289,8 @@ class _Integers:
         whole = np.clip(np.round(real), -BIAS_LIMIT, BIAS_LIMIT).astype(wide)
         axis = 0 if len(quant.scale) > 1 else -1
         inputs = [None if t is None else t for t in op.inputs]
-        inputs[place_x] = data_in
-        inputs[place_w] = replace(weights, dtype=self.options.weights, data=stored, quant=quant)
+        inputs[kernel.data] = data_in
+        inputs[kernel.weights] = replace(weights, dtype=self.options.weights, data=stored, quant=quant)
         bias_quant = Quant(tuple(float(np.float32(s)) for s in scale), 0, axis)
-        inputs[place_b] = replace(bias, dtype=wide, data=whole, quant=bias_quant)
+        inputs[kernel.bias] = replace(bias, dtype=wide, data=whole, quant=bias_quant)
         return replace(op, inputs=tuple(inputs), outputs=(self.stored(op.output),))

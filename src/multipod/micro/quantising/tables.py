@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from multipod.micro.evaluate import run
-from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sorted_ops
+from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sorted_ops, substituted
 from multipod.micro.match import Const, Rule, new, node, rewritten
-from multipod.micro.quantising.kernels import JOINABLE, UNARY
+from multipod.micro.quantising.kernels import becomes_table, is_joinable
 
 
 def prepared(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
@@ -32,7 +32,7 @@ def prepared(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph
     graph = rewritten(graph, [rule for rule in rules if rule.pattern.kind not in keep_float])
     if activations == "int16":
         return graph
-    ops = [_table(op) if op.kind in UNARY and op.kind not in keep_float else op for op in graph.ops]
+    ops = [_table(op) if becomes_table(op) and op.kind not in keep_float else op for op in graph.ops]
     return _joined(replace(graph, ops=tuple(ops)))
 
 
@@ -61,7 +61,7 @@ def _table(op: Op) -> Op:
 def _moving(op: Op) -> Tensor | None:
     """The one input of a function of one number; None if it has more, or constants that are not numbers."""
     moving = {tensor for tensor in op.tensors_in if not tensor.constant}
-    if op.kind not in JOINABLE or len(moving) != 1 or any(t.values.size != 1 for t in op.tensors_in if t.constant):
+    if not is_joinable(op) or len(moving) != 1 or any(t.values.size != 1 for t in op.tensors_in if t.constant):
         return None
     (x,) = moving
     return x if x.dtype == "float32" and x.shape == op.output.shape else None
@@ -110,8 +110,6 @@ def table_ops(op: Op, x: Tensor, y: Tensor) -> list[Op]:
 def table_values(function: Graph, x: Quant, y: Quant) -> np.ndarray:
     """The stored result for each stored input from -128 to 127."""
     flat = {tensor: replace(tensor, shape=(256,)) for tensor in function.tensors if not tensor.constant}
-    from multipod.micro.graph import substituted
-
     real = (x.scale[0] * (np.arange(-128, 128) - x.zero_point)).astype(np.float32)
     (result,) = run(substituted(function, flat), real)
     finite = np.nan_to_num(result, nan=0.0, posinf=3e38, neginf=-3e38).astype(np.float64)

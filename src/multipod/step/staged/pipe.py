@@ -7,8 +7,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.errors import RecipeError
-from multipod.execute.pipeline.delays import Part
-from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.delays import PipelinePart
+from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
@@ -83,14 +83,18 @@ def pipe_of(
     return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
 
 
-def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionSpec]) -> tuple[list[Any], list[Any]]:
+def _split(
+    parts: list[PipelinePart], weights: list[Any], specs: Mapping[str, PartitionSpec]
+) -> tuple[list[Any], list[Any]]:
     """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
     of_weights = [{name: specs[name] for name in part} for part in weights]
     states = [jax.eval_shape(part.optimizer.init, shapes) for part, shapes in zip(parts, weights, strict=True)]
     return of_weights, [state_specs(*each) for each in zip(states, weights, of_weights, strict=True)]
 
 
-def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
+def evaluations(
+    recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None
+) -> list[PartFunction]:
     """The function of each of `parts` in evaluation, as `multipod.execute.pipeline.forward` takes them.
 
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
@@ -98,7 +102,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
     """
     scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
 
-    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> Function:
+    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> PartFunction:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
@@ -159,7 +163,7 @@ def _part(
     delay: float,
     techniques: PipeMare,
     lie: tuple[Mesh | AbstractMesh, Splits],
-) -> Part:
+) -> PipelinePart:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
@@ -171,8 +175,8 @@ def _part(
         return sums["loss"] / recipe.batch, sums
 
     if delay == 0:
-        return Part(function, optimizer)
-    return Part(
+        return PipelinePart(function, optimizer)
+    return PipelinePart(
         function,
         techniques.wrap(optimizer, delay),
         (lambda w, state, on: techniques.backward_weights(w, state, delay * on)) if techniques.decay else None,

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from multipod.data.feed import to_mesh
 from multipod.data.source import HostBatch
 from multipod.errors import LayoutError
-from multipod.execute.pipeline.in_flight import first, with_first
+from multipod.execute.pipeline.in_flight import add_first_dim, drop_first_dim
 from multipod.layout.mesh import batch_sharding, replicated
 from multipod.pytrees import Batch, Grads, Params, Shapes
 from multipod.recipe.recipe import Recipe
@@ -136,7 +136,7 @@ class StagedProgram:
     def sum_alone(self) -> Callable[[Grads], Grads]:
         """The gradient sum over the data axes as a program of its own, to be timed."""
         stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
-        summed = lambda gradients: with_first(self.placement.pipe.summed(first(gradients)))  # noqa: E731
+        summed = lambda gradients: add_first_dim(self.placement.pipe.summed(drop_first_dim(gradients)))  # noqa: E731
         return jax.jit(over_stages(summed, self.mesh, (stage,), stage))
 
     @cached_property

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from multipod.train.observers import text
-from multipod.train.observers.history import History
+from multipod.train.observers.history import RunHistory
 
 POINTS = 2000
 """No curve is drawn with more points than this."""
@@ -43,7 +43,7 @@ class Chart:
     wide: bool
 
 
-def draw(history: History) -> list[Chart]:
+def draw(history: RunHistory) -> list[Chart]:
     """A chart of each value, `loss` and `accuracy` first, and one of the step time; values in parts as heat maps.
 
     Values named NAME/PART, such as the load of every expert, `load/encoder/1/3`, share one map of that NAME.
@@ -65,7 +65,7 @@ def draw(history: History) -> list[Chart]:
         return [*charts, _time_chart(history)] if history.updates else charts
 
 
-def _value_chart(name: str, history: History, wide: bool) -> Chart:
+def _value_chart(name: str, history: RunHistory, wide: bool) -> Chart:
     """A value over the updates, in training and on the test examples."""
     train = _series([e for e in history.updates if name in e.values], lambda event: event.values[name])
     test = _series([e for e in history.evaluations if name in e.values], lambda event: event.values[name])
@@ -89,7 +89,7 @@ def _value_chart(name: str, history: History, wide: bool) -> Chart:
     return Chart(name, legend, _svg(figure, name), notes, wide)
 
 
-def _heat_map(name: str, parts: list[str], history: History) -> Chart:
+def _heat_map(name: str, parts: list[str], history: RunHistory) -> Chart:
     """A row for each part, a column for each of at most `COLUMNS` stretches of updates; the darker, the larger."""
     events = [event for event in history.updates if parts[0] in event.values]
     stretches = np.array_split(np.arange(len(events)), min(COLUMNS, len(events)))
@@ -107,7 +107,7 @@ def _heat_map(name: str, parts: list[str], history: History) -> Chart:
     return Chart(name, [("train", f"from {low:.3g} (clear) to {high:.3g}")], _svg(figure, name), [], wide=True)
 
 
-def _time_chart(history: History) -> Chart:
+def _time_chart(history: RunHistory) -> Chart:
     """Milliseconds of each update, and how many of them went by waiting for data."""
     timed = [event for event in history.timed if math.isfinite(event.step_s + event.data_s)]
     step = _series(timed, lambda event: 1000 * event.step_s)
@@ -137,7 +137,7 @@ def _series(events: Sequence[Any], value: Callable[[Any], float]) -> Points:
     return np.array([e.update for e in events], float), np.array([value(e) for e in events], float)
 
 
-def _axes(wide: bool, history: History) -> tuple[Figure, Axes]:
+def _axes(wide: bool, history: RunHistory) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(9.3 if wide else 4.5, 2.6), layout="constrained")
     figure.patch.set_visible(False)
     axes = figure.add_subplot()

@@ -9,6 +9,7 @@ import msgspec
 
 from multipod.errors import RunFolderError
 from multipod.train.events import (
+    BadUpdate,
     Compiled,
     Ended,
     Evaluated,
@@ -17,16 +18,15 @@ from multipod.train.events import (
     SaveFailed,
     Skipped,
     Started,
-    Troubled,
     Updated,
 )
-from multipod.train.goodput import Account
+from multipod.train.goodput import GoodputAccount
 from multipod.train.observers.jsonl import decode, read
 from multipod.train.run_folder import FORMAT
 
 
 @dataclass(frozen=True)
-class Device:
+class RunDevice:
     """One device of the mesh."""
 
     id: int
@@ -35,7 +35,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What `run.json` holds. Only `format` and `recipe` must be there: a page with gaps beats no page."""
 
     format: str
@@ -46,7 +46,7 @@ class Facts:
     mesh: dict[str, int] = field(default_factory=dict)
     chips: list[int] = field(default_factory=list)
     failed: list[list[int]] = field(default_factory=list)
-    devices: list[list[Device]] = field(default_factory=list)
+    devices: list[list[RunDevice]] = field(default_factory=list)
     processes: int = 1
     platform: str = ""
     host: str = ""
@@ -61,7 +61,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """The events of a run, over all its interruptions: each update once, as it was done last."""
 
     starts: list[Started]
@@ -70,10 +70,10 @@ class History:
     evaluations: list[Evaluated]
     ended: Ended | None
     skipped: list[Skipped] = field(default_factory=list)
-    troubled: list[Troubled] = field(default_factory=list)
+    troubled: list[BadUpdate] = field(default_factory=list)
     not_saved: list[SaveFailed] = field(default_factory=list)
     regrouped: list[Regrouped] = field(default_factory=list)
-    account: Account = field(default_factory=Account)
+    account: GoodputAccount = field(default_factory=GoodputAccount)
 
     @property
     def update(self) -> int:
@@ -134,7 +134,7 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(folder: Path) -> RunFacts:
     """The facts of `run.json`.
 
     Raises:
@@ -143,7 +143,7 @@ def read_facts(folder: Path) -> Facts:
     path = folder / "run.json"
     content = _read_text(path)
     try:
-        facts = msgspec.json.decode(content, type=Facts)
+        facts = msgspec.json.decode(content, type=RunFacts)
     except msgspec.DecodeError as error:
         raise RunFolderError(
             f"{path}: not the facts of a run ({error}). Copy the file again from where the run was made."
@@ -156,7 +156,7 @@ def read_facts(folder: Path) -> Facts:
     return facts
 
 
-def read_history(folder: Path) -> History:
+def read_history(folder: Path) -> RunHistory:
     """The events of `metrics.jsonl`.
 
     Raises:
@@ -164,7 +164,7 @@ def read_history(folder: Path) -> History:
     """
     path = folder / "metrics.jsonl"
     events: list[Event] = []
-    account = Account()
+    account = GoodputAccount()
     for place, record in enumerate(read(path), start=1):
         try:
             event = decode(record)
@@ -175,20 +175,20 @@ def read_history(folder: Path) -> History:
             ) from error
         if isinstance(event, Started):  # what was done after its checkpoint is done again; what ended goes on
             events = [e for e in events if getattr(e, "update", 0) <= event.update and not isinstance(e, Ended)]
-        if isinstance(event, Troubled):  # rolled back: the same
+        if isinstance(event, BadUpdate):  # rolled back: the same
             back_to = event.back_to
-            events = [e for e in events if isinstance(e, Troubled) or getattr(e, "update", 0) <= back_to]
+            events = [e for e in events if isinstance(e, BadUpdate) or getattr(e, "update", 0) <= back_to]
         if event is not None:
             events.append(event)
             account(event)
-    return History(
+    return RunHistory(
         starts=[e for e in events if isinstance(e, Started)],
         compiled=[e for e in events if isinstance(e, Compiled)],
         updates=[e for e in events if isinstance(e, Updated)],
         evaluations=[e for e in events if isinstance(e, Evaluated)],
         # An end before the last start was none: the run went on.
         ended=events[-1] if events and isinstance(events[-1], Ended) else None,
-        troubled=[e for e in events if isinstance(e, Troubled)],
+        troubled=[e for e in events if isinstance(e, BadUpdate)],
         not_saved=[e for e in events if isinstance(e, SaveFailed)],
         regrouped=[e for e in events if isinstance(e, Regrouped)],
         account=account,

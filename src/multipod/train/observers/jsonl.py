@@ -12,6 +12,7 @@ import msgspec
 
 from multipod.errors import RunFolderError
 from multipod.train.events import (
+    BadUpdate,
     Compiled,
     Ended,
     Evaluated,
@@ -21,7 +22,6 @@ from multipod.train.events import (
     SaveFailed,
     Skipped,
     Started,
-    Troubled,
     Updated,
 )
 
@@ -30,9 +30,18 @@ WAITING_BYTES = 64 << 20
 """Most bytes of lines that wait for a disk that refuses them."""
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind
-    for kind in (Started, Compiled, Updated, Evaluated, Skipped, Saved, SaveFailed, Troubled, Regrouped, Ended)
+    "started": Started,
+    "compiled": Compiled,
+    "updated": Updated,
+    "evaluated": Evaluated,
+    "skipped": Skipped,
+    "saved": Saved,
+    "savefailed": SaveFailed,
+    "troubled": BadUpdate,
+    "regrouped": Regrouped,
+    "ended": Ended,
 }
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 _FLOATS = {  # the fields in which null stands for NaN; elsewhere it is None
     kind: {field.name for field in fields(kind) if field.type in (float, dict[str, float])} for kind in _KINDS.values()
 }
@@ -87,7 +96,7 @@ class JsonLines:
 def encode(event: Event) -> bytes:
     """One line, with its newline."""
     # msgspec writes NaN and infinities as null, as a test of ours holds it to.
-    return msgspec.json.encode({"event": type(event).__name__.lower(), **vars(event)}) + b"\n"
+    return msgspec.json.encode({"event": _NAMES[type(event)], **vars(event)}) + b"\n"
 
 
 def decode(record: dict[str, Any]) -> Event | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multipod.train.events import (
+    BadUpdate,
     Compiled,
     Ended,
     Evaluated,
@@ -22,7 +23,6 @@ from multipod.train.events import (
     SaveFailed,
     Skipped,
     Started,
-    Troubled,
     Updated,
 )
 from multipod.train.observers import text
@@ -32,7 +32,7 @@ NAMED = 5
 
 
 @dataclass
-class Window:
+class UpdateWindow:
     """The updates since the last line, summed up. Times leave out updates whose own time says nothing."""
 
     updates: int = 0
@@ -73,12 +73,12 @@ class Window:
         return [f"data wait {self.data_s / self.step_s:.0%}".replace("%", " %")] if self.step_s > 0 else []
 
 
-class _Run:
+class _RunProgress:
     """What both observers follow: where the run is, how fast it goes, and the updates since the last line."""
 
     def __init__(self, clock: Callable[[], float]):
         self.clock = clock
-        self.window = Window()
+        self.window = UpdateWindow()
         self.updates = self.update = self.start = 0
         self.unit = "examples"
         self.skipped = 0
@@ -103,8 +103,8 @@ class _Run:
         more = "; those that follow are in metrics.jsonl" if self.skipped == NAMED else ""
         return text.skipped_text(event) + more
 
-    def take(self) -> Window:
-        window, self.window = self.window, Window()
+    def take(self) -> UpdateWindow:
+        window, self.window = self.window, UpdateWindow()
         return window
 
     def left(self) -> list[str]:
@@ -124,7 +124,7 @@ class PlainLines:
     def __init__(self, stream: TextIO, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         self._stream = stream
         self._every_s = every_s
-        self._run = _Run(clock)
+        self._run = _RunProgress(clock)
         self._shown = clock()
 
     def __call__(self, event: Event) -> None:
@@ -147,7 +147,7 @@ class PlainLines:
                 self._line(text.save_failed_text(event))
             case Regrouped():
                 self._line(text.regrouped_text(event))
-            case Troubled():
+            case BadUpdate():
                 self._line(text.troubled_text(event))
                 self._run.update = event.back_to
             case Evaluated():
@@ -184,7 +184,7 @@ class Bar:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, every_s: float = 0.5):
         self._console = console
         self._every_s = every_s
-        self._run = _Run(clock)
+        self._run = _RunProgress(clock)
         self._shown = -math.inf
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -221,7 +221,7 @@ class Bar:
                 self._print(text.save_failed_text(event), "bold red")
             case Regrouped():
                 self._print(text.regrouped_text(event), "bold yellow")
-            case Troubled():
+            case BadUpdate():
                 self._print(text.troubled_text(event), "bold red")
                 self._run.update = event.back_to
             case Evaluated():

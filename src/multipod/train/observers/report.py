@@ -11,7 +11,7 @@ import numpy as np
 
 from multipod.train.events import Ended
 from multipod.train.observers import charts, text
-from multipod.train.observers.history import Device, Facts, History, read_facts, read_history, read_recipe
+from multipod.train.observers.history import RunDevice, RunFacts, RunHistory, read_facts, read_history, read_recipe
 from multipod.train.observers.jsonl import replace_file
 
 LEFT_OUT = 20
@@ -63,7 +63,7 @@ def _template() -> jinja2.Template:
     return page.get_template("report.html.jinja")
 
 
-def _result(history: History) -> str:
+def _result(history: RunHistory) -> str:
     evaluation = history.evaluations[-1] if history.evaluations else None
     if evaluation is None:
         return f"{history.update:,} of {history.total:,} updates; not evaluated yet."
@@ -71,7 +71,7 @@ def _result(history: History) -> str:
     return f"Test {', '.join(parts)} after {evaluation.update:,} of {history.total:,} updates."
 
 
-def _tiles(history: History, facts: Facts) -> list[tuple[str, str, str]]:
+def _tiles(history: RunHistory, facts: RunFacts) -> list[tuple[str, str, str]]:
     """The few numbers to see first: name, value, remark."""
     ended = _ended(history, facts)
     tiles = []
@@ -99,7 +99,7 @@ def _data_remark(ended: Ended) -> str:
     return f"data wait {text.percent(ended.data_share)}" if math.isfinite(ended.data_share) else ""
 
 
-def _ended(history: History, facts: Facts) -> Ended:
+def _ended(history: RunHistory, facts: RunFacts) -> Ended:
     """The run's own summary, or what can be told without it; NaN where nothing can."""
     accuracy = history.evaluations[-1].values.get("accuracy") if history.evaluations else None
     if history.ended is not None:
@@ -123,7 +123,7 @@ def _ended(history: History, facts: Facts) -> Ended:
     )
 
 
-def _resume(history: History, folder: Path) -> str:
+def _resume(history: RunHistory, folder: Path) -> str:
     """The command that goes on with the run; empty if it is complete."""
     if history.state == "complete":
         return ""
@@ -132,7 +132,7 @@ def _resume(history: History, folder: Path) -> str:
     return f"multipod train --resume {shlex.quote(history.starts[-1].folder if history.starts else str(folder))}"
 
 
-def _planned(facts: Facts, ended: Ended) -> list[tuple[str, list[tuple[str, str]]]]:
+def _planned(facts: RunFacts, ended: Ended) -> list[tuple[str, list[tuple[str, str]]]]:
     """Predicted beside measured, where the run was laid out by a plan (`multipod train --layout`)."""
     step_s = facts.plan.get("step_s")
     if not isinstance(step_s, int | float) or not step_s > 0:
@@ -164,7 +164,7 @@ def _both(predicted_s: float, measured_s: float) -> str:
     return f"predicted {text.milliseconds(predicted_s)}, measured {text.milliseconds(measured_s)}"
 
 
-def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+def _sections(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
     """The facts as tables: heading, and rows of name and value; rows without a value are left out."""
     kinds = Counter(device.kind or facts.platform for row in facts.devices for device in row)
     run = [
@@ -200,7 +200,7 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(heading, rows) for heading, rows in filled if rows]
 
 
-def _availability(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
+def _availability(history: RunHistory) -> list[tuple[str, list[tuple[str, str]]]]:
     """Where the time went, over all interruptions; bad updates and saves that failed, the first of them."""
     ended, account = history.ended, history.account
     lost_s = ended.lost_s if ended is not None else account.lost_s
@@ -223,7 +223,7 @@ def _availability(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
     return [("Where the time went", rows)] if rows else []
 
 
-def _left_out(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
+def _left_out(history: RunHistory) -> list[tuple[str, list[tuple[str, str]]]]:
     """The examples that could not be read, the first of them by name."""
     rows = [(one.name, one.reason) for one in history.skipped[:LEFT_OUT]]
     if len(history.skipped) > LEFT_OUT:
@@ -235,7 +235,7 @@ def _left_out(history: History) -> list[tuple[str, list[tuple[str, str]]]]:
 class MeshDrawing:
     """Devices as squares of `cell` units, row by row, coloured by process; None where a chip has failed."""
 
-    rows: list[list[Device | None]]
+    rows: list[list[RunDevice | None]]
     cell: int
     width: int
     height: int
@@ -249,9 +249,9 @@ class MeshDrawing:
         return self.width > 400
 
 
-def _places(facts: Facts) -> list[list[Device | None]]:
+def _places(facts: RunFacts) -> list[list[RunDevice | None]]:
     """The devices where their chips are: with failed chips those of the mesh lie in one row, in the chips' order."""
-    rows: list[list[Device | None]] = [list(row) for row in facts.devices]
+    rows: list[list[RunDevice | None]] = [list(row) for row in facts.devices]
     live = [device for row in facts.devices for device in row]
     failed = {tuple(chip) for chip in facts.failed}
     if not failed or len(facts.chips) != 2 or math.prod(facts.chips) != len(live) + len(failed):
@@ -261,7 +261,7 @@ def _places(facts: Facts) -> list[list[Device | None]]:
     return [[None if (y, x) in failed else next(device, None) for x in range(width)] for y in range(height)]
 
 
-def _mesh(facts: Facts) -> MeshDrawing | None:
+def _mesh(facts: RunFacts) -> MeshDrawing | None:
     rows = _places(facts)
     columns = max(map(len, rows), default=0)
     if columns == 0:

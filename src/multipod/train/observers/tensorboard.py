@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
-from multipod.train.events import Ended, Evaluated, Event, Saved, Started, Troubled, Updated
+from multipod.train.events import BadUpdate, Ended, Evaluated, Event, Saved, Started, Updated
 
 FLUSH_S = 10.0
 
@@ -62,7 +62,7 @@ class TensorBoard:
     def _put(self, event: Event) -> None:
         if isinstance(event, Started) and event.update > 0:
             self._hide_after(event.update)
-        if isinstance(event, Troubled) and event.back_to < event.update:
+        if isinstance(event, BadUpdate) and event.back_to < event.update:
             self._hide_after(event.back_to)
         scalars = _scalars(event)
         if scalars:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from multipod.train.events import Compiled, Ended, Evaluated, Regrouped, SaveFailed, Skipped, Started, Troubled
+from multipod.train.events import BadUpdate, Compiled, Ended, Evaluated, Regrouped, SaveFailed, Skipped, Started
 
 UNKNOWN = "–"
 """Stands where nothing was measured."""
@@ -74,7 +74,7 @@ def regrouped_text(event: Regrouped) -> str:
     )
 
 
-def troubled_text(event: Troubled) -> str:
+def troubled_text(event: BadUpdate) -> str:
     """Such as `BAD UPDATE 40: loss spike (loss 81.2, at most 4.1; ...): left out. bad batch: ...`."""
     said = "; ".join(
         f"{name} {number(value)}" + (f", at most {number(limit)}" if math.isfinite(limit) else "")

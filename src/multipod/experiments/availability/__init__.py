@@ -1,0 +1,1 @@
+"""Availability: random faults in real runs, goodput with failures, and what a hole in the mesh costs."""

@@ -1,0 +1,1 @@
+"""ST-MoE (arXiv:2202.08906): claims on routers, experts and fine-tuning."""

@@ -1,0 +1,1 @@
+"""TT-Rec (arXiv:2101.11714): tensor-train tables for DLRM."""

@@ -1,0 +1,47 @@
+"""The loop's input: the next batch on the mesh, and which examples this process gives to it."""
+
+from collections.abc import Iterator
+
+from multipod.data.batches import Feed, TrainBatches
+from multipod.data.feed import owned_rows
+from multipod.data.reading import Reading
+from multipod.data.source import HostBatch, with_cache
+from multipod.layout.mesh import batch_sharding
+from multipod.pytrees import Batch
+from multipod.step.memory_layout import InputFormats
+from multipod.step.program import Program
+from multipod.train.clock import Clock
+from multipod.train.evaluation import check_examples
+
+
+class TrainInput:
+    """The batches of a run, from the host's data to arrays on the mesh."""
+
+    def __init__(self, program: Program, reading: Reading, clock: Clock) -> None:
+        recipe = program.recipe
+        self.program, self.reading, self.clock = program, reading, clock
+        self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
+        self.source = with_cache(recipe.data.train(), reading.cache_bytes, reading.cache_folder)
+        self.batches = TrainBatches(self.source, recipe.batch, recipe.seed, self.rows, program.padded)
+        self.formats: InputFormats | None = None
+
+    def start(self, position: int) -> Feed:
+        """Begins to read ahead, from this place in the data; close it at the end."""
+        return self.batches.start(position, self.reading)
+
+    def next_batch(self, incoming: Iterator[HostBatch]) -> tuple[Batch, float]:
+        """The next batch on the mesh, and the seconds spent waiting for it to arrive from the host pipeline."""
+        start_s = self.clock()
+        host = next(incoming)
+        waited_s = self.clock() - start_s
+        check_examples(self.program.recipe.model, host)
+        return self._place(host), waited_s
+
+    def example_numbers(self, position: int) -> list[int]:
+        """The numbers of the examples that this process gives to the update at this place in the data."""
+        rows = self.rows[self.rows < self.program.recipe.batch]  # without padding
+        numbers: list[int] = self.batches.numbers(position)[rows].tolist()
+        return numbers
+
+    def _place(self, host: HostBatch) -> Batch:
+        return self.program.place_batch(host, self.rows, self.program.rows, self.formats)

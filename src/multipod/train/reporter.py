@@ -1,0 +1,97 @@
+"""What a run tells its observers, and what it counts for its summary."""
+
+from typing import Any
+
+import numpy as np
+
+from multipod.data.reading import ledger_of
+from multipod.data.source import Source
+from multipod.recipe.recipe import Recipe
+from multipod.train.context import RunContext
+from multipod.train.events import Ended, Evaluated, Event, Skipped, Started
+from multipod.train.goodput import GoodputAccount
+
+
+class RunReporter:
+    """Passes the events of a run on, counts their time, and sums the run up.
+
+    Attributes:
+      unit: what an example is called.
+      skipped: examples left out so far.
+      copied_s: seconds that the state was copied to memory for, after the last update.
+    """
+
+    def __init__(self, context: RunContext, recipe: Recipe, test: Source) -> None:
+        self.context, self.recipe = context, recipe
+        self.unit = "images" if "image" in test.read(np.arange(1)) else "examples"
+        self.account, self.times = GoodputAccount(), context.times
+        self.compile_s = self.copied_s = 0.0
+        self.skipped = 0
+
+    def notify(self, event: Event) -> None:
+        """Counts the event's time, and passes it on."""
+        self.account(event)
+        self.context.notify(event)
+
+    def report_start(self, update: int) -> None:
+        """Tells the observers where the run stands."""
+        context, recipe, resumption = self.context, self.recipe, self.context.resumption
+        began_s = context.clock() - context.began_s
+        self.notify(
+            Started(
+                context.info.folder, update, recipe.updates, recipe.batch, context.info.facts, self.unit,
+                began_s, resumption.past, resumption.repeated,
+            )
+        )  # fmt: skip
+
+    def report_skipped(self, source: Source, update: int) -> None:
+        """Tells of the examples that the source has left out since it was last asked."""
+        for example in ledger_of(source).news():
+            self.notify(Skipped(update, example.number, example.name, example.reason))
+            self.skipped += 1
+
+    def note_first_step(self) -> None:
+        """Notes the time to the first update, after it."""
+        self.times.first_step_s = self.times.first_step_s or self.context.clock() - self.context.began_s
+
+    def report_end(
+        self,
+        update: int,
+        interrupted: bool,
+        evaluated: Evaluated | None,
+        sum_alone_s: float,
+        optimizer_bytes: int,
+        notes: dict[str, str],
+    ) -> Ended:
+        """Tells the observers the summary of the run, and returns it."""
+        median_s = self.times.median_step_s
+        wall_s = self.context.clock() - self.context.began_s
+        run_s = wall_s + sum(self.context.resumption.past.values())
+        self.account.lose("other", run_s - self.account.told_s)
+        values: dict[str, Any] = evaluated.values if evaluated else {}
+        event = Ended(
+            update=update,
+            interrupted=interrupted,
+            accuracy=values.get("accuracy"),
+            rate=self.times.rate(self.recipe.batch),
+            median_step_s=median_s,
+            first_step_s=self.times.first_step_s,
+            compile_s=self.compile_s,
+            gradient_sum_share=sum_alone_s / median_s if median_s else 0.0,
+            data_share=self.times.data_share,
+            outside_share=self.times.outside_share,
+            wall_s=wall_s,
+            optimizer_bytes=optimizer_bytes,
+            resume=self.context.info.resume_command if interrupted else "",
+            unit=self.unit,
+            skipped=self.skipped,
+            values=values,
+            notes=notes,
+            goodput=self.account.goodput(run_s),
+            lost_s=self.account.lost_s,
+            run_s=run_s,
+            repeated=self.account.repeated,
+            troubled=self.account.troubled,
+        )
+        self.notify(event)
+        return event

@@ -1,0 +1,62 @@
+"""What is in the wheel: the package and its C runtime, but not the experiments, which run from a checkout."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from processes import clean_environment
+from tree_names import PACKAGE, ROOT
+
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the package as the wheel holds it."""
+    folder = tmp_path_factory.mktemp("site")
+    excluded = {Path(path).name for path in WHEEL["exclude"]}
+    shutil.copytree(PACKAGE, folder / "multipod", ignore=shutil.ignore_patterns("__pycache__", *excluded))
+    return folder
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment() | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_wheel_leaves_the_experiments_out():
+    assert WHEEL["exclude"] == ["src/multipod/experiments"]
+    assert WHEEL["packages"] == ["src/multipod"]
+    assert WHEEL["force-include"] == {"c": "multipod/micro/c"}
+
+
+def test_an_installed_package_says_where_the_experiments_are(installed):
+    done = run(installed, "-m", "multipod", "reproduce", "lars")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "multipod: the experiments come with multipod's repository, and this is an installed package. In a checkout "
+        "say `pip install --editable .`, then `multipod reproduce` there.\n"
+    )
+
+
+def test_every_command_is_there_without_the_experiments(installed):
+    code = (
+        "import click, multipod; from multipod.cli.main import COMMANDS, cli; print(multipod.__file__); "
+        "print([name for name in COMMANDS if cli.get_command(click.Context(cli), name) is None])"
+    )
+    done = run(installed, "-c", code)
+    assert (done.stdout.split(), done.stderr) == ([str(installed / "multipod" / "__init__.py"), "[]"], "")
+
+
+def test_the_wheel_is_built_so(tmp_path):
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    names = zipfile.ZipFile(built).namelist()
+    assert not [name for name in names if name.startswith("multipod/experiments")]
+    assert {"multipod/cli/main.py", "multipod/micro/c/include/mpm.h", "multipod/nn/tensor_train.cc"} <= {*names}
