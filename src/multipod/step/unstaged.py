@@ -100,12 +100,14 @@ class UnstagedProgram:
     @property
     def watched(self) -> bool:
         """Whether an update looks at its own numbers (`step.guard`)."""
-        return self.recipe.trouble.watches or self.faulty
+        return self.recipe.bad_updates.watches or self.faulty
 
     @cached_property
     def guard(self) -> UpdateGuard:
         """What decides whether an update counts."""
-        return Guarded(self.mesh, self.recipe.trouble.watches, self.faulty) if self.watched else Unguarded(self.mesh)
+        return (
+            Guarded(self.mesh, self.recipe.bad_updates.watches, self.faulty) if self.watched else Unguarded(self.mesh)
+        )
 
     def controls(self, stop: int = 0, limits: tuple[float, float] = NO_LIMITS, flip: int = 0) -> Controls:
         """What an update is told beside its batch."""

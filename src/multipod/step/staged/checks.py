@@ -39,9 +39,9 @@ def check_stages(recipe: Recipe) -> None:
         wrong.append(
             f"accumulate={recipe.accumulate}: micro-batches are that already. Set accumulate=1 and layout.micro_batches"
         )
-    if recipe.trouble.watches:
+    if recipe.bad_updates.watches:
         wrong.append(
-            f"trouble.action={recipe.trouble.action}: no stage sees the whole gradient that it judges. Take ignore"
+            f"bad_updates.action={recipe.bad_updates.action}: no stage sees the whole gradient that it judges. Take ignore"
         )
     if recipe.pipemare.warmup and layout.schedule not in ("pipemare", "pipedream"):
         wrong.append(f"pipemare.warmup={recipe.pipemare.warmup}: {layout.schedule} is synchronous. Leave it out")
