@@ -41,7 +41,8 @@ def check_stages(recipe: Recipe) -> None:
         )
     if recipe.bad_updates.watches:
         wrong.append(
-            f"bad_updates.action={recipe.bad_updates.action}: no stage sees the whole gradient that it judges. Take ignore"
+            f"bad_updates.action={recipe.bad_updates.action}: no stage sees the whole gradient that it judges. "
+            "Take ignore"
         )
     if recipe.pipemare.warmup and layout.schedule not in ("pipemare", "pipedream"):
         wrong.append(f"pipemare.warmup={recipe.pipemare.warmup}: {layout.schedule} is synchronous. Leave it out")
