@@ -47,7 +47,7 @@ class StagedConversion:
         pipe, table = self.placement.pipe, _by_path(portable.optimizer)
         weights = split_params(pipe, portable.params)
         states = []
-        for part, tensors in zip(pipe.parts, weights, strict=True):
+        for part, tensors in zip(pipe.setup.parts, weights, strict=True):
             fresh = part.optimizer.init(tensors)
             if self.placement.recipe.layout.asynchronous:
                 states.append((_taken(fresh[0], table), *(_begun(more, portable) for more in fresh[1:])))

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from multipod.execute.pipeline.forward import go_forward
+from multipod.execute.pipeline.forward import run_forward
 from multipod.execute.pipeline.in_flight import PipeState
 from multipod.pytrees import Batch, Params
 from multipod.step.evaluate import Scores
@@ -47,7 +47,7 @@ class StagedEvaluation:
 
         def forward(params: Params, batch: Batch) -> Any:
             rows = cut_rows(batch, placement.mesh, placement.micro_batches)
-            return go_forward(placement.pipe, functions, params, rows)
+            return run_forward(placement.pipe.slots, functions, params, rows)
 
         return jax.jit(forward)
 

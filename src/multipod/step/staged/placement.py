@@ -161,5 +161,5 @@ class StagePlacement:
         rows = batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct((self.rows, *leaf.shape[1:]), leaf.dtype, sharding=rows)
-            for name, leaf in self.pipe.aux["batch"].items()
+            for name, leaf in self.pipe.setup.aux["batch"].items()
         }

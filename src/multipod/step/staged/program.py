@@ -136,7 +136,7 @@ class StagedProgram:
     def sum_alone(self) -> Callable[[Grads], Grads]:
         """The gradient sum over the data axes as a program of its own, to be timed."""
         stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
-        summed = lambda gradients: add_first_dim(self.placement.pipe.summed(drop_first_dim(gradients)))  # noqa: E731
+        summed = lambda gradients: add_first_dim(self.placement.pipe.sum_gradients(drop_first_dim(gradients)))  # noqa: E731
         return jax.jit(over_stages(summed, self.mesh, (stage,), stage))
 
     @cached_property
