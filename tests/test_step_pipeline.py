@@ -16,7 +16,8 @@ from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.models.transformer import small_transformer
 from multipod.nn.layered import shapes_of
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine
 from multipod.pipelines.build import build
 from multipod.pipelines.check import check
 from multipod.recipe.recipe import Recipe
@@ -38,7 +39,7 @@ def test_layers_are_timed_one_by_one():
 @pytest.fixture
 def recipe() -> Recipe:
     model = tiny_bert(VOCAB, LENGTH, features=8, hidden=12, layers=3)
-    optimizer = Optimizer("adamw", rate=1e-2, weight_decay=0.1, warmup=0.0)
+    optimizer = AdamW(Cosine(1e-2), weight_decay=0.1)
     return replace(
         digits(),
         model=model,

@@ -17,6 +17,8 @@ from multipod.errors import LayoutError, PlanError, RecipeError
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import abstract_mesh
+from multipod.optim.optimizer import Builds
+from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.remembered import remembered
@@ -80,7 +82,7 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         expert_parameters=known.expert_parameters,
         cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
         layers=known.layers,
-        optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
+        optimizer=_update_of(recipe.optimizer),
         slots=known.slots,
         wire_bytes=2 if recipe.layout.sum_dtype == "bfloat16" else known.wire_bytes,
         norm_group_messages=known.norm_messages,
@@ -91,6 +93,12 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         dtype=_dtype(recipe),
         source=f"the step of the recipe {recipe.name}, traced",
     )
+
+
+def _update_of(optimizer: Builds) -> str:
+    """Returns the optimizer's name in `multipod.plan.workload.UPDATE_BYTES`; Adam's for those that are like it."""
+    name = next((name for name, kind in OPTIMIZERS.items() if kind is type(optimizer)), "adam")
+    return {"adafactor": "adam", "lars_scaled": "lars"}.get(name, name)
 
 
 @dataclass(frozen=True)

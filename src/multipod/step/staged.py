@@ -180,10 +180,10 @@ class StagedProgram:
                 f"accumulate={self.recipe.accumulate}: micro-batches are that already. Set accumulate=1 and "
                 "layout.micro_batches"
             )
-        if self.recipe.trouble.watches:
+        if self.recipe.bad_updates.watches:
             wrong.append(
-                f"trouble.action={self.recipe.trouble.action}: no stage sees the whole gradient that it judges. Take "
-                "ignore"
+                f"bad_updates.action={self.recipe.bad_updates.action}: no stage sees the whole gradient that it "
+                "judges. Take ignore"
             )
         if self.recipe.pipemare.warmup and layout.schedule not in ("pipemare", "pipedream"):
             wrong.append(
