@@ -153,8 +153,10 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     one = replace(LATE, mesh=(1, 1))
     alone = program_of(replace(recipe, layout=one), make_mesh(one)).pipe
     weights = split_params(recipe, alone, jax.device_get(program.whole_params(state)))
-    history = begin_simulation(alone.parts, weights, 8)
-    simulate = jax.jit(lambda h, b, late: simulate_update(alone.parts, h, b, pipe.tables.delays, delayed=late))
+    history = begin_simulation(alone.setup.parts, weights, 8)
+    simulate = jax.jit(
+        lambda h, b, late: simulate_update(alone.setup.parts, h, b, pipe.setup.tables.delays, delayed=late)
+    )
     counts = []
     for k, host in enumerate(fed(program, recipe.updates)):
         batch = program.placed(host, np.arange(program.rows), program.rows)

@@ -62,11 +62,11 @@ def a_mesh(stages: int) -> Mesh:
 def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
     pipe = pipe_of(recipe, check(build("1f1b", 3, N)), a_mesh(3), a_batch())
     params, _ = jax.jit(recipe.model.init)(jax.random.key(0))
-    assert pipe.tied == (((0, "tokens/table"), (2, "tokens/table")),)
+    assert pipe.setup.tied == (((0, "tokens/table"), (2, "tokens/table")),)
     state = pipe.begin(split_params(recipe, pipe, params))
     micro = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), a_batch())
     aux = {"batch": micro, "key": np.zeros((N, 2), np.uint32)}
-    state, sums = jax.block_until_ready(pipe.compiled(pipe.weights)(state, aux, True))
+    state, sums = jax.block_until_ready(pipe.compiled(pipe.setup.weights)(state, aux, True))
 
     optimizer = recipe.optimizer.build(recipe.updates)
 

@@ -282,7 +282,7 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
     mesh = abstract_mesh(layout)
     program = StagedProgram(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
     found = []
-    for part, weights in zip(whole, program.pipe.weights, strict=True):
+    for part, weights in zip(whole, program.pipe.setup.weights, strict=True):
         held = {
             name: jax.ShapeDtypeStruct(NamedSharding(mesh, program.specs[name]).shard_shape(leaf.shape), leaf.dtype)
             for name, leaf in weights.items()
@@ -298,9 +298,11 @@ def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tupl
     pipe = StagedProgram(small, abstract_mesh(layout)).pipe
     found: list[Part] = []
     x: Any = ()
-    tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.tied, ())]]
-    for n, (part, weights, passes) in enumerate(zip(pipe.parts, pipe.weights, pipe.passes, strict=True)):
-        forward, whole = _passes(part.function, weights, x, pipe.aux, lanes)
+    tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.setup.tied, ())]]
+    for n, (part, weights, passes) in enumerate(
+        zip(pipe.setup.parts, pipe.setup.weights, pipe.setup.passes, strict=True)
+    ):
+        forward, whole = _passes(part.function, weights, x, pipe.setup.aux, lanes)
         sent = 0.0 if n == parts - 1 else _bytes(passes.y)
         shared = tuple((name, float(weights[name].size)) for name in sorted(tied[n]))
         found.append(Part(forward, whole, _slots(weights), _slots(passes.saved, of_bytes=True), sent, shared))
