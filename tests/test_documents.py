@@ -42,6 +42,8 @@ FIELD_ROOMS = {
     "data": ["data"],
     "model": ["models", "nn"],
     "objective": ["metrics"],
+    "bad_updates": ["recipe"],
+    "recipe": ["recipe"],
 }
 """Where the classes of a recipe's fields live: `model.tables.place` names fields of classes in `models` or `nn`."""
 
