@@ -19,7 +19,7 @@ from jax import lax
 from multipod.errors import LayoutError, RecipeError
 from multipod.nn.model import rows_name
 from multipod.optim.optimizer import SparseOptimizer
-from multipod.optim.sparse import RowGradient, row_gradient
+from multipod.optim.sparse import RowGradient, make_row_gradient
 from multipod.recipe.recipe import Recipe
 
 Batch = dict[str, jax.Array]
@@ -76,7 +76,7 @@ def by_table(gradients: Any, places: dict[str, jax.Array]) -> Any:
 def exchanged(gradient: RowGradient, rows: int, axes: Sequence[str]) -> RowGradient:
     """The sum of all devices' gradients of a table of so many `rows`, the same on each; inside `over_data`."""
     every = jax.tree.map(lambda part: lax.all_gather(part, tuple(axes), tiled=True), gradient)
-    return row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
+    return make_row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
 
 
 def values(gradients: Any) -> Any:
