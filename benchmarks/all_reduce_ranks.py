@@ -53,7 +53,7 @@ def torch_ways(rank: int, ranks: int, meet: str) -> Ways:
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"file://{meet}", rank=rank, world_size=ranks)
-    window = engine.shared_memory()
+    window = engine.open_shared_memory()
 
     def on_tensor(function: Callable[[torch.Tensor], object]) -> Callable[[np.ndarray], Way]:
         return lambda vector: partial(function, torch.from_numpy(vector))

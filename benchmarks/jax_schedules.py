@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec  # noqa: E402
 
 from multipod.collectives.build import ALGORITHMS  # noqa: E402
 from multipod.errors import MultipodError  # noqa: E402
-from multipod.execute.sums import SUMS, VectorSum, scheduled  # noqa: E402
+from multipod.execute.sums import SUMS, VectorSum, build_scheduled_sum  # noqa: E402
 from multipod.layout.layout import DATA_AXES, Layout, parse_shape  # noqa: E402
 from multipod.layout.mesh import make_mesh, topology_of  # noqa: E402
 
@@ -35,7 +35,11 @@ def ways(layout: Layout) -> dict[str, VectorSum]:
     """The sums to compare, by name; psum first."""
     topology = topology_of(layout, make_mesh(layout))
     others = {name: make(DATA_AXES) for name, make in SUMS.items() if name != "xla"}
-    return {PSUM: SUMS["xla"](DATA_AXES), **others, **{n: scheduled(n, topology, DATA_AXES) for n in ALGORITHMS}}
+    return {
+        PSUM: SUMS["xla"](DATA_AXES),
+        **others,
+        **{n: build_scheduled_sum(n, topology, DATA_AXES) for n in ALGORITHMS},
+    }
 
 
 def compiled(total: VectorSum, mesh: jax.sharding.Mesh, vectors: jax.Array) -> Callable[[], float]:

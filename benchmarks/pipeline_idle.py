@@ -210,6 +210,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from multipod.execute.pipeline.pipe import Pipe
+    from multipod.execute.pipeline.setup import PipelineSetup
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
 
@@ -217,7 +218,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     parts = parts_of(kind, stages(ranks, forward_ms, features * micro), proof)
     mesh = Mesh(np.array(jax.devices()), ("stage",))
     shapes = [jax.ShapeDtypeStruct((features, features), "float32")] * ranks
-    pipe = Pipe(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh)
+    pipe = Pipe(PipelineSetup(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh))
     start = lambda: pipe.fresh([jnp.eye(features) / 2] * ranks)  # noqa: E731
     state = [jax.jit(start, out_shardings=pipe.shardings(jax.eval_shape(start)))()]
     whole = NamedSharding(mesh, PartitionSpec())
@@ -271,7 +272,7 @@ def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
     """The stages with their optimizers: momentum, and PipeMare's T2 where the kind is `pipemare`."""
     import optax
 
-    from multipod.execute.pipeline.delays import Part
+    from multipod.execute.pipeline.delays import PipelinePart
     from multipod.optim.pipemare import PipeMare
 
     momentum, parts = optax.sgd(1e-6, momentum=0.9), []
@@ -279,9 +280,9 @@ def parts_of(kind: str, functions: list[Any], proof: Any) -> list[Any]:
         if kind == "pipemare":
             mare, delay = PipeMare(decay=0.135), float(proof.mean_delay(n))
             back = lambda w, s, on, mare=mare, delay=delay: mare.backward_weights(w, s, delay * on)  # noqa: E731
-            parts.append(Part(function, mare.wrap(momentum, delay), back, kind=function))
+            parts.append(PipelinePart(function, mare.wrap(momentum, delay), back, kind=function))
         else:
-            parts.append(Part(function, momentum, kind=function))
+            parts.append(PipelinePart(function, momentum, kind=function))
     return parts
 
 

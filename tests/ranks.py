@@ -198,7 +198,7 @@ def torch_rank(rank: int, folder: Path) -> None:
     specials(report, lambda array, schedule: engine.all_reduce(tensor(array), schedule))
     report.refused("slice", lambda: engine.run(torch.ones(8)[::2], in_rank_order(MACHINES["line"])))
     rank_program.SEGMENT_BYTES = 1 << 20
-    window = engine.shared_memory(block_bytes=4096)
+    window = engine.open_shared_memory(block_bytes=4096)
     window_cases(report, window, tensor)
     half_precision(report, engine, window)
     report.refused("slice in the window", lambda: window.all_reduce(torch.ones(8)[::2]))
@@ -219,7 +219,7 @@ def torch_rank(rank: int, folder: Path) -> None:
         state.close()
     report.refused("hook without machine", lambda: HookState("ring", Topology((3,))))
     report.refused("hook without algorithm", lambda: HookState("rnig"))
-    window = engine.shared_memory()
+    window = engine.open_shared_memory()
     distributed.barrier()
     if rank == RANKS - 1:
         report.write()
@@ -301,7 +301,7 @@ def mpi_rank(folder: Path) -> None:
         lambda array, schedule: engine.all_reduce(array, schedule, comm),
     )
     specials(report, lambda array, schedule: engine.all_reduce(array, schedule, comm))
-    window = engine.shared_memory(comm, block_bytes=4096)
+    window = engine.open_shared_memory(comm, block_bytes=4096)
     window_cases(report, window)
     window.close()
     ring = build("ring", MACHINES["ring"])

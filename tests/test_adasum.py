@@ -24,15 +24,19 @@ from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
 from multipod.execute.adasum import operator as adasum
-from multipod.execute.adasum.devices import combine_tree, tree_weights
-from multipod.execute.adasum.devices_tree import all_reduce as by_schedule
-from multipod.execute.adasum.double_float import Pair
-from multipod.execute.adasum.native import functions
+from multipod.execute.adasum.arithmetic import Arithmetic
+from multipod.execute.adasum.devices import combine_tree
+from multipod.execute.adasum.double_float import DoubleFloat
+from multipod.execute.adasum.native import load_functions
 from multipod.execute.adasum.operator import Layers, gram_weights
-from multipod.execute.adasum.ranks import Arithmetic
+from multipod.execute.adasum.weights import find_tree_weights
 from multipod.execute.engines.numpy import run
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, topology_of
+from multipod.optim.adamw import AdamW
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.text import differences, to_text
 from multipod.step.program import Program
 from multipod.step.state import fresh_state
@@ -107,8 +111,8 @@ def by_pairs(vectors):
     places = [-1] * (1 << max(vectors).bit_length())
     for rank, number in enumerate(vectors):
         places[number] = rank
-    found = jax.jit(tree_weights, static_argnums=2)(
-        Pair(jnp.asarray(high), jnp.asarray((gram - high).astype(np.float32))),
+    found = jax.jit(find_tree_weights, static_argnums=2)(
+        DoubleFloat(jnp.asarray(high), jnp.asarray((gram - high).astype(np.float32))),
         jnp.asarray(exponents[None], jnp.int32),
         tuple(places),
     )
@@ -366,42 +370,6 @@ def test_jax_splits_as_specs_say_and_averages_rows():
             assert np.abs(np.asarray(combined[name]) - expected).max() < 1e-6 * np.abs(expected).max()
 
 
-@pytest.mark.jax_version
-@pytest.mark.parametrize(
-    "topology", [Topology((4,)), Topology((2, 4), failed_chips=frozenset({(0, 1), (1, 3)}))], ids=str
-)
-def test_jax_runs_the_schedule(topology):
-    schedule, p = halving(topology), len(topology.chips)
-    layers = Layers((30, 1, 0, 700, 9), ("embed", "scale", "none", "body", "head"))
-    scales = 10.0 ** np.random.default_rng(1).uniform(-18, 18, (p, 5))
-    scales[:, 3] = 1
-    vectors = random_vectors(topology.chips, 740)
-    for row, vector in zip(scales, vectors.values(), strict=True):
-        for (begin, end), scale in zip(itertools.pairwise(layers.ends), row, strict=True):
-            vector[begin:end] *= scale
-    vectors[topology.chips[-1]][:31] = 0
-    mesh = Mesh(np.array(jax.devices()[:p]), ("x",))
-    function = jax.shard_map(
-        lambda rows: jax.tree.map(lambda leaf: leaf[None], by_schedule(schedule, rows[0], ("x",), layers)),
-        mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"), check_vma=False,
-    )  # fmt: skip
-    function = jax.jit(function)
-    found, report = function(jnp.asarray(np.stack(list(vectors.values()))))
-    expected = by_layer(vectors, layers)
-    assert (np.asarray(found) == np.asarray(found)[0]).all()
-    for k, (begin, end) in enumerate(itertools.pairwise(layers.ends)):
-        right = expected[begin:end]
-        assert np.abs(np.asarray(found)[0, begin:end] - right).max(initial=0) <= 1e-6 * np.abs(right).max(initial=0)
-        together = sum((v[begin:end].astype(np.float64) ** 2).sum() for v in vectors.values())
-        share = (right**2).sum() / together if together else 1.0
-        assert float(report.orthogonality[0, k]) == pytest.approx(share, rel=1e-4)
-    vectors[topology.chips[1]][32] = np.inf
-    found, report = function(jnp.asarray(np.stack(list(vectors.values()))))
-    assert np.isnan(np.asarray(found)[:, 31:731]).all()
-    assert np.abs(np.asarray(found)[0, 731:] - expected[731:]).max() <= 1e-6 * np.abs(expected[731:]).max()
-    assert np.argwhere(np.asarray(report.poisoned)[0]).tolist() == [[1, 3]]
-
-
 def test_jax_reports_what_is_poisoned_and_spoils_nothing_else():
     trees = [{"a": jnp.ones(5) * k, "b": jnp.ones(3)} for k in range(4)]
     trees[2]["a"] = trees[2]["a"].at[1].set(jnp.inf)
@@ -452,7 +420,7 @@ def trained_by_hand(recipe, updates, rows=1):
 @pytest.mark.parametrize(("optimizer", "way"), [("sgd", "adasum"), ("adamw", "adasum-rows"), ("lamb", "adasum")])
 def test_changes_of_local_optimizers_are_combined(small, optimizer, way):
     recipe = small(model=Perceptron(), gradient_sum=way)
-    recipe = replace(recipe, optimizer=type(recipe.optimizer)(optimizer, rate=0.01, warmup=0.0))
+    recipe = replace(recipe, optimizer=OPTIMIZERS[optimizer](Cosine(0.01)))
     program, state, _ = trained(recipe, 4)
     expected = trained_by_hand(recipe, 4, 4 if way == "adasum-rows" else 1)
     assert largest_difference(state.params, expected) < 5e-6
@@ -461,7 +429,7 @@ def test_changes_of_local_optimizers_are_combined(small, optimizer, way):
 
 def test_a_split_update_changes_nothing(small):
     recipe = small(model=Perceptron(), gradient_sum="adasum-gradients")
-    recipe = replace(recipe, optimizer=type(recipe.optimizer)("sgd", rate=0.02, warmup=0.0))
+    recipe = replace(recipe, optimizer=Sgd(Cosine(0.02)))
     _, whole, _ = trained(recipe, 3)
     _, split, _ = trained(replace(recipe, layout=replace(recipe.layout, shard_update=True)), 3)
     assert largest_difference(whole.params, split.params) < 2e-6
@@ -470,7 +438,7 @@ def test_a_split_update_changes_nothing(small):
 def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     layout = Layout((2, 4), "adasum", failed=((0, 1),), report_orthogonality=True)
     recipe = replace(small(model=Perceptron()), layout=layout)
-    recipe = replace(recipe, batch=56, optimizer=type(recipe.optimizer)("adamw", rate=0.01, warmup=0.0))
+    recipe = replace(recipe, batch=56, optimizer=AdamW(Cosine(0.01)))
     program, state, sums = trained(recipe, 2)
     shares = {name: float(value) / 56 for name, value in sums.items() if name.startswith("orthogonality/")}
     assert len(shares) == len(jax.tree.leaves(state.params))
@@ -536,7 +504,7 @@ def test_layouts_that_cannot_be_are_refused():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_functions_in_c_are_those_of_numpy(dtype):
     fast, plain = Arithmetic(), Arithmetic(native=False)
-    if functions(np.dtype(dtype)) is None:
+    if load_functions(np.dtype(dtype)) is None:
         pytest.skip("no C compiler")
     rng = np.random.default_rng(0)
     for length in (0, 1, 15, 16, 4097):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optimizers import make_optimizer
 
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, MetricError, RecipeError
@@ -29,7 +30,8 @@ from multipod.models.dlrm import (
 )
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
 from multipod.nn.tensor_train import materialized, tensor_train
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = Dlrm(rows=(50, 3, 400, 7), features=8, dense=5, bottom=(16,), top=(16, 8))
@@ -257,9 +259,9 @@ def test_the_objective():
 def test_updates_of_touched_rows_are_those_of_whole_gradients(rule):
     model = Dlrm(**{**SMALL.__dict__, "tt_rows": 300, "tt_rank": 3, "hots": (2, 1, 1, 1)})
     params, batch = randomised(model), examples(model) | {"label": jnp.arange(16) % 2}
-    whole = Optimizer(rule, rate=0.1, momentum=0.0, warmup=0.0, decay="constant").build(2)
+    whole = make_optimizer(rule, Constant(0.1), momentum=0.0).build(2)
     if rule == "rowwise_adagrad":  # which it is for tables alone here
-        adagrad = Optimizer("adagrad", rate=0.1, warmup=0.0, decay="constant").build(2)
+        adagrad = Adagrad(Constant(0.1)).build(2)
         kinds = {name: "rows" if name == TABLE else "rest" for name in params}
         whole = optax.multi_transform({"rows": whole, "rest": adagrad}, kinds)
 

@@ -314,13 +314,24 @@ def options_trouble(words: list[str], context: click.Context) -> str:
 def values_trouble(words: list[str], context: click.Context, tree: Tree) -> str:
     """What is wrong with recipes, fields and layouts among the words of a command."""
     params = {param.name for param in context.command.params}
-    for option, value in pairwise(words):
-        if PLACEHOLDER.search(value) or option not in ("--set", "--layout"):
-            continue
-        if wrong := layout_trouble(value) if option == "--layout" else field_trouble(value.partition("=")[0], tree):
-            return wrong
+    if wrong := settings_trouble(words, tree):
+        return wrong
     if "recipe" in params and words and HYPHENED.fullmatch(words[0]) and words[0] not in tree.texts:
         return f"no recipe {words[0]}"
+    return ""
+
+
+def settings_trouble(words: list[str], tree: Tree) -> str:
+    """What is wrong with the values of `--set` and `--layout`."""
+    for option, value in pairwise(words):
+        if option == "--layout" and not value.startswith(("-", "...")) and not PLACEHOLDER.search(value):
+            wrong = layout_trouble(value)
+        elif option == "--set" and "." in value.partition("=")[0]:
+            wrong = field_trouble(value.partition("=")[0], tree)
+        else:
+            continue
+        if wrong:
+            return wrong
     return ""
 
 
@@ -335,7 +346,8 @@ def layout_trouble(text: str) -> str:
 def option_trouble(text: str, tree: Tree) -> str:
     """Options that no program of this tree takes."""
     named = re.findall(r"(?<!\S)--[a-z][\w-]*", text)
-    return next((f"no option {name}" for name in named if name not in tree.options | FOREIGN), "")
+    unknown = [f"no option {name}" for name in named if name not in tree.options | FOREIGN]
+    return unknown[0] if unknown else settings_trouble(text.split(), tree)
 
 
 def report(spans: Iterator[Span], tree: Tree) -> list[str]:

@@ -22,8 +22,8 @@ from multipod.collectives.schedule import ADASUM, COPY, Schedule, even, make_ste
 from multipod.errors import MultipodError, ScheduleError
 from multipod.execute.engines import jax as engine
 from multipod.execute.engines import numpy as reference
-from multipod.execute.engines.rounds import colours, messages, rounds
-from multipod.execute.sums import scheduled
+from multipod.execute.engines.rounds import build_rounds, collect_messages, colour_pairs
+from multipod.execute.sums import build_scheduled_sum
 from multipod.topology.topology import Topology
 
 pytestmark = pytest.mark.jax_version
@@ -144,14 +144,14 @@ def test_a_step_that_reads_what_it_overwrites_is_not_cut():
     shift = make_step([0, 1], [1, 0], [0, 1], [2, 3], COPY)  # chip 1 passes on what the first part gives it
     for step, steps in ((swap, 2), (shift, 1)):
         schedule = Schedule("all-reduce", "cut", Topology((2,)), 3, even(3), [step])
-        assert len(rounds(schedule, 12, share=False, most=3).tables) == steps
+        assert len(build_rounds(schedule, 12, share=False, most=3).tables) == steps
 
 
 @pytest.mark.parametrize(
     "schedule", [build("double-tree", Topology((2, 4)), segments=40), build("tree-packing", Topology((2, 4)))], ids=str
 )
 def test_a_long_pipeline_shares_few_shapes(schedule):
-    plain, shared = (rounds(schedule, 10_000, share) for share in (False, True))
+    plain, shared = (build_rounds(schedule, 10_000, share) for share in (False, True))
     assert len(plain.shapes) > 80
     assert len(shared.shapes) <= 6
     assert shared.count <= 2 * plain.count
@@ -177,7 +177,7 @@ def test_long_vectors_are_cut_finer(name):
         with pytest.MonkeyPatch.context() as patch:
             built = []
             patch.setattr(engine, "all_reduce", lambda schedule, vector, axes: built.append(schedule))
-            scheduled(name, topology, ("a",)).all_reduce(jax.ShapeDtypeStruct((length,), np.float32))
+            build_scheduled_sum(name, topology, ("a",)).all_reduce(jax.ShapeDtypeStruct((length,), np.float32))
         return built[0].pieces
 
     assert pieces(10) <= 2 < pieces(100_000) < pieces(10_000_000)
@@ -189,7 +189,7 @@ def test_halves_are_inverse_and_an_all_reduce_stands_in_for_them():
     for algorithm in ("ring", "double-tree"):
 
         def halves(axes, vector, algorithm=algorithm):
-            total = scheduled(algorithm, topology, axes)
+            total = build_scheduled_sum(algorithm, topology, axes)
             share = total.reduce_scatter(vector)
             return share, total.all_gather(share), total.all_reduce(vector)
 
@@ -222,7 +222,7 @@ def test_derivatives_are_those_of_psum():
         )
         found = [grad(*psum)]
         for name in names:
-            total = scheduled(name, topology, axes)
+            total = build_scheduled_sum(name, topology, axes)
             found.append(grad(total.all_reduce, total.reduce_scatter, total.all_gather))
         forward = [jvp(lambda v: engine.run(build(n, topology), v, axes, form)) for n, form in names.items()]  # noqa: B023
         return found, [jvp(psum[0]), *forward]
@@ -235,7 +235,7 @@ def test_derivatives_are_those_of_psum():
 def test_gathered_shares_keep_the_sign_of_zero():
     inputs = np.full((4, 3), -0.0, np.float32)
     for name in ("ring", "double-tree"):
-        found = on_devices(lambda axes, v, name=name: scheduled(name, LINE, axes).all_gather(v), (4,), inputs)
+        found = on_devices(lambda axes, v, name=name: build_scheduled_sum(name, LINE, axes).all_gather(v), (4,), inputs)
         assert np.signbit(found).all(), name
 
 
@@ -325,13 +325,13 @@ def test_what_does_not_fit_is_refused():
     adasum = Schedule("all-reduce", "adasum", LINE, 1, even(1), [make_step(0, 1, 0, op=ADASUM)])
     assert "combines by Adasum" in refused(lambda axes, v: engine.all_reduce(adasum, v, axes))
     with pytest.raises(ScheduleError, match=r"2,147,483,648 elements has places beyond 2\^31 - 1"):
-        rounds(ring, 2**31, share=False)
+        build_rounds(ring, 2**31, share=False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_messages_are_coloured_with_as_few_colours_as_possible(pairs):
-    found = colours(pairs)
+    found = colour_pairs(pairs)
     assert len({(src, colour) for (src, _), colour in zip(pairs, found, strict=True)}) == len(pairs)
     assert len({(dst, colour) for (_, dst), colour in zip(pairs, found, strict=True)}) == len(pairs)
     most = max(*Counter(src for src, _ in pairs).values(), *Counter(dst for _, dst in pairs).values(), 0)
@@ -341,8 +341,8 @@ def test_messages_are_coloured_with_as_few_colours_as_possible(pairs):
 @pytest.mark.parametrize("share", [False, True])
 def test_rounds_hold_every_message_once(share):
     schedule = build("halving-doubling", MACHINES["mesh with a hole"][0])
-    plan = rounds(schedule, 100, share)
-    sent = [messages(schedule, step, 100) for step in schedule.steps]
+    plan = build_rounds(schedule, 100, share)
+    sent = [collect_messages(schedule, step, 100) for step in schedule.steps]
     for step, table, number in zip(filter(None, sent), plan.tables, plan.shape_of, strict=True):
         found = []
         for one, row in zip(plan.shapes[number].pairs, table, strict=True):

@@ -9,10 +9,11 @@ import optax
 import pytest
 
 from multipod.errors import RecipeError
-from multipod.execute.pipeline.delays import Part, advance, begin, current
-from multipod.execute.pipeline.passes import passes
-from multipod.optim.optimizer import Optimizer
+from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
+from multipod.execute.pipeline.passes import trace_passes
+from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.pipemare import PipeMare, corrected, gamma_of, reschedule, track_velocity
+from multipod.optim.rates import Constant
 from multipod.pipelines import stability
 from multipod.pipelines.build import pipedream, pipemare
 from multipod.pipelines.check import check
@@ -104,7 +105,7 @@ def delays_of(name):
 def simulated(method, updates, optimizer, techniques=PipeMare()):  # noqa: B008
     delays = [float(tau(P, N, i)) for i in range(1, P + 1)]
     parts = [
-        Part(
+        PipelinePart(
             function,
             techniques.wrap(optimizer, delay),
             lambda w, state, on, delay=delay: techniques.backward_weights(w, state, delay * on),
@@ -115,10 +116,12 @@ def simulated(method, updates, optimizer, techniques=PipeMare()):  # noqa: B008
     def run(weights, batches):
         def step(history, batch):
             late = (method != "gpipe") & (history.update >= techniques.warmup)
-            return advance(parts, history, batch, delays_of("pipemare"), stashed=method == "pipedream", delayed=late)
+            return simulate_update(
+                parts, history, batch, delays_of("pipemare"), stashed=method == "pipedream", delayed=late
+            )
 
-        history, sums = jax.lax.scan(step, begin(parts, weights, P), batches)
-        return current(history), sums
+        history, sums = jax.lax.scan(step, begin_simulation(parts, weights, P), batches)
+        return newest_weights(history), sums
 
     return jax.jit(run)(some_weights(), some_batches(updates))[0]
 
@@ -172,7 +175,7 @@ def test_a_backward_pass_multiplies_by_the_weights_it_is_given():
     draw = lambda *shape: random.standard_normal(shape, np.float32)  # noqa: E731
     old, new = ({"a": draw(4, 8), "b": draw(8, 3)} for _ in range(2))
     x, dy = draw(5, 4), draw(5, 3)
-    both = passes(function, old, x, ())
+    both = trace_passes(function, old, x, ())
     assert {leaf.shape for leaf in both.saved} == {(5, 4), (5, 8)}  # no weights are kept
     _, _, saved = jax.jit(both.forward)(old, x, ())
     own, dx = jax.jit(both.backward)(new, saved, dy)
@@ -195,7 +198,7 @@ def test_rescheduling_anneals_from_one_over_tau_to_one():
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_the_velocity_follows_the_weights_under_any_optimizer(name):
-    optimizer = Optimizer(name, rate=0.1, weight_decay=0.1, warmup=0, decay="constant").build(10)
+    optimizer = OPTIMIZERS[name](Constant(0.1), weight_decay=0.1).build(10)
     chained = optax.chain(optimizer, track_velocity(gamma := gamma_of(0.135, 3.5)))
     weights = {"kernel": jnp.arange(6.0).reshape(2, 3)}
     state, delta = chained.init(weights), np.zeros((2, 3))
@@ -214,18 +217,20 @@ def test_the_velocity_follows_the_weights_under_any_optimizer(name):
 def test_a_hundred_stages_on_one_device():
     """107 stages of one number each: w moves as the delayed recurrence says, stable below the closed-form limit."""
     stages = 107
-    parts = [Part(lambda w, x, aux: (x, {}), optax.sgd(0.0)) for _ in range(stages - 1)]
-    parts.append(Part(lambda w, x, aux: (0.5 * x**2 + 0 * w, {}), optax.sgd(0.0)))
+    parts = [PipelinePart(lambda w, x, aux: (x, {}), optax.sgd(0.0)) for _ in range(stages - 1)]
+    parts.append(PipelinePart(lambda w, x, aux: (0.5 * x**2 + 0 * w, {}), optax.sgd(0.0)))
     delays = np.zeros((stages, 1), int)
     delays[0] = 20
     ends = []
     for share in (0.97, 1.03):
-        parts[0] = Part(lambda w, x, aux: (w, {}), optax.sgd(share * stability.limit(20)))
+        parts[0] = PipelinePart(lambda w, x, aux: (w, {}), optax.sgd(share * stability.limit(20)))
 
         def run(parts=tuple(parts)):
-            start = begin(parts, [jnp.ones(())] * stages, 20)
-            return current(
-                jax.lax.scan(lambda h, b: advance(parts, h, b, delays), start, {"none": jnp.zeros((1500, 1))})[0]
+            start = begin_simulation(parts, [jnp.ones(())] * stages, 20)
+            return newest_weights(
+                jax.lax.scan(lambda h, b: simulate_update(parts, h, b, delays), start, {"none": jnp.zeros((1500, 1))})[
+                    0
+                ]
             )[0]
 
         ends.append(abs(float(jax.jit(run)())))

@@ -1,4 +1,4 @@
-"""Plans followed by threads over a transport that moves data as early or as late as the rules of messages allow."""
+"""Rank programs run by threads over a transport that moves data as early or as late as the rules of messages allow."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from multipod.collectives.schedule import ADD, COPY, Schedule, Step, even, make_step
 from multipod.errors import ScheduleError
 from multipod.execute.engines import numpy as reference
-from multipod.execute.engines.rank_program import IN_PLACE, SCRATCHES, Message, follow, plan, plan_for
+from multipod.execute.engines.rank_program import (
+    IN_PLACE,
+    SCRATCHES,
+    Transfer,
+    build_rank_program,
+    get_rank_program,
+    run_rank_program,
+)
 from multipod.topology.topology import Topology
 
 LIMIT_S = 20
@@ -54,8 +61,8 @@ class Network:
         self._eager, self._lock = eager, threading.Lock()
         self.passages: dict[tuple[int, int, int], Passage] = {}
 
-    def of(self, rank: int) -> Callable[[Sequence[Message], Sequence[Message]], list[Callable[[], None]]]:
-        def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Callable[[], None]]:
+    def of(self, rank: int) -> Callable[[Sequence[Transfer], Sequence[Transfer]], list[Callable[[], None]]]:
+        def post(incoming: Sequence[Transfer], outgoing: Sequence[Transfer]) -> list[Callable[[], None]]:
             ends = [((m.peer, rank, m.tag), "to", m.buffer) for m in incoming]
             ends += [((rank, m.peer, m.tag), "from", m.buffer) for m in outgoing]
             return [self._passage(key).post(end, buffer) for key, end, buffer in ends]
@@ -75,9 +82,9 @@ def followed(
 
     def run(rank: int) -> None:
         mine = vectors[schedule.topology.chips[rank]]
-        its_plan = plan(schedule, rank, len(mine), segment, late)
-        scratch = np.full((SCRATCHES, its_plan.scratch), -1, mine.dtype)
-        follow(its_plan, mine, scratch, network.of(rank), grouped=grouped)
+        program = build_rank_program(schedule, rank, len(mine), segment, late)
+        scratch = np.full((SCRATCHES, program.scratch), -1, mine.dtype)
+        run_rank_program(program, mine, scratch, network.of(rank), grouped=grouped)
 
     with ThreadPoolExecutor(len(schedule.topology.chips)) as pool:
         list(pool.map(run, range(len(schedule.topology.chips))))
@@ -134,32 +141,32 @@ def test_messages_are_cut_to_segments_and_empty_ones_are_not_sent():
 
 def test_a_rank_has_no_turn_where_it_has_nothing_to_do():
     schedule = line(make_step(0, 1, 0), make_step(1, 2, 0), make_step(0, 1, 1))
-    assert [len(plan(schedule, rank, 8, 8).turns) for rank in range(3)] == [2, 3, 1]
+    assert [len(build_rank_program(schedule, rank, 8, 8).turns) for rank in range(3)] == [2, 3, 1]
 
 
 def test_copies_land_in_place_where_nothing_else_is_under_way():
-    free = plan(line(make_step(0, 1, 0, op=COPY)), 1, 8, 8)
+    free = build_rank_program(line(make_step(0, 1, 0, op=COPY)), 1, 8, 8)
     assert (free.turns[0].receives[0].scratch, free.scratch) == (IN_PLACE, 0)
-    swapped = plan(line(make_step([0, 1], [1, 0], 0, op=COPY)), 1, 8, 8)
+    swapped = build_rank_program(line(make_step([0, 1], [1, 0], 0, op=COPY)), 1, 8, 8)
     assert (swapped.turns[0].receives[0].scratch, swapped.scratch) == (0, 2)
     assert swapped.turns[0].receives[0].after == (0,)
 
 
 def test_long_copies_to_a_place_in_use_wait_for_it_and_short_ones_take_another():
     schedule = line(make_step(1, 0, 0), make_step(0, 1, 0, op=COPY))
-    waits, scratch = (plan(schedule, 1, 8, 8, late).turns[1].receives[0] for late in (2, 3))
+    waits, scratch = (build_rank_program(schedule, 1, 8, 8, late).turns[1].receives[0] for late in (2, 3))
     assert (waits.late, waits.scratch) == (True, IN_PLACE)
     assert (scratch.late, scratch.scratch) == (False, 0)
 
 
-def test_a_plan_is_made_once():
+def test_a_program_is_made_once():
     schedule = line(make_step(0, 1, 0))
-    assert plan_for(schedule, 1, 3, 100, 4) is plan_for(schedule, 1, 3, 100, 4)
+    assert get_rank_program(schedule, 1, 3, 100, 4) is get_rank_program(schedule, 1, 3, 100, 4)
 
 
 def test_another_number_of_ranks_is_refused():
     with pytest.raises(ScheduleError) as error:
-        plan_for(line(), 0, 4, 10, 4)
+        get_rank_program(line(), 0, 4, 10, 4)
     assert str(error.value) == (
         "by hand broadcast on mesh:3 is for 3 ranks, and the group has 4. Build one for a machine of 4 live chips, or "
         "give the group that it was built for."

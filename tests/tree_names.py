@@ -23,30 +23,12 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Every docstring of `tree`, and every text that stands below an assignment to document it."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    yield statement.value
-
-
-def identifiers_of(node: ast.AST) -> list[str]:
-    """The identifiers that a node brings in: definitions, uses, attributes, parameters, keywords, imports."""
-    match node:
-        case ast.Name():
-            return [node.id]
-        case ast.Attribute():
-            return [node.attr]
-        case ast.arg() | ast.keyword():
-            return [node.arg or ""]
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return [node.name]
-        case ast.alias():
-            return [*node.name.split("."), node.asname or ""]
-    return []
+def docstrings(body: list[ast.stmt]) -> Iterator[ast.Constant]:
+    """The docstring of a body, and the texts that stand below its assignments to document them."""
+    for statement in body:
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str())):
+                yield statement.value
 
 
 def foreign_roots(node: ast.AST) -> list[str]:
@@ -107,8 +89,7 @@ class Tree:
         self.docstrings: list[tuple[Path, int, str]] = []
         for file in code_files("*.py", *CODE):
             tree = parse(file)
-            documents = list(docstrings(tree))
-            self._read_words(tree, {*map(id, documents)})
+            documents = self._read_words(tree)
             if file.is_relative_to(PACKAGE):
                 self._read_module(file, tree)
                 self.docstrings += [(file, node.lineno, node.value) for node in documents]
@@ -116,19 +97,32 @@ class Tree:
             text = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
             self.identifiers.update(re.findall(r"\b[A-Za-z_]\w*", text))
         self.attributes.update(*self.members.values())
+        self.identifiers |= self.attributes | self.parameters
 
-    def _read_words(self, tree: ast.Module, documents: set[int]) -> None:
+    def _read_words(self, tree: ast.Module) -> list[ast.Constant]:
+        """Takes identifiers and texts; returns the docstrings."""
+        texts, documents = [], list(docstrings(tree.body))
         for node in ast.walk(tree):
-            self.identifiers.update(identifiers_of(node))
-            match node:
-                case ast.Attribute():
-                    self.attributes.add(node.attr)
-                case ast.arg():
-                    self.parameters.add(node.arg)
-                case ast.JoinedStr():
-                    self.texts.add(formed_text(node))
-                case ast.Constant() if isinstance(node.value, str) and id(node) not in documents:
-                    self.texts.add(node.value)
+            if isinstance(node, ast.Name):
+                self.identifiers.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                self.attributes.add(node.attr)
+            elif isinstance(node, ast.Constant):
+                texts.append(node)
+            elif isinstance(node, ast.arg):
+                self.parameters.add(node.arg)
+            elif isinstance(node, ast.keyword):
+                self.identifiers.add(node.arg or "")
+            elif isinstance(node, ast.alias):
+                self.identifiers.update([*node.name.split("."), node.asname or ""])
+            elif isinstance(node, ast.JoinedStr):
+                self.texts.add(formed_text(node))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.identifiers.add(node.name)
+                documents += docstrings(node.body)
+        excused = {*map(id, documents)}
+        self.texts.update(node.value for node in texts if isinstance(node.value, str) and id(node) not in excused)
+        return documents
 
     def _read_module(self, file: Path, tree: ast.Module) -> None:
         parts = file.relative_to(PACKAGE).with_suffix("").parts
@@ -149,7 +143,7 @@ class Tree:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
                 members.add(inner.attr)
-        bases = {name for base in node.bases for name in identifiers_of(base)}
+        bases = {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
         self.bases.setdefault(node.name, set()).update(bases - {node.name})
 
     def members_of(self, name: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Ways of summing one vector over the data axes of a mesh, and the table that names them.
 
 This is the lower half of the seam between what a model learns and how a machine adds: a new way of
-summing is a schedule (`scheduled` finds it by its name), or one `VectorSum` and one line in `SUMS`.
+summing is a schedule (`build_scheduled_sum` finds it by its name), or one `VectorSum` and one line in `SUMS`.
 The upper half, trees of tensors, is in `bucketing.py`. All functions run inside `jax.shard_map`, manual
 over `axes`.
 """
@@ -109,7 +109,7 @@ def direct(axes: Axes) -> VectorSum:
     return VectorSum(lambda vector: all_gather(reduce_scatter(vector)), reduce_scatter, all_gather, ALONE_BYTES)
 
 
-def in_tile_first(total: VectorSum, inside: Axes, outside: int) -> VectorSum:
+def sum_in_tile_first(total: VectorSum, inside: Axes, outside: int) -> VectorSum:
     """`total`, which sums over `outside` devices, with a sum over the axes `inside` each tile before it.
 
     Shares go to devices in row-major order of the axes of `total` and then of `inside`, as in the other sums. Of S
@@ -139,7 +139,7 @@ def in_tile_first(total: VectorSum, inside: Axes, outside: int) -> VectorSum:
 SUMS: dict[str, Callable[[Axes], VectorSum]] = {"xla": xla, "torus": torus, "ordered": ordered, "direct": direct}
 
 
-def scheduled(name: str, topology: Topology, axes: Axes) -> VectorSum:
+def build_scheduled_sum(name: str, topology: Topology, axes: Axes) -> VectorSum:
     """The sum by a schedule: `name` is an algorithm of `multipod.collectives.build.ALGORITHMS`.
 
     Device number r over the axes is the live chip of rank r. An algorithm that has no schedule for scattering
@@ -152,7 +152,7 @@ def scheduled(name: str, topology: Topology, axes: Axes) -> VectorSum:
     names = tuple(axes)
 
     def schedule(collective: Collective, share: jax.Array, shares: int = 1) -> Schedule:
-        return _schedule(name, topology, collective, shares * share.size, share.dtype)
+        return _build_schedule(name, topology, collective, shares * share.size, share.dtype)
 
     return VectorSum(
         all_reduce=lambda vector: engine.all_reduce(schedule("all-reduce", vector), vector, names),
@@ -162,19 +162,19 @@ def scheduled(name: str, topology: Topology, axes: Axes) -> VectorSum:
 
 
 @lru_cache(maxsize=64)
-def _schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: Any) -> Schedule:
+def _build_schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: Any) -> Schedule:
     builder = ALGORITHMS[name]
     collective = collective if collective in builder.collectives else "all-reduce"
     vector = jax.ShapeDtypeStruct((elements,), dtype)
-    knob = next((knob for knob in PIPELINES if knob in builder.options), None)
+    knob = next((knob for knob in CHUNKING_OPTIONS if knob in builder.options), None)
     if knob is not None and jax.default_backend() == "cpu":
         finer = [build(name, topology, collective, **{knob: 2**k}) for k in range(8)]
-        return min(finer, key=lambda schedule: _cpu_s(schedule, vector))
+        return min(finer, key=lambda schedule: _estimate_cpu_s(schedule, vector))
     nbytes = {"nbytes": elements * vector.dtype.itemsize} if "nbytes" in builder.options else {}
     return build(name, topology, collective, **nbytes)
 
 
-PIPELINES = ("rounds", "segments")
+CHUNKING_OPTIONS = ("rounds", "segments")
 """Options that say how finely a pipeline cuts the vector. Builders choose it by the links' figures, and what is behind
 virtual devices is no link: there the messages of a step are copied one after the other, and each costs its start."""
 
@@ -182,10 +182,10 @@ CPU_MESSAGE_S, CPU_BYTES_PER_S = 6e-5, 4e9
 """Of a round of messages between 8 CPU devices, and of all their bytes (two cores of a Xeon, 2026-11-21)."""
 
 
-def _cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
-    plan = engine.planned(schedule, vector, share=True)
-    sent = plan.elements * vector.dtype.itemsize * len(schedule.topology.chips)
-    return plan.count * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
+def _estimate_cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
+    rounds = engine.choose_rounds(schedule, vector, share=True)
+    sent = rounds.elements * vector.dtype.itemsize * len(schedule.topology.chips)
+    return rounds.count * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

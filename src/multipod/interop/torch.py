@@ -21,8 +21,15 @@ from multipod.collectives.build import build
 from multipod.collectives.schedule import Schedule
 from multipod.errors import ScheduleError
 from multipod.execute.adasum.operator import Layers, refuse_poisoned
-from multipod.execute.adasum.ranks import flag_sum
-from multipod.execute.engines.torch import TensorMemory, adasum, all_reduce, process_group, run, shared_memory
+from multipod.execute.adasum.ranks import build_flag_sum
+from multipod.execute.engines.torch import (
+    TensorMemory,
+    adasum,
+    all_reduce,
+    open_shared_memory,
+    require_process_group,
+    run,
+)
 from multipod.topology.topology import Topology
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
@@ -52,12 +59,12 @@ class HookState:
         group: ProcessGroup | None = None,
         **options: Any,
     ) -> None:
-        self.group = process_group(group)
+        self.group = require_process_group(group)
         ranks = distributed.get_world_size(self.group)
         self.schedule: Schedule | None = None
         self.window: TensorMemory | None = None
         if algorithm == SHARED_MEMORY:
-            self.window = shared_memory(self.group, **options)
+            self.window = open_shared_memory(self.group, **options)
         else:
             topology = topology or Topology((ranks,), wrap=(True,))
             if len(topology.chips) != ranks:
@@ -114,7 +121,7 @@ class AdasumState:
         node: int = 1,
         group: ProcessGroup | None = None,
     ) -> None:
-        self.group = process_group(group)
+        self.group = require_process_group(group)
         ranks, rank = self.group.size(), self.group.rank()
         topology = topology or Topology((ranks,))
         if len(topology.chips) != ranks:
@@ -140,7 +147,7 @@ class AdasumState:
 
     def sum(self, vector: torch.Tensor) -> torch.Tensor:
         """The sum of short flat tensors over the ranks, in place."""
-        run(vector, flag_sum(self.schedule), self.group)
+        run(vector, build_flag_sum(self.schedule), self.group)
         return vector
 
     def layers(self, tensors: Iterable[torch.Tensor], prefix: str = "") -> Layers:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from multipod.collectives.adasum import leaves
 from multipod.execute.adasum.devices import combine_tree
 from multipod.execute.bucketing import Combine, all_gather_tree, reduce_scatter_tree
-from multipod.execute.sums import SUMS, VectorSum, in_tile_first, scheduled
+from multipod.execute.sums import SUMS, VectorSum, build_scheduled_sum, sum_in_tile_first
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import data_axes, data_sizes, inner_axes, is_split, names_of, only, topology_of, update_spec
 from multipod.topology.topology import Topology
@@ -232,8 +232,8 @@ def vector_sum(layout: Layout, mesh: Mesh | AbstractMesh, axes: Sequence[str] = 
     elif layout.gradient_sum in SUMS:
         total = SUMS[layout.gradient_sum](DATA_AXES)
     else:
-        total = scheduled(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
-    return in_tile_first(total, inside, math.prod(mesh.shape[axis] for axis in DATA_AXES)) if inside else total
+        total = build_scheduled_sum(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
+    return sum_in_tile_first(total, inside, math.prod(mesh.shape[axis] for axis in DATA_AXES)) if inside else total
 
 
 def update_specs(layout: Layout, mesh: Mesh | AbstractMesh, tree: Any, base: Any) -> Any:

@@ -7,9 +7,10 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from multipod.errors import RecipeError
-from multipod.execute.pipeline.delays import Part
-from multipod.execute.pipeline.passes import Function
+from multipod.execute.pipeline.delays import PipelinePart
+from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
+from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums
 from multipod.nn.laid import Splits, laying
@@ -80,10 +81,14 @@ def pipe_of(
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
     split = _split(parts, weights, specs) if specs else None
-    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    return Pipe(
+        PipelineSetup(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    )
 
 
-def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionSpec]) -> tuple[list[Any], list[Any]]:
+def _split(
+    parts: list[PipelinePart], weights: list[Any], specs: Mapping[str, PartitionSpec]
+) -> tuple[list[Any], list[Any]]:
     """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
     own = [{name: specs[name] for name in part} for part in weights]
     whole = lambda leaf: PartitionSpec()  # noqa: E731
@@ -91,7 +96,9 @@ def _split(parts: list[Part], weights: list[Any], specs: Mapping[str, PartitionS
     return own, [state_specs(*each, whole) for each in zip(states, weights, own, strict=True)]
 
 
-def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None) -> list[Function]:
+def evaluations(
+    recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: Splits | None = None
+) -> list[PartFunction]:
     """The function of each of `parts` in evaluation, as `multipod.execute.pipeline.forward` takes them.
 
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
@@ -99,7 +106,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
     """
     scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
 
-    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> Function:
+    def of_part(layers: tuple[ModelLayer, ...], last: bool) -> PartFunction:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
@@ -117,7 +124,7 @@ def evaluations(recipe: Recipe, parts: int, mesh: Mesh | AbstractMesh, splits: S
 
 def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
     """The whole model's parameters as those of the parts; tied ones are in several."""
-    return [{name: params[name] for name in own} for own in pipe.weights]
+    return [{name: params[name] for name in own} for own in pipe.setup.weights]
 
 
 def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def _part(
     delay: float,
     techniques: PipeMare,
     lie: tuple[Mesh | AbstractMesh, Splits],
-) -> Part:
+) -> PipelinePart:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
@@ -172,8 +179,8 @@ def _part(
         return sums["loss"] / recipe.batch, sums
 
     if delay == 0:
-        return Part(function, optimizer)
-    return Part(
+        return PipelinePart(function, optimizer)
+    return PipelinePart(
         function,
         techniques.wrap(optimizer, delay),
         (lambda w, state, on: techniques.backward_weights(w, state, delay * on)) if techniques.decay else None,

@@ -118,7 +118,7 @@ class SaveFailed:
 
 @dataclass(frozen=True)
 class BadUpdate:
-    """Update number `update` was bad, and this was done about it (`recipe.trouble`).
+    """Update number `update` was bad, and this was done about it (`recipe.bad_updates`).
 
     Attributes:
       update: number of the update, from 1.

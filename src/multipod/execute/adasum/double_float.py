@@ -1,6 +1,6 @@
-"""Numbers as pairs of float32, 48 bits together: for devices that have no float64."""
+"""Double-float arithmetic, numbers as pairs of float32 with 48 bits together: for devices that have no float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,17 +9,21 @@ import numpy as np
 from jax import lax
 
 FAN = 16
-"""Pairs that are added up at once: a tensor with fewer blocks takes the memory of so many."""
+"""Numbers that are added up at once: a tensor with fewer blocks takes the memory of so many."""
 
 NOTHING = -126
 """The exponent of a vector of zeros."""
 
 
-class Pair(NamedTuple):
+class DoubleFloat(NamedTuple):
     """high + low, where low is at most half of the last bit of high."""
 
     high: jax.Array
     low: jax.Array
+
+    def map(self, move: Callable[[jax.Array], jax.Array]) -> "DoubleFloat":
+        """Applies to both parts a function that only moves elements: a slice, a pad, another shape."""
+        return DoubleFloat(move(self.high), move(self.low))
 
 
 # Powers of two.
@@ -37,20 +41,20 @@ def power_of_two(exponent: jax.Array) -> jax.Array:
     return jnp.where(exponent < -126, 0.0, normal)
 
 
-# Pairs of float32.
+# Arithmetic.
 
 
-def two_sum(a: jax.Array, b: jax.Array) -> Pair:
+def two_sum(a: jax.Array, b: jax.Array) -> DoubleFloat:
     """a + b, exactly (Knuth)."""
     high = a + b
     back = high - a
-    return Pair(high, (a - (high - back)) + (b - back))
+    return DoubleFloat(high, (a - (high - back)) + (b - back))
 
 
-def _quick(high: jax.Array, low: jax.Array) -> Pair:
+def _quick(high: jax.Array, low: jax.Array) -> DoubleFloat:
     """high + low, exactly, where high is the larger (Dekker)."""
     total = high + low
-    return Pair(total, low - (total - high))
+    return DoubleFloat(total, low - (total - high))
 
 
 def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -59,7 +63,7 @@ def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return high, a - high
 
 
-def two_product(a: jax.Array, b: jax.Array) -> Pair:
+def two_product(a: jax.Array, b: jax.Array) -> DoubleFloat:
     """a b to 48 bits, unless it is near the ends of the range.
 
     Only products that are exact are formed: XLA lets compilers join a product and a sum into one operation with
@@ -71,7 +75,7 @@ def two_product(a: jax.Array, b: jax.Array) -> Pair:
     return _quick(high, low + (middle.low + al * bl))
 
 
-def plus(x: Pair, y: Pair) -> Pair:
+def add(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x + y."""
     high, error = two_sum(x.high, y.high)
     low, rest = two_sum(x.low, y.low)
@@ -79,37 +83,37 @@ def plus(x: Pair, y: Pair) -> Pair:
     return _quick(high, error + rest)
 
 
-def times(x: Pair, y: Pair) -> Pair:
+def multiply(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x y."""
     high, error = two_product(x.high, y.high)
     return _quick(high, error + (x.high * y.low + x.low * y.high))
 
 
-def over(x: Pair, y: Pair) -> Pair:
+def divide(x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x / y."""
     first = x.high / y.high
-    rest = plus(x, negative(times(y, Pair(first, jnp.zeros_like(first)))))
+    rest = add(x, negate(multiply(y, DoubleFloat(first, jnp.zeros_like(first)))))
     return _quick(first, rest.high / y.high)
 
 
-def negative(x: Pair) -> Pair:
+def negate(x: DoubleFloat) -> DoubleFloat:
     """-x."""
-    return Pair(-x.high, -x.low)
+    return DoubleFloat(-x.high, -x.low)
 
 
-def select(yes: jax.Array, x: Pair, y: Pair) -> Pair:
+def where(yes: jax.Array, x: DoubleFloat, y: DoubleFloat) -> DoubleFloat:
     """x where `yes`, y elsewhere."""
-    return Pair(jnp.where(yes, x.high, y.high), jnp.where(yes, x.low, y.low))
+    return DoubleFloat(jnp.where(yes, x.high, y.high), jnp.where(yes, x.low, y.low))
 
 
-def added_up(x: Pair) -> Pair:
-    """The sum over the first axis, one after the other: a loop, because XLA takes long to compile many pairs."""
-    first = Pair(x.high[0], x.low[0])
-    return lax.fori_loop(1, len(x.high), lambda k, total: plus(total, Pair(x.high[k], x.low[k])), first)
+def sum_first_axis(x: DoubleFloat) -> DoubleFloat:
+    """Sums over the first axis, one after the other: a loop, because XLA takes long to compile many additions."""
+    first = DoubleFloat(x.high[0], x.low[0])
+    return lax.fori_loop(1, len(x.high), lambda k, total: add(total, DoubleFloat(x.high[k], x.low[k])), first)
 
 
-def sums_of_runs(x: Pair, counts: Sequence[int]) -> Pair:
-    """[len(counts), ...]: sums of the first, the next, ... so many along the first axis; all of them together."""
+def sum_runs(x: DoubleFloat, counts: Sequence[int]) -> DoubleFloat:
+    """[len(counts), ...]: sums of runs along the first axis, of `counts[0]` numbers, then of `counts[1]`, and so on."""
     while max(counts) > 1:
         table, groups, begin = [], [], 0
         for count in counts:
@@ -119,11 +123,11 @@ def sums_of_runs(x: Pair, counts: Sequence[int]) -> Pair:
             groups.append(len(rows))
             begin += count
         padded = (jnp.pad(part, [(0, 1)] + [(0, 0)] * (part.ndim - 1)) for part in x)
-        x = added_up(Pair(*(part[jnp.asarray(np.array(table).T)] for part in padded)))
+        x = sum_first_axis(DoubleFloat(*(part[jnp.asarray(np.array(table).T)] for part in padded)))
         counts = groups
     return x
 
 
-def joined(pairs: Sequence[Pair]) -> Pair:
-    """One after the other, along the first axis."""
-    return Pair(*(jnp.concatenate(parts) for parts in zip(*pairs, strict=True)))
+def concatenate(numbers: Sequence[DoubleFloat]) -> DoubleFloat:
+    """Joins numbers along the first axis."""
+    return DoubleFloat(*(jnp.concatenate(parts) for parts in zip(*numbers, strict=True)))

@@ -20,7 +20,7 @@ WIDE = ("-mprefer-vector-width=512",)
 DTYPES = {np.dtype(np.float32): ("float32", ctypes.c_float), np.dtype(np.float64): ("float64", ctypes.c_double)}
 
 
-class Functions(NamedTuple):
+class NativeFunctions(NamedTuple):
     """Functions on flat contiguous arrays of one dtype; they do not hold Python's lock.
 
     `cuts` is int64 [parts, 3]: tensor, from, to, counted from the beginning of the arrays; all results are by tensor.
@@ -42,7 +42,7 @@ class Functions(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def functions(dtype: np.dtype) -> Functions | None:
+def load_functions(dtype: np.dtype) -> NativeFunctions | None:
     """Those for arrays of `dtype`; None if there is no compiler, or the dtype is neither float32 nor float64."""
     loaded = _library() if dtype in DTYPES else None
     if loaded is None:
@@ -62,7 +62,7 @@ def functions(dtype: np.dtype) -> Functions | None:
         function.argtypes, function.restype = arguments, result
         found.append(function)
     dots, blend, gram, mix, within = found
-    return Functions(
+    return NativeFunctions(
         partial(_dots, dots), partial(_blend, blend), partial(_gram, gram), partial(_mix, mix), partial(_within, within)
     )
 

@@ -4,11 +4,11 @@ There are two forms. The *tree* runs the schedule: in each step that combines, t
 dots are taken piece by piece as the pieces arrive, while they are in the cache, then summed over the nodes' ranks, and
 then the vectors are blended. The *Gram form* has no levels: every rank gets its share of all vectors, the p x p dots of
 each tensor are summed over all ranks, and of these follow the weights of the one sum that is left to do. Both take the
-bytes of a sum; `form_for` chooses.
+bytes of a sum; `choose_form` chooses.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,11 +17,8 @@ import numpy as np
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, split
 from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
 from multipod.errors import ScheduleError
-from multipod.execute.adasum.native import Functions, functions
-from multipod.execute.adasum.operator import LARGEST, Layers, coefficients, gram_weights, refuse_poisoned
-
-CHUNK = 1 << 15
-"""Elements that are made float64 at a time: 256 KiB, so that they stay in a core's cache."""
+from multipod.execute.adasum.arithmetic import Arithmetic, flag_broken
+from multipod.execute.adasum.operator import Layers, coefficients, gram_weights, refuse_poisoned
 
 PIECE_BYTES = 1 << 20
 """Messages are cut to this, so that their dots are taken while they are in the cache."""
@@ -45,7 +42,7 @@ class Span(NamedTuple):
 
 
 class Engine(Protocol):
-    """What a transport brings to `follow`."""
+    """What a transport brings to `combine_vector`."""
 
     @property
     def piece_bytes(self) -> int:
@@ -64,66 +61,68 @@ class Engine(Protocol):
         ...
 
 
-def follow(
+def combine_vector(
     engine: Engine,
-    math: "Arithmetic",
+    math: Arithmetic,
     vector: Any,
     schedule: Schedule,
     rank: int,
     layers: Layers,
     form: Form | None = None,
 ) -> None:
-    """One rank's part of a schedule that combines, in place; in the given form, or in the one that `form_for` says.
+    """Runs one rank's part of a schedule that combines, in place; by default in the form that `choose_form` says.
 
     Raises:
       PoisonedError: on all ranks, if a tensor of any is not finite; the vector is then of no use.
       ScheduleError: layers that do not fit the vector, or the Gram form of a schedule that has none.
     """
     layers.check(len(vector))
-    chosen = form or form_for(schedule, len(vector) * math.itemsize(vector))
+    chosen = form or choose_form(schedule, len(vector) * math.itemsize(vector))
     if chosen == "gram" and not has_gram(schedule):
         raise ScheduleError(
             f"{schedule}: no Gram form: it is for 2 to {GRAM_MOST} ranks that combine along the tree of their numbers, "
             'without means inside nodes. Ask for form="tree".'
         )
-    flags, good = (_by_gram if chosen == "gram" else _by_tree)(engine, math, vector, schedule, rank, layers)
+    flags, good = (_combine_by_gram if chosen == "gram" else _combine_by_tree)(
+        engine, math, vector, schedule, rank, layers
+    )
     ranks = len(schedule.topology.chips)
     if ranks == 1:
         refuse_poisoned(str(schedule), flags[None], layers.names)
     elif not good:
-        told = math.zeros(vector, ranks * len(flags))
+        table = math.zeros(vector, ranks * len(flags))
         for layer in np.flatnonzero(flags).tolist():
-            told[rank * len(flags) + layer] = 1
-        engine.run(told, flag_sum(schedule))
-        refuse_poisoned(f"{schedule} on rank {rank}", math.numbers(told).reshape(ranks, -1), layers.names)
+            table[rank * len(flags) + layer] = 1
+        engine.run(table, build_flag_sum(schedule))
+        refuse_poisoned(f"{schedule} on rank {rank}", math.numbers(table).reshape(ranks, -1), layers.names)
 
 
-def form_for(schedule: Schedule, nbytes: int) -> Form:
-    """The faster form for a vector of so many bytes; of two ranks both send the same messages."""
+def choose_form(schedule: Schedule, nbytes: int) -> Form:
+    """Chooses the faster form for a vector of `nbytes`; of two ranks both send the same messages."""
     few = 2 < len(schedule.topology.chips) <= GRAM_MOST
     return "gram" if few and nbytes <= GRAM_BYTES and has_gram(schedule) else "tree"
 
 
-def noted(layers: Layers | None, form: Form | None) -> str:
-    """What ranks compare before the first combination of a kind; empty for a plain sum."""
+def describe_combination(layers: Layers | None, form: Form | None) -> str:
+    """Describes a combination in the text that ranks compare before the first of a kind; empty for a plain sum."""
     return "" if layers is None else layers.text + (f" by {form}" if form else "")
 
 
 # The tree.
 
 
-def _by_tree(
-    engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, rank: int, layers: Layers
+def _combine_by_tree(
+    engine: Engine, math: Arithmetic, vector: Any, schedule: Schedule, rank: int, layers: Layers
 ) -> tuple[np.ndarray, bool]:
-    """Which of this rank's tensors are not finite; and whether all of all ranks are."""
+    """Returns which of this rank's tensors are not finite, and whether all of all ranks are."""
     # The first combination tells whether this rank's tensors are finite, if its vector is its own until then.
-    flags = None if begins_alone(schedule, rank) else broken(math, vector, layers)
+    flags = None if begins_alone(schedule, rank) else flag_broken(math, vector, layers)
     good, piece = True, engine.piece_bytes // math.itemsize(vector)
     for number, steps in split(schedule):
         if steps is not None:
             engine.run(vector, steps)
             continue
-        part = meeting(schedule, number, rank, layers, piece)
+        part = find_rank_combination(schedule, number, rank, layers, piece)
         dots = math.zeros(vector, 3 * len(layers.sizes))
         arrived = []
         if part is not None:
@@ -136,23 +135,23 @@ def _by_tree(
             engine.run(dots, adder)
         if part is None:
             continue
-        found = math.numbers(dots).reshape(-1, 3)
+        sums = math.numbers(dots).reshape(-1, 3)
         if flags is None:
-            flags = ~np.isfinite(found[:, 1 if part.left else 2])
+            flags = ~np.isfinite(sums[:, 1 if part.left else 2])
         # What is not finite on one rank makes the dots of all combinations that it is part of infinite or NaN.
         good = _blend(math, vector, part, arrived, dots)
     assert flags is not None
     return flags, good
 
 
-class Meeting(NamedTuple):
+class RankCombination(NamedTuple):
     """What one rank does in a step that combines.
 
     Attributes:
       sends, receives: pieces, in an order that is the same at both ends.
       cuts: of each that is received, int64 [parts, 3]: tensor, from, to, counted from the beginning of the piece.
       left: its own vector is the left one.
-      own, others: the leaves under its own vector, and under the other.
+      own, others: how many leaves are under its own vector, and under the other.
     """
 
     sends: tuple[Span, ...]
@@ -164,42 +163,44 @@ class Meeting(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def meeting(schedule: Schedule, number: int, rank: int, layers: Layers, piece: int = 0) -> Meeting | None:
-    """The part of `rank` in step `number`, in pieces of at most `piece` elements (0: whole); None if it has none."""
-    mine = next((one for one in combinations(schedule)[number] if rank in one.left or rank in one.right), None)
+def find_rank_combination(
+    schedule: Schedule, number: int, rank: int, layers: Layers, piece: int = 0
+) -> RankCombination | None:
+    """Finds the part of `rank` in step `number`, None if it has none; in pieces of `piece` elements (0: uncut)."""
+    mine = next((met for met in combinations(schedule)[number] if rank in met.left or rank in met.right), None)
     if mine is None:
         return None
-    step, places, ranks = schedule.steps[number], schedule.elements(layers.ends[-1]), schedule.topology.rank
+    step, elements, ranks = schedule.steps[number], schedule.elements(layers.ends[-1]), schedule.topology.rank
     chip = schedule.topology.chips[rank]
 
     def spans(ours: np.ndarray, theirs: np.ndarray) -> tuple[Span, ...]:
-        whole = sorted(
-            Span(ranks[int(theirs[k])], int(places[step.first[k]]), int(places[step.stop[k]]))
+        uncut = sorted(
+            Span(ranks[int(theirs[k])], int(elements[step.first[k]]), int(elements[step.stop[k]]))
             for k in np.flatnonzero(ours == chip).tolist()
         )
-        return tuple(part for span in whole for part in pieces(span, piece))
+        return tuple(part for span in uncut for part in cut_span(span, piece))
 
     left = rank in mine.left
     sizes = len(mine.left), len(mine.right)
     receives = spans(step.dst, step.src)
-    cuts = tuple(cut(layers, span) for span in receives)
-    return Meeting(spans(step.src, step.dst), receives, cuts, left, *(sizes if left else sizes[::-1]))
+    cuts = tuple(cut_at_layers(layers, span) for span in receives)
+    return RankCombination(spans(step.src, step.dst), receives, cuts, left, *(sizes if left else sizes[::-1]))
 
 
-def pieces(span: Span, most: int) -> list[Span]:
-    """The span in pieces of at most `most` elements (0: whole); none if it is empty."""
+def cut_span(span: Span, most: int) -> list[Span]:
+    """Cuts a span into pieces of at most `most` elements (0: uncut); none if it is empty."""
     begins = range(span.begin, span.end, most or max(1, span.end - span.begin))
     return [span._replace(begin=begin, end=min(begin + (most or span.end), span.end)) for begin in begins]
 
 
-def cut(layers: Layers, span: Span) -> np.ndarray:
+def cut_at_layers(layers: Layers, span: Span) -> np.ndarray:
     """int64 [parts, 3]: tensor, from, to of each tensor's part of a span, counted from its beginning."""
     parts = [(layer, begin - span.begin, end - span.begin) for layer, begin, end in layers.cut(span.begin, span.end)]
     return np.array(parts, np.int64).reshape(-1, 3)
 
 
-def _blend(math: "Arithmetic", vector: Any, part: Meeting, arrived: Sequence[Any], dots: Any) -> bool:
-    """Combines what arrived into `vector`, given the sums of dots; whether all of these are finite."""
+def _blend(math: Arithmetic, vector: Any, part: RankCombination, arrived: Sequence[Any], dots: Any) -> bool:
+    """Combines what arrived into `vector`, given the sums of dots; returns whether all of these are finite."""
     leaves = (part.own, part.others) if part.left else (part.others, part.own)
     own, other = coefficients(dots.reshape(-1, 3), *leaves, math.xp)[:: 1 if part.left else -1]
     # The last pieces first: they are what the cache still holds.
@@ -208,17 +209,17 @@ def _blend(math: "Arithmetic", vector: Any, part: Meeting, arrived: Sequence[Any
     return bool(np.isfinite(math.numbers(dots)).all())
 
 
-def lockstep(
+def combine_in_lockstep(
     schedule: Schedule,
     number: int,
     held: dict[int, np.ndarray],
     layers: Layers,
     run: Callable[[Schedule, dict[int, np.ndarray]], dict[int, np.ndarray]],
 ) -> None:
-    """Step `number`, which combines, for all chips at once, in place on `held`; `run` adds the dots by a schedule."""
+    """Runs step `number`, which combines, for all chips at once, in place on `held`; `run` adds dots by a schedule."""
     math, chips = Arithmetic(), schedule.topology.chips
     piece = PIECE_BYTES // held[chips[0]].itemsize
-    parts = {chip: meeting(schedule, number, rank, layers, piece) for rank, chip in enumerate(chips)}
+    parts = {chip: find_rank_combination(schedule, number, rank, layers, piece) for rank, chip in enumerate(chips)}
     arrived = {
         chip: [held[chips[span.peer]][span.begin : span.end].copy() for span in part.receives] if part else []
         for chip, part in parts.items()
@@ -238,15 +239,15 @@ def lockstep(
 def begins_alone(schedule: Schedule, rank: int) -> bool:
     """Whether the first combination of `rank` has its own vector alone on one side."""
     for step in combinations(schedule):
-        for one in step:
-            if rank in one.members:
-                return one.left == (rank,) or one.right == (rank,)
+        for met in step:
+            if rank in met.members:
+                return met.left == (rank,) or met.right == (rank,)
     return False
 
 
 @lru_cache(maxsize=64)
-def flag_sum(schedule: Schedule) -> Schedule:
-    """A sum over all ranks of a vector that is short."""
+def build_flag_sum(schedule: Schedule) -> Schedule:
+    """Builds a schedule that sums a short vector over all ranks."""
     return Schedule("all-reduce", "flags", schedule.topology, 1, np.arange(2), group_sum(schedule.topology.chips))
 
 
@@ -259,18 +260,18 @@ def has_gram(schedule: Schedule) -> bool:
     if not 2 <= len(schedule.topology.chips) <= GRAM_MOST or any((step.op == ADD).any() for step in schedule.steps):
         return False
 
-    def tree(one: Schedule) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return {(met.left, met.right) for step in combinations(one) for met in step}
+    def tree(combining: Schedule) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return {(met.left, met.right) for step in combinations(combining) for met in step}
 
     return tree(schedule) == tree(halving(schedule.topology))
 
 
-def _by_gram(
-    engine: Engine, math: "Arithmetic", vector: Any, schedule: Schedule, rank: int, layers: Layers
+def _combine_by_gram(
+    engine: Engine, math: Arithmetic, vector: Any, schedule: Schedule, rank: int, layers: Layers
 ) -> tuple[np.ndarray, bool]:
-    """As `_by_tree`."""
-    ranks, back = len(schedule.topology.chips), shares(schedule)
-    part = _sharing(schedule, rank, layers, engine.piece_bytes // math.itemsize(vector))
+    """Returns which of this rank's tensors are not finite, and whether all of all ranks are."""
+    ranks, back = len(schedule.topology.chips), build_share_broadcast(schedule)
+    part = _build_gram_exchange(schedule, rank, layers, engine.piece_bytes // math.itemsize(vector))
     arriving = engine.exchange(vector, part.sends, part.receives)
     gram = math.zeros(vector, len(layers.sizes) * ranks * ranks)
     rows: list[list[Any]] = []
@@ -278,18 +279,18 @@ def _by_gram(
         rows.append([vector[span.begin : span.end] if peer == rank else next(arriving) for peer in range(ranks)])
         math.add_gram(gram, rows[-1], cuts)
     list(arriving)  # no more comes, and at its end all has left
-    engine.run(gram, flag_sum(schedule))
-    found = math.numbers(gram).reshape(-1, ranks, ranks)
-    good = bool(np.isfinite(found).all())
+    engine.run(gram, build_flag_sum(schedule))
+    dots = math.numbers(gram).reshape(-1, ranks, ranks)
+    good = bool(np.isfinite(dots).all())
     if good:
-        weights = gram_weights(found, schedule.topology.chips)
-        for span, cuts, own in zip(part.own, part.cuts, rows, strict=True):
-            math.mix(vector[span.begin : span.end], own, cuts, weights)
+        weights = gram_weights(dots, schedule.topology.chips)
+        for span, cuts, pieces in zip(part.own, part.cuts, rows, strict=True):
+            math.mix(vector[span.begin : span.end], pieces, cuts, weights)
         engine.run(vector, back)
-    return ~np.isfinite(found[:, rank, rank]), good
+    return ~np.isfinite(dots[:, rank, rank]), good
 
 
-class Sharing(NamedTuple):
+class GramExchange(NamedTuple):
     """The pieces of all vectors that go to the rank that adds them up. `own`: of its share; `cuts` of each."""
 
     sends: tuple[Span, ...]
@@ -299,129 +300,22 @@ class Sharing(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _sharing(schedule: Schedule, rank: int, layers: Layers, piece: int) -> Sharing:
-    ends = shares(schedule).elements(layers.ends[-1]).tolist()
-    all_shares = [pieces(Span(peer, *ends[peer : peer + 2]), piece) for peer in range(len(ends) - 1)]
+def _build_gram_exchange(schedule: Schedule, rank: int, layers: Layers, piece: int) -> GramExchange:
+    ends = build_share_broadcast(schedule).elements(layers.ends[-1]).tolist()
+    all_shares = [cut_span(Span(peer, *ends[peer : peer + 2]), piece) for peer in range(len(ends) - 1)]
     turns = itertools.zip_longest(*(share for peer, share in enumerate(all_shares) if peer != rank))
     sends = tuple(span for turn in turns for span in turn if span is not None)
     others = [peer for peer in range(len(all_shares)) if peer != rank]
     receives = tuple(span._replace(peer=peer) for span in all_shares[rank] for peer in others)
-    own = tuple(all_shares[rank])
-    return Sharing(sends, receives, own, tuple(cut(layers, span) for span in own))
+    mine = tuple(all_shares[rank])
+    return GramExchange(sends, receives, mine, tuple(cut_at_layers(layers, span) for span in mine))
 
 
 @lru_cache(maxsize=64)
-def shares(schedule: Schedule) -> Schedule:
-    """Copies of share r of the vector from rank r to all others."""
+def build_share_broadcast(schedule: Schedule) -> Schedule:
+    """Builds a schedule that copies share r of the vector from rank r to all others."""
     chips = schedule.topology.chips
     pairs = [(src, dst, k) for k, src in enumerate(chips) for dst in chips if src != dst]
-    src, dst, places = zip(*pairs, strict=True)
-    step = make_step(src, dst, places, None, COPY)
+    src, dst, shares = zip(*pairs, strict=True)
+    step = make_step(src, dst, shares, None, COPY)
     return Schedule("broadcast", "shares", schedule.topology, len(chips), even(len(chips)), [step])
-
-
-# The arithmetic.
-
-
-class Arithmetic:
-    """What the combination asks of arrays: here those of NumPy; `execute.engines.torch` has that of tensors.
-
-    Args:
-      native: take the functions in C (`native.py`) where they are to be had.
-    """
-
-    xp: Any = np
-
-    def __init__(self, native: bool = True) -> None:
-        self._native = native
-
-    def itemsize(self, vector: Any) -> int:
-        """Bytes of an element."""
-        return int(vector.itemsize)
-
-    def zeros(self, like: Any, length: int) -> Any:
-        """Float64 zeros, where `like` is."""
-        return np.zeros(length)
-
-    def add_dots(self, dots: Any, mine: Any, theirs: Any, cuts: np.ndarray, left: bool) -> None:
-        """Adds a.b, a.a, b.b of each part to float64 dots [3 tensors]; a is `mine` where `left`, else `theirs`."""
-        a, b = (mine, theirs) if left else (theirs, mine)
-        fast = self._fast(a, b)
-        if fast is not None:
-            fast.dots(a, b, cuts, dots)
-            return
-        for layer, begin, end in cuts.tolist():
-            for x, y in self._chunks(a[begin:end], b[begin:end]):
-                dots[3 * layer : 3 * layer + 3] += self._stacked([x @ y, x @ x, y @ y])
-
-    def blend(self, mine: Any, theirs: Any, cuts: np.ndarray, own: Any, other: Any) -> None:
-        """mine = own * mine + other * theirs in place, in float64, rounded once: the two may nearly cancel."""
-        fast = self._fast(mine, theirs)
-        if fast is not None:
-            fast.blend(mine, theirs, cuts, own, other)
-            return
-        for layer, begin, end in cuts.tolist():
-            for part in self._slices(mine, begin, end):
-                mine[part] = own[layer] * self._wide(mine[part]) + other[layer] * self._wide(theirs[part])
-
-    def add_gram(self, gram: Any, rows: Sequence[Any], cuts: np.ndarray) -> None:
-        """Adds the dots of all pairs of p arrays to float64 gram [tensors p p]."""
-        fast = self._fast(*rows)
-        if fast is not None:
-            fast.gram(rows, cuts, gram)
-            return
-        p = len(rows)
-        for layer, begin, end in cuts.tolist():
-            for wide in self._chunks(*(row[begin:end] for row in rows)):
-                matrix = self._stacked(wide)
-                gram[p * p * layer : p * p * (layer + 1)] += (matrix @ matrix.T).reshape(-1)
-
-    def mix(self, out: Any, rows: Sequence[Any], cuts: np.ndarray, weights: np.ndarray) -> None:
-        """out = sum_r weights[tensor, r] rows[r], in float64, rounded once; `out` may be one of the rows."""
-        fast = self._fast(out, *rows)
-        if fast is not None:
-            fast.mix(out, rows, cuts, np.ascontiguousarray(weights))
-            return
-        for layer, begin, end in cuts.tolist():
-            for part in self._slices(out, begin, end):
-                out[part] = sum(float(w) * self._wide(row[part]) for w, row in zip(weights[layer], rows, strict=True))
-
-    def finite(self, vector: Any) -> bool:
-        """Whether all elements are finite, and can be squared."""
-        fast = self._fast(vector)
-        if fast is not None:
-            return fast.within(vector, LARGEST if vector.dtype.itemsize == 8 else float(np.finfo(vector.dtype).max))
-        total = float(np.add.reduce(vector, dtype=np.result_type(vector.dtype, np.float32)))
-        if vector.dtype.itemsize < 8 and np.isfinite(total):
-            return True
-        return bool((np.abs(vector.astype(np.float64)) <= LARGEST).all())
-
-    def numbers(self, values: Any) -> np.ndarray:
-        """As a NumPy array."""
-        return np.asarray(values)
-
-    def _wide(self, part: Any) -> Any:
-        return part.astype(np.float64)
-
-    def _stacked(self, parts: Sequence[Any]) -> Any:
-        return np.stack(parts)
-
-    def _chunks(self, *arrays: Any) -> Iterable[list[Any]]:
-        """The arrays in float64, so many elements at a time that they stay in the cache."""
-        for part in self._slices(arrays[0], 0, len(arrays[0])):
-            yield [self._wide(one[part]) for one in arrays]
-
-    def _slices(self, like: Any, begin: int, end: int) -> list[slice]:
-        """From `begin` to `end`, so many elements at a time."""
-        return [slice(low, min(low + CHUNK, end)) for low in range(begin, end, CHUNK)]
-
-    def _fast(self, *arrays: np.ndarray) -> Functions | None:
-        """The functions in C, if they take these arrays."""
-        if not self._native or any(a.dtype != arrays[0].dtype or not a.flags.c_contiguous for a in arrays):
-            return None
-        return functions(arrays[0].dtype)
-
-
-def broken(math: Arithmetic, vector: Any, layers: Layers) -> np.ndarray:
-    """float64 [layers]: 1 where the tensor is not finite on this rank."""
-    return np.array([0.0 if math.finite(vector[begin:end]) else 1.0 for begin, end in itertools.pairwise(layers.ends)])

@@ -17,7 +17,7 @@ from jax import lax
 
 from multipod.collectives.schedule import ADD, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.engines.rounds import Rounds, Shape, rounds
+from multipod.execute.engines.rounds import Rounds, RoundShape, build_rounds
 
 Form = Literal["written out", "looped"]
 
@@ -54,31 +54,31 @@ def run(schedule: Schedule, vector: jax.Array, axes: Sequence[str], form: Form |
         )
     if form is None:
         few = 1 if jax.default_backend() == "cpu" else WRITTEN_OUT
-        form = "written out" if planned(schedule, vector, share=False).count <= few else "looped"
-    plan = planned(schedule, vector, share=form == "looped")
-    return (_looped if form == "looped" and plan.count else _written_out)(plan, vector, names)
+        form = "written out" if choose_rounds(schedule, vector, share=False).count <= few else "looped"
+    rounds = choose_rounds(schedule, vector, share=form == "looped")
+    return (_run_looped if form == "looped" and rounds.count else _run_written_out)(rounds, vector, names)
 
 
-def planned(schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, *, share: bool) -> Rounds:
-    """The rounds of the schedule for such a vector on this backend; `share` as for `rounds`."""
+def choose_rounds(schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, *, share: bool) -> Rounds:
+    """The rounds of the schedule for such a vector on this backend; `share` as for `build_rounds`."""
     if jax.default_backend() != "cpu":
-        return rounds(schedule, vector.size, share)
+        return build_rounds(schedule, vector.size, share)
     least, most = SEGMENT_BYTES
     segment = min(max(least, vector.size * vector.dtype.itemsize // 8), most)
-    return rounds(schedule, vector.size, share, max(1, segment // vector.dtype.itemsize))
+    return build_rounds(schedule, vector.size, share, max(1, segment // vector.dtype.itemsize))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 2))
 def all_reduce(schedule: Schedule, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """The sum of the devices' vectors, on each of them; vectors of any length and dtype.
 
-    As `psum` in `shard_map` without `check_vma`, it is its own derivative: the gradient with respect to one
+    Like `psum` in `shard_map` without `check_vma`, it is its own derivative: the gradient with respect to one
     device's vector is the sum of the gradients with respect to all results.
 
     Raises:
       ScheduleError: a schedule of another collective; as `run`.
     """
-    _expect(schedule, "all-reduce")
+    _check_collective(schedule, "all-reduce")
     return run(schedule, vector, axes)
 
 
@@ -101,7 +101,7 @@ def reduce_scatter(schedule: Schedule, vector: jax.Array, axes: Sequence[str]) -
     Raises:
       ScheduleError: a length that does not divide by the devices, a schedule of another collective; as `run`.
     """
-    _expect(schedule, "reduce-scatter", "all-reduce")
+    _check_collective(schedule, "reduce-scatter", "all-reduce")
     chips = len(schedule.topology.chips)
     if len(vector) % chips:
         raise ScheduleError(
@@ -121,60 +121,60 @@ def all_gather(schedule: Schedule, share: jax.Array, axes: Sequence[str]) -> jax
     Raises:
       ScheduleError: a schedule of another collective; as `run`.
     """
-    _expect(schedule, "all-gather", "all-reduce")
-    whole = jnp.full(len(share) * len(schedule.topology.chips), -0.0, share.dtype)
-    place = (lax.axis_index(tuple(axes)) * len(share),)
-    return run(schedule, lax.dynamic_update_slice(whole, share, place), axes)
+    _check_collective(schedule, "all-gather", "all-reduce")
+    padded = jnp.full(len(share) * len(schedule.topology.chips), -0.0, share.dtype)
+    begin = (lax.axis_index(tuple(axes)) * len(share),)
+    return run(schedule, lax.dynamic_update_slice(padded, share, begin), axes)
 
 
-def _expect(schedule: Schedule, *collectives: str) -> None:
+def _check_collective(schedule: Schedule, *collectives: str) -> None:
     if schedule.collective not in collectives:
         raise ScheduleError(
             f"{schedule} is no {' or '.join(collectives)}. Build it with collective={collectives[0]!r}."
         )
 
 
-def _written_out(plan: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def _run_written_out(rounds: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     rank = lax.axis_index(axes)
-    for number, table in zip(plan.shape_of, plan.tables, strict=True):
-        vector = _step(plan.shapes[number], axes, vector, _own(table, rank))
+    for number, table in zip(rounds.shape_of, rounds.tables, strict=True):
+        vector = _run_step(rounds.shapes[number], axes, vector, _select_rows(table, rank))
     return vector
 
 
-def _looped(plan: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def _run_looped(rounds: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """One loop for all steps. Only the messages go through the switch: it would copy the vector."""
-    if len(plan.shapes) == 1:
-        step = partial(_step, plan.shapes[0], axes)
-        rows = _own(np.stack(plan.tables), lax.axis_index(axes))
-        return lax.scan(lambda vector, own: (step(vector, own), None), vector, rows)[0]
-    widths = [max(lengths) for lengths in zip_longest(*(shape.lengths for shape in plan.shapes), fillvalue=0)]
-    ops = frozenset().union(*(op for shape in plan.shapes for op in shape.ops))
-    tables = np.zeros((len(plan.tables), len(widths), *plan.tables[0].shape[1:]), np.int32)
-    for padded, table in zip(tables, plan.tables, strict=True):
+    if len(rounds.shapes) == 1:
+        step = partial(_run_step, rounds.shapes[0], axes)
+        rows = _select_rows(np.stack(rounds.tables), lax.axis_index(axes))
+        return lax.scan(lambda vector, row: (step(vector, row), None), vector, rows)[0]
+    widths = [max(lengths) for lengths in zip_longest(*(shape.lengths for shape in rounds.shapes), fillvalue=0)]
+    ops = frozenset().union(*(op for shape in rounds.shapes for op in shape.ops))
+    tables = np.zeros((len(rounds.tables), len(widths), *rounds.tables[0].shape[1:]), np.int32)
+    for padded, table in zip(tables, rounds.tables, strict=True):
         padded[: len(table)] = table
 
-    def exchange(shape: Shape, messages: list[jax.Array]) -> list[jax.Array]:
+    def exchange(shape: RoundShape, messages: list[jax.Array]) -> list[jax.Array]:
         sent = [lax.ppermute(message, axes, pairs) for message, pairs in zip(messages, shape.pairs, strict=False)]
         return sent + messages[len(sent) :]
 
     def body(vector: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         number, rows = step
         messages = [_slice(vector, row[0], width) for row, width in zip(rows, widths, strict=True)]
-        arrived = lax.switch(number, [partial(exchange, shape) for shape in plan.shapes], messages)
+        arrived = lax.switch(number, [partial(exchange, shape) for shape in rounds.shapes], messages)
         for message, row in zip(arrived, rows, strict=True):
-            vector = _written(vector, message, row, ops, full=False)
+            vector = _write(vector, message, row, ops, full=False)
         return vector, None
 
-    steps = jnp.asarray(plan.shape_of, jnp.int32), _own(tables, lax.axis_index(axes))
+    steps = jnp.asarray(rounds.shape_of, jnp.int32), _select_rows(tables, lax.axis_index(axes))
     return lax.scan(body, vector, steps)[0]
 
 
-def _own(table: np.ndarray, rank: jax.Array) -> jax.Array:
+def _select_rows(table: np.ndarray, rank: jax.Array) -> jax.Array:
     """This device's rows of a table [..., chips, 4]."""
     return lax.dynamic_index_in_dim(jnp.asarray(table), rank, table.ndim - 2, keepdims=False)
 
 
-def _step(shape: Shape, axes: tuple[str, ...], vector: jax.Array, rows: jax.Array) -> jax.Array:
+def _run_step(shape: RoundShape, axes: tuple[str, ...], vector: jax.Array, rows: jax.Array) -> jax.Array:
     """The vector after one step; `rows` is this device's part of the step's table, [rounds, 4]."""
     one_by_one = shape.independent and jax.default_backend() == "cpu"
     before = vector
@@ -185,19 +185,19 @@ def _step(shape: Shape, axes: tuple[str, ...], vector: jax.Array, rows: jax.Arra
             # this XLA for CPU puts writes before reads and copies the vector: 8 times slower at 16 MB (2026-11-21).
             # Elsewhere the rounds of a step are to travel at the same time.
             message = lax.ppermute(_slice(vector, row[0], length), axes, pairs)
-            vector = _written(vector, message, row, ops, full)
+            vector = _write(vector, message, row, ops, full)
         else:
             arrived.append(lax.ppermute(_slice(before, row[0], length), axes, pairs))
     for message, row, ops, full in zip(arrived, rows, shape.ops, shape.full, strict=False):
-        vector = _written(vector, message, row, ops, full)
+        vector = _write(vector, message, row, ops, full)
     return vector
 
 
-def _written(vector: jax.Array, payload: jax.Array, row: jax.Array, ops: frozenset[int], full: bool) -> jax.Array:
+def _write(vector: jax.Array, payload: jax.Array, row: jax.Array, ops: frozenset[int], full: bool) -> jax.Array:
     """`vector` with an arrived message added or copied between row[1] and row[2]."""
     begin, end, op = row[1], row[2], row[3]
     old = _slice(vector, begin, len(payload))
-    start = _start(vector, begin, len(payload))
+    start = _start_of(vector, begin, len(payload))
     new = payload if ADD not in ops else old + payload if ops == {ADD} else jnp.where(op == ADD, old + payload, payload)
     if not full:  # the message is shorter than the round's longest, or there is none for this device
         place = start + lax.iota(jnp.int32, len(payload))
@@ -206,10 +206,10 @@ def _written(vector: jax.Array, payload: jax.Array, row: jax.Array, ops: frozens
 
 
 def _slice(vector: jax.Array, begin: jax.Array, length: int) -> jax.Array:
-    return lax.dynamic_slice(vector, (_start(vector, begin, length),), (length,))
+    return lax.dynamic_slice(vector, (_start_of(vector, begin, length),), (length,))
 
 
-def _start(vector: jax.Array, begin: jax.Array, length: int) -> jax.Array:
+def _start_of(vector: jax.Array, begin: jax.Array, length: int) -> jax.Array:
     """Where a slice of `length` begins that holds the message at `begin`: earlier, if it would pass the end.
 
     Sender and receiver find the same place, since a message lies at the same place in both vectors.

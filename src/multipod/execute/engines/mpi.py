@@ -15,10 +15,20 @@ from mpi4py import MPI
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import PeerLostError, ScheduleError
+from multipod.execute.adasum.arithmetic import Arithmetic
 from multipod.execute.adasum.operator import Layers
-from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
-from multipod.execute.adasum.ranks import follow as follow_adasum
-from multipod.execute.engines.rank_program import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.adasum.ranks import PIECE_BYTES, Form, Span, combine_vector, describe_combination
+from multipod.execute.engines.rank_program import (
+    Post,
+    Scratch,
+    SumNote,
+    Transfer,
+    Wait,
+    assert_same_notes,
+    get_rank_program,
+    make_note,
+    run_rank_program,
+)
 from multipod.execute.engines.shared_memory import SharedMemory
 
 
@@ -48,41 +58,41 @@ def all_reduce(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s:
 def run(buffer: Any, schedule: Schedule, comm: MPI.Intracomm, *, limit_s: float = 300.0) -> None:
     """Does this rank's part of any schedule, in place; see `all_reduce`."""
     array = _as_array(buffer)
-    plan = plan_for(schedule, comm.rank, comm.size, array.size, array.itemsize)
-    state = _state(comm)
-    scratch = _SCRATCH.take(array.dtype, plan.scratch, lambda length: np.empty(length, array.dtype))
+    program = get_rank_program(schedule, comm.rank, comm.size, array.size, array.itemsize)
+    state = _state_of(comm)
+    scratch = _SCRATCH.take(array.dtype, program.scratch, lambda length: np.empty(length, array.dtype))
     try:
-        mine = _agree(array, schedule, comm, limit_s)
+        note = _assert_same_on_all_ranks(array, schedule, comm, limit_s)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs pass through, as in any sum
-            follow(plan, array, scratch, _post(state.comm, mine.tag, limit_s))
+            run_rank_program(program, array, scratch, _post_bytes(state.comm, note.tag, limit_s))
     except (MPI.Exception, TimeoutError) as error:
         _ABANDONED.append((array, scratch))
-        raise _lost(schedule, comm, error) from error
+        raise _lost_peer(schedule, comm, error) from error
 
 
-def _lost(schedule: Schedule, comm: MPI.Intracomm, error: Exception) -> PeerLostError:
+def _lost_peer(schedule: Schedule, comm: MPI.Intracomm, error: Exception) -> PeerLostError:
     return PeerLostError(
         f"{schedule} on rank {comm.rank} of {comm.size}: the sum broke off: {error}. Another rank ended, does not "
         "answer, or sums another vector. See what the others printed last, and start all of them again."
     )
 
 
-def _agree(
+def _assert_same_on_all_ranks(
     array: np.ndarray,
     schedule: Schedule,
     comm: MPI.Intracomm,
     limit_s: float,
     layers: Layers | None = None,
     form: Form | None = None,
-) -> Note:
-    """The note of this sum, after all ranks have told the same one, once."""
-    state, mine = _state(comm), note(schedule, array.size, str(array.dtype), noted(layers, form))
-    if mine not in state.agreed:
-        post = _post(state.comm, 0, limit_s)
+) -> SumNote:
+    """Returns the note of this sum; before the first sum of a kind, sees that all ranks have the same one."""
+    state, note = _state_of(comm), make_note(schedule, array.size, str(array.dtype), describe_combination(layers, form))
+    if note not in state.checked:
+        post = _post_bytes(state.comm, 0, limit_s)
         make = lambda text: np.frombuffer(text, np.uint8).copy()  # noqa: E731
-        agree(mine, comm.rank, comm.size, post, make, np.ndarray.tobytes, layers.listing if layers else ())
-        state.agreed.add(mine)
-    return mine
+        assert_same_notes(note, comm.rank, comm.size, post, make, np.ndarray.tobytes, layers.listing if layers else ())
+        state.checked.add(note)
+    return note
 
 
 def adasum(
@@ -115,16 +125,16 @@ def adasum(
     if array.dtype.kind in "biuc":
         raise ScheduleError(f"adasum: an array of {array.dtype} has no angles. Give real floating-point numbers.")
     try:
-        mine = _agree(array, schedule, comm, limit_s, layers, form)
+        note = _assert_same_on_all_ranks(array, schedule, comm, limit_s, layers, form)
         with np.errstate(over="ignore", invalid="ignore"):
-            engine = _Engine(comm, mine.tag, limit_s)
-            follow_adasum(engine, Arithmetic(native), array, schedule, comm.rank, layers, form)
+            engine = _CommEngine(comm, note.tag, limit_s)
+            combine_vector(engine, Arithmetic(native), array, schedule, comm.rank, layers, form)
     except (MPI.Exception, TimeoutError) as error:
         _ABANDONED.append(array)
-        raise _lost(schedule, comm, error) from error
+        raise _lost_peer(schedule, comm, error) from error
 
 
-class _Engine:
+class _CommEngine:
     """The messages of Adasum over a communicator."""
 
     piece_bytes = PIECE_BYTES
@@ -137,10 +147,10 @@ class _Engine:
         memory = _ARRIVED.take(vector.dtype, ends[-1], lambda length: np.empty(length, vector.dtype))[0]
         buffers = [memory[begin:end] for begin, end in pairwise(ends)]
         # One tag for all: between two ranks both sides have the spans in one order, and MPI keeps it.
-        incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
-        outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
+        incoming = [Transfer(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
+        outgoing = [Transfer(vector[span.begin : span.end], span.peer, 0) for span in sends]
         try:
-            waits = _post(_state(self._comm).comm, self._tag, self._limit_s)(incoming, outgoing)
+            waits = _post_bytes(_state_of(self._comm).comm, self._tag, self._limit_s)(incoming, outgoing)
             for wait, buffer in zip(waits, buffers, strict=False):
                 wait()
                 yield buffer
@@ -154,7 +164,7 @@ class _Engine:
         run(vector, schedule, self._comm, limit_s=self._limit_s)
 
 
-def shared_memory(comm: MPI.Intracomm, **options: Any) -> SharedMemory:
+def open_shared_memory(comm: MPI.Intracomm, **options: Any) -> SharedMemory:
     """The window of shared memory of the ranks of `comm`, which must be on one host; all of them call it.
 
     Args:
@@ -167,12 +177,12 @@ def shared_memory(comm: MPI.Intracomm, **options: Any) -> SharedMemory:
     return SharedMemory(comm.rank, comm.size, comm.allgather, **options)
 
 
-class _State:
-    """What is kept on a communicator: messages of our own, and what its ranks have agreed on."""
+class _CommState:
+    """What is kept on a communicator: messages of our own, and the sums that its ranks have checked."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
-        self.agreed: set[Note] = set()
+        self.checked: set[SumNote] = set()
 
 
 _SCRATCH, _ARRIVED = Scratch(), Scratch()
@@ -180,12 +190,12 @@ _ABANDONED: list[Any] = []  # memory in which a message may still arrive
 _KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, state: state.comm.Free())
 
 
-def _state(comm: MPI.Intracomm) -> _State:
-    found: Any = comm.Get_attr(_KEY)
-    if found is None:
-        found = _State(comm)
-        comm.Set_attr(_KEY, found)
-    return found
+def _state_of(comm: MPI.Intracomm) -> _CommState:
+    state: Any = comm.Get_attr(_KEY)
+    if state is None:
+        state = _CommState(comm)
+        comm.Set_attr(_KEY, state)
+    return state
 
 
 def _as_array(buffer: Any) -> np.ndarray:
@@ -208,11 +218,11 @@ def _as_array(buffer: Any) -> np.ndarray:
     return array
 
 
-def _post(comm: MPI.Intracomm, tag: int, limit_s: float) -> Post:
+def _post_bytes(comm: MPI.Intracomm, tag: int, limit_s: float) -> Post:
     largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # other communicators do not have it
 
     # As bytes: MPI has no name for some dtypes, such as bfloat16, and does not add here.
-    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+    def post(incoming: Sequence[Transfer], outgoing: Sequence[Transfer]) -> list[Wait]:
         peers = [m.peer for m in (*incoming, *outgoing)]
         requests = [comm.Irecv([m.buffer.view(np.uint8), MPI.BYTE], m.peer, (tag + m.tag) % largest) for m in incoming]
         requests += [comm.Isend([m.buffer.view(np.uint8), MPI.BYTE], m.peer, (tag + m.tag) % largest) for m in outgoing]

@@ -6,8 +6,9 @@ import numpy as np
 
 from multipod.collectives.schedule import ADASUM, ADD, Schedule
 from multipod.errors import ScheduleError
+from multipod.execute.adasum.arithmetic import Arithmetic, flag_broken
 from multipod.execute.adasum.operator import Layers, refuse_poisoned
-from multipod.execute.adasum.ranks import Arithmetic, broken, lockstep
+from multipod.execute.adasum.ranks import combine_in_lockstep
 
 
 def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | None = None) -> dict[int, np.ndarray]:
@@ -31,12 +32,12 @@ def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | 
       ScheduleError: vectors that do not fit the schedule, or one that combines without layers.
       PoisonedError: it combines, and a layer of some chip is not finite; names it and the rank.
     """
-    held = {chip: vector.copy() for chip, vector in _checked(schedule, vectors).items()}
+    held = {chip: vector.copy() for chip, vector in _check_vectors(schedule, vectors).items()}
     count = len(next(iter(held.values())))
     ends = schedule.elements(count).tolist()
     if layers is not None:
         layers.check(count)
-        flags = np.array([broken(Arithmetic(), vector, layers) for vector in held.values()])
+        flags = np.array([flag_broken(Arithmetic(), vector, layers) for vector in held.values()])
         refuse_poisoned(str(schedule), flags, layers.names)
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs pass through, as in any sum
         for number, step in enumerate(schedule.steps):
@@ -46,7 +47,7 @@ def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | 
                         f"{schedule}: step {number} combines by adasum, which needs to know the layers of the vector. "
                         "Give layers, or run a schedule of add and copy."
                     )
-                lockstep(schedule, number, held, layers, run)
+                combine_in_lockstep(schedule, number, held, layers, run)
                 continue
             sends = [
                 (dst, slice(ends[first], ends[stop]), op, held[src][ends[first] : ends[stop]].copy())
@@ -60,14 +61,14 @@ def run(schedule: Schedule, vectors: Mapping[int, np.ndarray], layers: Layers | 
     return held
 
 
-def _checked(schedule: Schedule, vectors: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+def _check_vectors(schedule: Schedule, vectors: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """The vectors as arrays, by live chip in order."""
     chips = schedule.topology.chips
     missing = [chip for chip in chips if chip not in vectors]
     extra = [chip for chip in vectors if chip not in schedule.topology.rank]
     if missing or extra:
-        wrong = [f"chips {_abridged(missing)} have none"] if missing else []
-        wrong += [f"chips {_abridged(extra)} are not live"] if extra else []
+        wrong = [f"chips {_abridge(missing)} have none"] if missing else []
+        wrong += [f"chips {_abridge(extra)} are not live"] if extra else []
         raise ScheduleError(
             f"{schedule}: the vectors are not those of the {len(chips)} live chips: {' and '.join(wrong)}. "
             "Give one vector for each of topology.chips."
@@ -91,6 +92,6 @@ def _checked(schedule: Schedule, vectors: Mapping[int, np.ndarray]) -> dict[int,
     return arrays
 
 
-def _abridged(chips: Iterable[int]) -> str:
+def _abridge(chips: Iterable[int]) -> str:
     names = [str(chip) for chip in chips]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -66,8 +66,8 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """One rank's part of a schedule, for a vector of one length.
+class RankProgram:
+    """One rank's part of a schedule, for a vector of one length: what it sends and receives, turn by turn.
 
     Attributes:
       turns: the steps in which the rank has something to do.
@@ -78,7 +78,7 @@ class Plan:
     scratch: int
 
 
-class Message(NamedTuple):
+class Transfer(NamedTuple):
     """A segment on its way: `buffer` is a slice of the vector or of the scratch vector."""
 
     buffer: Any
@@ -87,38 +87,38 @@ class Message(NamedTuple):
 
 
 Wait = Callable[[], object]
-Post = Callable[[Sequence[Message], Sequence[Message]], Sequence[Wait]]
+Post = Callable[[Sequence[Transfer], Sequence[Transfer]], Sequence[Wait]]
 """Starts receives and sends, and returns a function for each, receives first, that waits for its end."""
 
 
 @lru_cache(maxsize=256)
-def plan(schedule: Schedule, rank: int, count: int, segment: int, late: int = 1) -> Plan:
-    """The part of `rank` in `schedule` on a vector of `count` elements, its messages cut to `segment` elements.
+def build_rank_program(schedule: Schedule, rank: int, count: int, segment: int, late: int = 1) -> RankProgram:
+    """Builds the part of `rank` in `schedule` for a vector of `count` elements, its messages cut to `segment` elements.
 
     Copies of `late` elements and more may be posted late.
 
-    `follow` ends turn t - 2 before it begins turn t, and then posts the receives of turn t + 1. So a send has to look
-    for what it needs in the turn before alone, a receive for what may be in its way in two, and there are three scratch
-    vectors.
+    `run_rank_program` ends turn t - 2 before it begins turn t, and then posts the receives of turn t + 1. So a send has
+    to look for what it needs in the turn before alone, a receive for what may be in its way in two, and there are three
+    scratch vectors.
 
     Raises:
       ScheduleError: an operator that these engines do not have.
     """
     elements = schedule.elements(count)
     tags: Counter[tuple[int, int]] = Counter()
-    steps = (_part(schedule, rank, k, elements, segment, tags) for k in range(len(schedule.steps)))
+    steps = (_messages_of_step(schedule, rank, k, elements, segment, tags) for k in range(len(schedule.steps)))
     turns: list[Turn] = []
     for part in steps:
         if part.receives or part.sends:
             needs = _overlaps(part.sends, turns[-1].receives if turns else ())
             sends = tuple(send._replace(needs=need) for send, need in zip(part.sends, needs, strict=True))
-            turns.append(Turn(_landings(part, turns[-2:], late), sends))
+            turns.append(Turn(_choose_landings(part, turns[-2:], late), sends))
     landings = (r for turn in turns for r in turn.receives if r.scratch != IN_PLACE)
-    return Plan(tuple(turns), max((r.scratch + r.stop - r.start for r in landings), default=0))
+    return RankProgram(tuple(turns), max((r.scratch + r.stop - r.start for r in landings), default=0))
 
 
-def plan_for(schedule: Schedule, rank: int, ranks: int, count: int, itemsize: int) -> Plan:
-    """The plan of `rank` among `ranks` for a vector of `count` elements of `itemsize` bytes.
+def get_rank_program(schedule: Schedule, rank: int, ranks: int, count: int, itemsize: int) -> RankProgram:
+    """Returns the program of `rank` among `ranks` for a vector of `count` elements of `itemsize` bytes.
 
     Raises:
       ScheduleError: the schedule is for another number of ranks, or has an operator that these engines do not have.
@@ -129,7 +129,7 @@ def plan_for(schedule: Schedule, rank: int, ranks: int, count: int, itemsize: in
             f"{schedule} is for {chips} ranks, and the group has {ranks}. Build one for a machine of {ranks} live "
             "chips, or give the group that it was built for."
         )
-    return plan(schedule, rank, count, max(1, SEGMENT_BYTES // itemsize), LATE_BYTES // itemsize)
+    return build_rank_program(schedule, rank, count, max(1, SEGMENT_BYTES // itemsize), LATE_BYTES // itemsize)
 
 
 NOTE_BYTES = 256
@@ -137,28 +137,28 @@ NOTE_TAG = 0
 MESSAGE_TAGS = 1  # and up
 
 
-class Note(NamedTuple):
-    """What a rank says before the first sum of its kind: `said` must be the same on all ranks.
+class SumNote(NamedTuple):
+    """What a rank sends before the first sum of a kind: `text` must be the same on all ranks.
 
     Messages of a sum have tags from `tag` on, other ones for other notes: should the ranks part later, their messages
     do not meet, and the time-out of the transport ends them.
     """
 
-    said: bytes
+    text: bytes
     tag: int
 
 
 @lru_cache(maxsize=256)
-def note(schedule: Schedule, count: int, dtype: str, layers: str = "") -> Note:
-    """The note for a sum of `count` elements; `said` has `NOTE_BYTES` bytes. `layers` says which tensors they are."""
+def make_note(schedule: Schedule, count: int, dtype: str, layers: str = "") -> SumNote:
+    """Makes the note for a sum of `count` elements; its text has `NOTE_BYTES` bytes. `layers` names the tensors."""
     what = f"{count} x {dtype.removeprefix('torch.')}" + (f" in {layers}" if layers else "")
     text = f"{what} by {schedule}, {schedule.pieces} pieces, {len(schedule.steps)} steps"
-    said = text.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)
-    return Note(said, MESSAGE_TAGS + zlib.crc32(schedule.bounds.tobytes(), zlib.crc32(said)) % (1 << 30))
+    sent = text.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)
+    return SumNote(sent, MESSAGE_TAGS + zlib.crc32(schedule.bounds.tobytes(), zlib.crc32(sent)) % (1 << 30))
 
 
-def agree(
-    note: Note,
+def assert_same_notes(
+    note: SumNote,
     rank: int,
     ranks: int,
     post: Post,
@@ -166,7 +166,7 @@ def agree(
     read: Callable[[Any], bytes],
     tensors: Sequence[str] = (),
 ) -> None:
-    """Tells the note to all ranks, and waits until all have told theirs.
+    """Sends the note to all ranks, and refuses to go on unless all have sent the same one.
 
     Args:
       note: of this rank.
@@ -178,42 +178,46 @@ def agree(
       tensors: what this rank's vector is made of, for the message; sent only if the notes differ.
 
     Raises:
-      ScheduleError: they are not the same. Names each rank's note, and the first tensor that differs.
+      ScheduleError: the notes differ. Names each rank's note, and the first tensor that differs.
     """
 
-    def told(mine: bytes, lengths: Sequence[int]) -> list[bytes]:
-        """The bytes of all ranks, which are so many."""
+    def all_gather(mine: bytes, lengths: Sequence[int]) -> list[bytes]:
+        """The bytes of all ranks; rank r's are `lengths[r]`."""
         buffers = {peer: make(bytes(length)) for peer, length in enumerate(lengths) if peer != rank}
-        incoming = [Message(buffer, peer, NOTE_TAG) for peer, buffer in buffers.items()]
+        incoming = [Transfer(buffer, peer, NOTE_TAG) for peer, buffer in buffers.items()]
         sent = make(mine)
-        for wait in post(incoming, [Message(sent, peer, NOTE_TAG) for peer in buffers]):
+        for wait in post(incoming, [Transfer(sent, peer, NOTE_TAG) for peer in buffers]):
             wait()
         return [mine if peer == rank else read(buffers[peer]) for peer in range(ranks)]
 
-    said = told(note.said, [NOTE_BYTES] * ranks)
-    if len({*said}) == 1:
+    texts = all_gather(note.text, [NOTE_BYTES] * ranks)
+    if len({*texts}) == 1:
         return
     listing = "\n".join(tensors).encode() or b"\n"
-    lengths = [int.from_bytes(length, "little") for length in told(len(listing).to_bytes(8, "little"), [8] * ranks)]
-    lists = [text.decode().split("\n") for text in told(listing, lengths)]
-    each = "; ".join(f"rank {peer} {text.decode('ascii').strip()}" for peer, text in enumerate(said))
+    lengths = [
+        int.from_bytes(length, "little") for length in all_gather(len(listing).to_bytes(8, "little"), [8] * ranks)
+    ]
+    lists = [text.decode().split("\n") for text in all_gather(listing, lengths)]
+    each = "; ".join(f"rank {peer} {text.decode('ascii').strip()}" for peer, text in enumerate(texts))
     raise ScheduleError(
-        f"all-reduce on rank {rank} of {ranks}: the ranks do not give the same: {each}{first_difference(lists)}. Give "
-        "vectors of one length and dtype, and one schedule, on all ranks."
+        f"all-reduce on rank {rank} of {ranks}: the ranks do not give the same: {each}"
+        f"{describe_first_difference(lists)}. Give vectors of one length and dtype, and one schedule, on all ranks."
     )
 
 
-def first_difference(lists: Sequence[Sequence[str]]) -> str:
+def describe_first_difference(lists: Sequence[Sequence[str]]) -> str:
     """`; tensor 3 is head [37] on rank 2, and body [37] on rank 0`; empty if the lists are the same, or not known."""
     for peer, theirs in enumerate(lists):
-        for number, (one, other) in enumerate(zip_longest(lists[0], theirs, fillvalue="absent")):
-            if one != other and one and other:
-                return f"; tensor {number} is {other} on rank {peer}, and {one} on rank 0"
+        for number, (first, other) in enumerate(zip_longest(lists[0], theirs, fillvalue="absent")):
+            if first != other and first and other:
+                return f"; tensor {number} is {other} on rank {peer}, and {first} on rank 0"
     return ""
 
 
-def follow(plan: Plan, vector: Any, scratch: Sequence[Any], post: Post, *, grouped: bool = False) -> None:
-    """Does one rank's part, in place on `vector`, a flat array or tensor; those of `scratch` are alike.
+def run_rank_program(
+    program: RankProgram, vector: Any, scratch: Sequence[Any], post: Post, *, grouped: bool = False
+) -> None:
+    """Runs one rank's program in place on `vector`, a flat array or tensor, with `scratch` vectors of its kind.
 
     With `grouped` all messages of a turn are posted in one call, as NCCL wants it. Else each send is posted as soon as
     it has what it needs, and receives are posted a turn ahead, but for the late ones, so that no sender has to wait for
@@ -221,8 +225,8 @@ def follow(plan: Plan, vector: Any, scratch: Sequence[Any], post: Post, *, group
 
     Cost: the bytes of the schedule; one addition for each element that is received to be added.
     """
-    older = before = _State(Turn((), ()), vector, scratch[0])
-    states = (_State(turn, vector, scratch[t % SCRATCHES]) for t, turn in enumerate(plan.turns))
+    older = before = _TurnInProgress(Turn((), ()), vector, scratch[0])
+    states = (_TurnInProgress(turn, vector, scratch[t % SCRATCHES]) for t, turn in enumerate(program.turns))
     ahead = next(states, None)
     if ahead is not None and not grouped:
         ahead.receive(post, late=False)
@@ -265,7 +269,7 @@ class Scratch(threading.local):
         return [kept[k * length : (k + 1) * length] for k in range(SCRATCHES)]
 
 
-class _State:
+class _TurnInProgress:
     """A turn under way."""
 
     def __init__(self, turn: Turn, vector: Any, scratch: Any) -> None:
@@ -275,37 +279,37 @@ class _State:
 
     def receive(self, post: Post, *, late: bool) -> None:
         """Posts the receives that are late, or the others."""
-        places = [place for place, receive in enumerate(self.turn.receives) if receive.late == late]
-        for place, wait in zip(places, post([self._incoming(place) for place in places], ()), strict=True):
-            self.receives[place] = wait
+        numbers = [k for k, receive in enumerate(self.turn.receives) if receive.late == late]
+        for k, wait in zip(numbers, post([self._incoming(k) for k in numbers], ()), strict=True):
+            self.receives[k] = wait
 
     def start(self, post: Post) -> None:
         """Posts all messages in one call."""
         count = len(self.receives)
-        waits = post([self._incoming(place) for place in range(count)], self.outgoing())
+        waits = post([self._incoming(k) for k in range(count)], self.outgoing())
         self.receives[:], self.sends[:] = waits[:count], waits[count:]
 
-    def _incoming(self, place: int) -> Message:
-        receive = self.turn.receives[place]
-        return Message(self._landing(receive), receive.peer, receive.tag)
+    def _incoming(self, k: int) -> Transfer:
+        receive = self.turn.receives[k]
+        return Transfer(self._landing(receive), receive.peer, receive.tag)
 
-    def outgoing(self) -> list[Message]:
-        return [Message(self._vector[send.start : send.stop], send.peer, send.tag) for send in self.turn.sends]
+    def outgoing(self) -> list[Transfer]:
+        return [Transfer(self._vector[send.start : send.stop], send.peer, send.tag) for send in self.turn.sends]
 
     def _landing(self, receive: Receive) -> Any:
         if receive.scratch == IN_PLACE:
             return self._vector[receive.start : receive.stop]
         return self._scratch[receive.scratch : receive.scratch + receive.stop - receive.start]
 
-    def apply(self, places: Iterable[int]) -> None:
+    def apply(self, numbers: Iterable[int]) -> None:
         """Waits for these receives and puts them where they belong, unless that was done before."""
-        for place in places:
-            wait, self.receives[place] = self.receives[place], None
+        for k in numbers:
+            wait, self.receives[k] = self.receives[k], None
             if wait is None:
                 continue
             wait()
-            receive = self.turn.receives[place]
-            self._left(receive.after)
+            receive = self.turn.receives[k]
+            self._wait_for_sends(receive.after)
             if receive.scratch == IN_PLACE:
                 continue
             target = self._vector[receive.start : receive.stop]
@@ -316,16 +320,16 @@ class _State:
 
     def end(self) -> None:
         self.apply(range(len(self.receives)))
-        self._left(range(len(self.sends)))
+        self._wait_for_sends(range(len(self.sends)))
 
-    def _left(self, places: Iterable[int]) -> None:
-        for place in places:
-            wait, self.sends[place] = self.sends[place], None
+    def _wait_for_sends(self, numbers: Iterable[int]) -> None:
+        for k in numbers:
+            wait, self.sends[k] = self.sends[k], None
             if wait is not None:
                 wait()
 
 
-def _part(
+def _messages_of_step(
     schedule: Schedule, rank: int, k: int, elements: np.ndarray, segment: int, tags: Counter[tuple[int, int]]
 ) -> Turn:
     """Step k as one rank sees it, before anything is known about what waits for what."""
@@ -352,17 +356,19 @@ def _part(
     return Turn(tuple(receives), tuple(sends))
 
 
-def _landings(part: Turn, before: Sequence[Turn], late: int) -> tuple[Receive, ...]:
-    """Where each receive lands: in place if it is a copy and nothing under way has to do with that place, or will when
-    a late one is posted.
+def _choose_landings(part: Turn, before: Sequence[Turn], late: int) -> tuple[Receive, ...]:
+    """Chooses where each receive lands.
+
+    In place if it is a copy, and nothing under way touches its elements, now or when a late one is posted; else in a
+    scratch vector.
     """
-    own = _overlaps(part.receives, part.sends)
+    after_sends = _overlaps(part.receives, part.sends)
     under_way: list[Send | Receive] = []
     for turn in before:
         under_way += (*turn.sends, *turn.receives)
     busy = _overlaps(part.receives, under_way)
     landed, offset = [], 0
-    for receive, after, others in zip(part.receives, own, busy, strict=True):
+    for receive, after, others in zip(part.receives, after_sends, busy, strict=True):
         if not receive.add and not after and not others:
             landed.append(receive)
             continue
@@ -375,8 +381,8 @@ def _landings(part: Turn, before: Sequence[Turn], late: int) -> tuple[Receive, .
 
 
 def _overlaps(ours: Sequence[Send | Receive], others: Sequence[Send | Receive]) -> list[tuple[int, ...]]:
-    """For each of `ours` the places of those among `others` that share an element with it."""
+    """For each of `ours`, the numbers of those among `others` that share an element with it."""
     if not ours or not others:
         return [()] * len(ours)
     starts, stops = (np.array([getattr(other, end) for other in others]) for end in ("start", "stop"))
-    return [tuple(np.flatnonzero((starts < one.stop) & (stops > one.start)).tolist()) for one in ours]
+    return [tuple(np.flatnonzero((starts < span.stop) & (stops > span.start)).tolist()) for span in ours]

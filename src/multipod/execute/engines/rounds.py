@@ -15,7 +15,7 @@ import numpy as np
 from multipod.collectives.schedule import ADASUM, Schedule, Step
 from multipod.errors import ScheduleError
 
-Pair = tuple[int, int]
+RankPair = tuple[int, int]
 """Ranks of a sender and a receiver."""
 
 SHORT = 4096
@@ -26,7 +26,7 @@ INDEXES = 2**31
 """Vectors of so many elements and more have places that int32, in which JAX counts, cannot tell."""
 
 
-class Message(NamedTuple):
+class RoundMessage(NamedTuple):
     """The elements `begin` to `end` - 1 of the vector, from rank `src` to rank `dst`."""
 
     src: int
@@ -36,7 +36,7 @@ class Message(NamedTuple):
     op: int
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> RankPair:
         """Who sends to whom."""
         return self.src, self.dst
 
@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shape:
+class RoundShape:
     """What steps have in common that share a piece of program.
 
     Attributes:
@@ -58,7 +58,7 @@ class Shape:
       independent: whether no round reads what an earlier round of its step writes.
     """
 
-    pairs: tuple[tuple[Pair, ...], ...]
+    pairs: tuple[tuple[RankPair, ...], ...]
     lengths: tuple[int, ...]
     ops: tuple[frozenset[int], ...]
     full: tuple[bool, ...]
@@ -76,7 +76,7 @@ class Rounds:
         end and operation of the one that it receives (begin = end if there is none). Chips by rank.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RoundShape, ...]
     shape_of: tuple[int, ...]
     tables: tuple[np.ndarray, ...]
 
@@ -92,7 +92,7 @@ class Rounds:
 
 
 @lru_cache(maxsize=64)
-def rounds(schedule: Schedule, elements: int, share: bool, most: int = INDEXES) -> Rounds:
+def build_rounds(schedule: Schedule, elements: int, share: bool, most: int = INDEXES) -> Rounds:
     """The schedule as rounds, for a vector of so many elements. Steps that send nothing are left out.
 
     A step with messages longer than `most` becomes several steps, where no part reads what an earlier part
@@ -111,22 +111,22 @@ def rounds(schedule: Schedule, elements: int, share: bool, most: int = INDEXES) 
             f"{schedule}: a vector of {elements:,} elements has places beyond 2^31 - 1, where JAX's indexes end. "
             "Sum it in parts, for example one tensor at a time."
         )
-    whole = (sent for step in schedule.steps if (sent := messages(schedule, step, elements)))
-    steps = [part for step in whole for part in _parts(step, most)]
+    sending = (sent for step in schedule.steps if (sent := collect_messages(schedule, step, elements)))
+    steps = [part for step in sending for part in _cut_step(step, most)]
     chips = len(schedule.topology.chips)
-    placed = _shared(steps) if share else [(k, _spread(step)) for k, step in enumerate(steps)]
-    members: dict[int, list[list[list[Message]]]] = {}
+    placed = _share_shapes(steps) if share else [(k, _spread_over_rounds(step)) for k, step in enumerate(steps)]
+    members: dict[int, list[list[list[RoundMessage]]]] = {}
     for number, step_rounds in placed:
         members.setdefault(number, []).append(step_rounds)
     order = {number: place for place, number in enumerate(members)}
     return Rounds(
-        shapes=tuple(_shape(steps_of_it, chips) for steps_of_it in members.values()),
+        shapes=tuple(_build_shape(steps_of_it, chips) for steps_of_it in members.values()),
         shape_of=tuple(order[number] for number, _ in placed),
-        tables=tuple(_table(step_rounds, chips) for _, step_rounds in placed),
+        tables=tuple(_build_table(step_rounds, chips) for _, step_rounds in placed),
     )
 
 
-def messages(schedule: Schedule, step: Step, elements: int) -> list[Message]:
+def collect_messages(schedule: Schedule, step: Step, elements: int) -> list[RoundMessage]:
     """The messages of a step, by rank, without empty ones; touching ones of one pair and operation are joined."""
     if (step.op == ADASUM).any():
         raise ScheduleError(f"{schedule} combines by Adasum, which this engine cannot. Run it on NumPy.")
@@ -134,7 +134,7 @@ def messages(schedule: Schedule, step: Step, elements: int) -> list[Message]:
     rank = np.full(schedule.topology.size, -1)
     rank[list(schedule.topology.chips)] = np.arange(len(schedule.topology.chips))
     columns = rank[step.src], rank[step.dst], places[step.first], places[step.stop], step.op
-    joined: list[Message] = []
+    joined: list[RoundMessage] = []
     for src, dst, op, begin, end in sorted(
         (src, dst, op, begin, end)
         for src, dst, begin, end, op in zip(*(column.tolist() for column in columns), strict=True)
@@ -144,21 +144,21 @@ def messages(schedule: Schedule, step: Step, elements: int) -> list[Message]:
         if last is not None and (last.src, last.dst, last.op, last.end) == (src, dst, op, begin):
             joined[-1] = last._replace(end=end)
         else:
-            joined.append(Message(src, dst, begin, end, op))
+            joined.append(RoundMessage(src, dst, begin, end, op))
     return joined
 
 
-def _parts(step: list[Message], most: int) -> list[list[Message]]:
+def _cut_step(step: list[RoundMessage], most: int) -> list[list[RoundMessage]]:
     """The step, or if it has messages longer than `most`, its parts, where one after the other does the same."""
     count = -(-max(message.length for message in step) // most)
     parts = [
         [m._replace(begin=m.begin + low, end=min(m.begin + low + most, m.end)) for m in step if low < m.length]
         for low in range(0, count * most, most)
     ]
-    return parts if count > 1 and _independent(parts) else [step]
+    return parts if count > 1 and _is_independent(parts) else [step]
 
 
-def colours(pairs: Sequence[Pair]) -> list[int]:
+def colour_pairs(pairs: Sequence[RankPair]) -> list[int]:
     """A colour for each pair such that no chip sends two of one colour, or receives two; as few as possible.
 
     That is the largest number of messages that one chip sends or receives (König, 1916): where a pair
@@ -167,12 +167,12 @@ def colours(pairs: Sequence[Pair]) -> list[int]:
     most = max(*Counter(src for src, _ in pairs).values(), *Counter(dst for _, dst in pairs).values(), 0, 0)
     out: dict[tuple[int, int], int] = {}  # (chip, colour) to the message it sends in that colour
     into: dict[tuple[int, int], int] = {}
-    found = [-1] * len(pairs)
+    colours = [-1] * len(pairs)
 
     def paint(message: int, colour: int) -> None:
         src, dst = pairs[message]
         out[src, colour] = into[dst, colour] = message
-        found[message] = colour
+        colours[message] = colour
 
     for message, (src, dst) in enumerate(pairs):
         free_src = [c for c in range(most) if (src, c) not in out]
@@ -188,44 +188,44 @@ def colours(pairs: Sequence[Pair]) -> list[int]:
             chip = pairs[hit][0 if arriving else 1]
             arriving, colour = not arriving, b if colour == a else a
         for hit in path:
-            del out[pairs[hit][0], found[hit]], into[pairs[hit][1], found[hit]]
+            del out[pairs[hit][0], colours[hit]], into[pairs[hit][1], colours[hit]]
         for hit in path:
-            paint(hit, b if found[hit] == a else a)
+            paint(hit, b if colours[hit] == a else a)
         paint(message, a)
-    return found
+    return colours
 
 
-def _spread(step: Sequence[Message]) -> list[list[Message]]:
+def _spread_over_rounds(step: Sequence[RoundMessage]) -> list[list[RoundMessage]]:
     """The step's messages in rounds; long ones are placed first, so that they tend to travel together."""
     ordered = sorted(step, key=lambda message: (-message.length, message))
-    found = colours([message.pair for message in ordered])
-    return [[m for m, c in zip(ordered, found, strict=True) if c == colour] for colour in range(max(found) + 1)]
+    colours = colour_pairs([message.pair for message in ordered])
+    return [[m for m, c in zip(ordered, colours, strict=True) if c == colour] for colour in range(max(colours) + 1)]
 
 
 class _Family:
     """Steps that share a shape, begun by the costliest of them."""
 
-    def __init__(self, founder: list[list[Message]]) -> None:
-        self.lengths = [max(message.length for message in one) for one in founder]
-        self.rounds_of: dict[Pair, list[int]] = {}
+    def __init__(self, founder: list[list[RoundMessage]]) -> None:
+        self.lengths = [max(message.length for message in members) for members in founder]
+        self.rounds_of: dict[RankPair, list[int]] = {}
         for number in sorted(range(len(founder)), key=lambda k: -self.lengths[k]):
             for message in founder[number]:
                 self.rounds_of.setdefault(message.pair, []).append(number)
         self.count = len(founder)
-        self.ops = {message.op for one in founder for message in one}
+        self.ops = {message.op for members in founder for message in members}
 
-    def place(self, step: Sequence[Message], most: int) -> list[list[Message]] | None:
+    def place(self, step: Sequence[RoundMessage], most: int) -> list[list[RoundMessage]] | None:
         """The step in this family's rounds, or None where it does not fit or costs more than `most` elements."""
         if not {message.op for message in step} <= self.ops:
             return None
-        taken: Counter[Pair] = Counter()
-        placed: list[list[Message]] = [[] for _ in range(self.count)]
+        taken: Counter[RankPair] = Counter()
+        placed: list[list[RoundMessage]] = [[] for _ in range(self.count)]
         lengths = list(self.lengths)
         for message in sorted(step, key=lambda message: (-message.length, message)):
-            own = self.rounds_of.get(message.pair, [])
-            if taken[message.pair] == len(own):
+            numbers = self.rounds_of.get(message.pair, [])
+            if taken[message.pair] == len(numbers):
                 return None
-            number = own[taken[message.pair]]
+            number = numbers[taken[message.pair]]
             taken[message.pair] += 1
             placed[number].append(message)
             lengths[number] = max(lengths[number], message.length)
@@ -235,12 +235,12 @@ class _Family:
         return placed
 
 
-def _shared(steps: Sequence[Sequence[Message]]) -> list[tuple[int, list[list[Message]]]]:
+def _share_shapes(steps: Sequence[Sequence[RoundMessage]]) -> list[tuple[int, list[list[RoundMessage]]]]:
     """Of each step: the number of its family, and its messages in the family's rounds."""
-    alone = [_spread(step) for step in steps]
-    costs = [sum(max(message.length for message in one) for one in spread) for spread in alone]
+    alone = [_spread_over_rounds(step) for step in steps]
+    costs = [sum(max(message.length for message in members) for members in spread) for spread in alone]
     families: list[_Family] = []
-    placed: list[tuple[int, list[list[Message]]]] = [(0, [])] * len(steps)
+    placed: list[tuple[int, list[list[RoundMessage]]]] = [(0, [])] * len(steps)
     for k in sorted(range(len(steps)), key=lambda k: (-costs[k], -len(steps[k]), k)):
         for number, family in enumerate(families):
             few = family.count <= 2 * len(alone[k]) + 2
@@ -254,39 +254,39 @@ def _shared(steps: Sequence[Sequence[Message]]) -> list[tuple[int, list[list[Mes
     return placed
 
 
-def _shape(steps: Sequence[Sequence[Sequence[Message]]], chips: int) -> Shape:
+def _build_shape(steps: Sequence[Sequence[Sequence[RoundMessage]]], chips: int) -> RoundShape:
     """The shape of steps that have the same rounds."""
     together = list(zip(*steps, strict=True))  # of each round, its messages in each step
-    lengths = tuple(max(message.length for step in one for message in step) for one in together)
-    return Shape(
-        pairs=tuple(tuple(sorted({message.pair for step in one for message in step})) for one in together),
+    lengths = tuple(max(message.length for step in steps for message in step) for steps in together)
+    return RoundShape(
+        pairs=tuple(tuple(sorted({message.pair for step in steps for message in step})) for steps in together),
         lengths=lengths,
-        ops=tuple(frozenset(message.op for step in one for message in step) for one in together),
+        ops=tuple(frozenset(message.op for step in steps for message in step) for steps in together),
         full=tuple(
-            all(len(step) == chips and all(m.length == length for m in step) for step in one)
-            for one, length in zip(together, lengths, strict=True)
+            all(len(step) == chips and all(m.length == length for m in step) for step in steps)
+            for steps, length in zip(together, lengths, strict=True)
         ),
-        independent=all(map(_independent, steps)),
+        independent=all(map(_is_independent, steps)),
     )
 
 
-def _independent(step: Sequence[Sequence[Message]]) -> bool:
+def _is_independent(step: Sequence[Sequence[RoundMessage]]) -> bool:
     """Whether no message of a round begins at a chip, and in a place, where one of an earlier round ends."""
     written: dict[int, list[tuple[int, int]]] = {}
-    for one in step:
-        if any(m.begin < end and begin < m.end for m in one for begin, end in written.get(m.src, ())):
+    for members in step:
+        if any(m.begin < end and begin < m.end for m in members for begin, end in written.get(m.src, ())):
             return False
-        for message in one:
+        for message in members:
             written.setdefault(message.dst, []).append((message.begin, message.end))
     return True
 
 
-def _table(step_rounds: Iterable[Sequence[Message]], chips: int) -> np.ndarray:
-    """One step's part of `Rounds.tables`."""
+def _build_table(step_rounds: Iterable[Sequence[RoundMessage]], chips: int) -> np.ndarray:
+    """Builds one step's table of `Rounds.tables`."""
     rows = []
-    for one in step_rounds:
+    for members in step_rounds:
         row = np.zeros((chips, 4), np.int32)
-        for message in one:
+        for message in members:
             row[message.src, 0] = message.begin
             row[message.dst, 1:] = message.begin, message.end, message.op
         rows.append(row)

@@ -16,11 +16,21 @@ from torch.distributed import ProcessGroup
 
 from multipod.collectives.schedule import Schedule
 from multipod.errors import MultipodError, PeerLostError, ScheduleError
-from multipod.execute.adasum.native import Functions, functions
+from multipod.execute.adasum.arithmetic import Arithmetic
+from multipod.execute.adasum.native import NativeFunctions, load_functions
 from multipod.execute.adasum.operator import LARGEST, Layers
-from multipod.execute.adasum.ranks import PIECE_BYTES, Arithmetic, Form, Span, noted
-from multipod.execute.adasum.ranks import follow as follow_adasum
-from multipod.execute.engines.rank_program import Message, Note, Post, Scratch, Wait, agree, follow, note, plan_for
+from multipod.execute.adasum.ranks import PIECE_BYTES, Form, Span, combine_vector, describe_combination
+from multipod.execute.engines.rank_program import (
+    Post,
+    Scratch,
+    SumNote,
+    Transfer,
+    Wait,
+    assert_same_notes,
+    get_rank_program,
+    make_note,
+    run_rank_program,
+)
 from multipod.execute.engines.shared_memory import SharedMemory
 
 TAG = 1 << 24
@@ -55,22 +65,22 @@ def run(
     NCCL matches the messages of a step only when they are all posted in one call; `grouped` asks for that, and is what
     None means for tensors on an accelerator.
     """
-    group = process_group(group)
+    group = require_process_group(group)
     _check(tensor)
     rank, ranks = group.rank(), group.size()
-    plan = plan_for(schedule, rank, ranks, tensor.numel(), tensor.element_size())
+    program = get_rank_program(schedule, rank, ranks, tensor.numel(), tensor.element_size())
     grouped = tensor.device.type != "cpu" if grouped is None else grouped
-    post = _grouped if grouped else _single
+    post = _post_grouped if grouped else _post_singly
     try:
         with torch.no_grad():
-            mine = _agree(tensor, schedule, group, grouped)
-            scratch = _SCRATCH.take((tensor.device, tensor.dtype), plan.scratch, tensor.new_empty)
-            follow(plan, tensor, scratch, post(group, TAG + mine.tag), grouped=grouped)
+            note = _assert_same_on_all_ranks(tensor, schedule, group, grouped)
+            scratch = _SCRATCH.take((tensor.device, tensor.dtype), program.scratch, tensor.new_empty)
+            run_rank_program(program, tensor, scratch, post(group, TAG + note.tag), grouped=grouped)
     except RuntimeError as error:  # what all backends of PyTorch raise
-        raise _lost(schedule, group, error) from error
+        raise _lost_peer(schedule, group, error) from error
 
 
-def _lost(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerLostError:
+def _lost_peer(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerLostError:
     return PeerLostError(
         f"{schedule} on rank {group.rank()} of {group.size()}: the sum broke off: {str(error).splitlines()[0]} Another "
         "rank ended, did not answer within the group's time-out, or sums another vector. See what the others printed "
@@ -78,23 +88,23 @@ def _lost(schedule: Schedule, group: ProcessGroup, error: RuntimeError) -> PeerL
     )
 
 
-def _agree(
+def _assert_same_on_all_ranks(
     tensor: torch.Tensor,
     schedule: Schedule,
     group: ProcessGroup,
     grouped: bool,
     layers: Layers | None = None,
     form: Form | None = None,
-) -> Note:
-    """The note of this sum, after all ranks have told the same one, once."""
-    mine = note(schedule, tensor.numel(), str(tensor.dtype), noted(layers, form))
-    if mine not in (agreed := _AGREED.setdefault(group, set())):
-        post = (_grouped if grouped else _single)(group, TAG)
-        tell = partial(_bytes, device=tensor.device)
+) -> SumNote:
+    """Returns the note of this sum; before the first sum of a kind, sees that all ranks have the same one."""
+    note = make_note(schedule, tensor.numel(), str(tensor.dtype), describe_combination(layers, form))
+    if note not in (checked := _CHECKED.setdefault(group, set())):
+        post = (_post_grouped if grouped else _post_singly)(group, TAG)
+        make = partial(_bytes, device=tensor.device)
         tensors = layers.listing if layers else ()
-        agree(mine, group.rank(), group.size(), post, tell, lambda buffer: bytes(buffer.tolist()), tensors)
-        agreed.add(mine)
-    return mine
+        assert_same_notes(note, group.rank(), group.size(), post, make, lambda buffer: bytes(buffer.tolist()), tensors)
+        checked.add(note)
+    return note
 
 
 def adasum(
@@ -121,23 +131,23 @@ def adasum(
       PoisonedError: on all ranks, if some layer of any is not finite; the tensor is of no use then.
       PeerLostError: another rank ended, or did not answer in time.
     """
-    group = process_group(group)
+    group = require_process_group(group)
     _check(tensor)
     if not tensor.is_floating_point():
         raise ScheduleError(f"adasum: a tensor of {tensor.dtype} has no angles. Give floating-point numbers.")
     grouped = tensor.device.type != "cpu" if grouped is None else grouped
     try:
         with torch.no_grad():
-            mine = _agree(tensor, schedule, group, grouped, layers, form)
-            engine = _Engine(group, mine.tag, grouped)
-            follow_adasum(engine, _TensorArithmetic(), tensor, schedule, group.rank(), layers, form)
+            note = _assert_same_on_all_ranks(tensor, schedule, group, grouped, layers, form)
+            engine = _GroupEngine(group, note.tag, grouped)
+            combine_vector(engine, _TensorArithmetic(), tensor, schedule, group.rank(), layers, form)
     except RuntimeError as error:
         if isinstance(error, MultipodError):
             raise
-        raise _lost(schedule, group, error) from error
+        raise _lost_peer(schedule, group, error) from error
 
 
-class _Engine:
+class _GroupEngine:
     """The messages of Adasum over a process group."""
 
     def __init__(self, group: ProcessGroup, tag: int, grouped: bool) -> None:
@@ -151,10 +161,10 @@ class _Engine:
         lengths = [span.end - span.begin for span in receives]
         memory = _ARRIVED.take((vector.device, vector.dtype), sum(lengths), vector.new_empty)[0]
         buffers = list(memory.split(lengths)) if lengths else []
-        post = (_grouped if self._grouped else _single)(self._group, self._tag)
+        post = (_post_grouped if self._grouped else _post_singly)(self._group, self._tag)
         # One tag for all: between two ranks both sides have the spans in one order, and the transport keeps it.
-        incoming = [Message(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
-        outgoing = [Message(vector[span.begin : span.end], span.peer, 0) for span in sends]
+        incoming = [Transfer(buffer, span.peer, 0) for buffer, span in zip(buffers, receives, strict=True)]
+        outgoing = [Transfer(vector[span.begin : span.end], span.peer, 0) for span in sends]
         waits = post(incoming, outgoing)
         for wait, buffer in zip(waits, buffers, strict=False):
             wait()
@@ -167,7 +177,7 @@ class _Engine:
 
 
 class _TensorArithmetic(Arithmetic):
-    """The same arithmetic on tensors, wherever they are."""
+    """The arithmetic of Adasum on tensors, on any device."""
 
     xp: Any = torch
 
@@ -225,36 +235,36 @@ class _TensorArithmetic(Arithmetic):
         return torch.stack(list(parts))
 
     def _slices(self, like: torch.Tensor, begin: int, end: int) -> list[slice]:
-        whole = like.device.type != "cpu" and begin < end
-        return [slice(begin, end)] if whole else super()._slices(like, begin, end)
+        at_once = like.device.type != "cpu" and begin < end
+        return [slice(begin, end)] if at_once else super()._slices(like, begin, end)
 
 
-def _fast(*tensors: torch.Tensor) -> Functions | None:
+def _fast(*tensors: torch.Tensor) -> NativeFunctions | None:
     """The functions in C, if they take these tensors: they lie in the host's memory, and all have one dtype."""
-    if any(one.device.type != "cpu" or one.dtype != tensors[0].dtype or not one.is_contiguous() for one in tensors):
+    if any(t.device.type != "cpu" or t.dtype != tensors[0].dtype or not t.is_contiguous() for t in tensors):
         return None
-    return functions(_NUMPY[tensors[0].dtype]) if tensors[0].dtype in _NUMPY else None
+    return load_functions(_NUMPY[tensors[0].dtype]) if tensors[0].dtype in _NUMPY else None
 
 
 _NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
-def process_group(group: ProcessGroup | None) -> ProcessGroup:
+def require_process_group(group: ProcessGroup | None) -> ProcessGroup:
     """The group, or the default one if None.
 
     Raises:
       ScheduleError: there is no default group.
     """
-    found = group or distributed.group.WORLD
-    if found is None:
+    group = group or distributed.group.WORLD
+    if group is None:
         raise ScheduleError(
             "torch.distributed has no process group. Call torch.distributed.init_process_group first, or run under "
             "torchrun."
         )
-    return found
+    return group
 
 
-def shared_memory(group: ProcessGroup | None = None, **options: Any) -> "TensorMemory":
+def open_shared_memory(group: ProcessGroup | None = None, **options: Any) -> "TensorMemory":
     """The group's window of shared memory, for CPU tensors; all ranks call it, on one host.
 
     Args:
@@ -264,7 +274,7 @@ def shared_memory(group: ProcessGroup | None = None, **options: Any) -> "TensorM
     Raises:
       ClusterError: the ranks are not on one host.
     """
-    group = process_group(group)
+    group = require_process_group(group)
 
     def exchange(value: bytes) -> Sequence[bytes]:
         values: list[bytes] = [b""] * group.size()
@@ -311,7 +321,7 @@ class TensorMemory:
 
 _SCRATCH = Scratch()
 _ARRIVED = Scratch()
-_AGREED: WeakKeyDictionary[ProcessGroup, set[Note]] = WeakKeyDictionary()
+_CHECKED: WeakKeyDictionary[ProcessGroup, set[SumNote]] = WeakKeyDictionary()
 
 
 def _bytes(text: bytes, device: torch.device) -> torch.Tensor:
@@ -330,8 +340,8 @@ def _check(tensor: torch.Tensor) -> None:
         )
 
 
-def _single(group: ProcessGroup, tag: int) -> Post:
-    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+def _post_singly(group: ProcessGroup, tag: int) -> Post:
+    def post(incoming: Sequence[Transfer], outgoing: Sequence[Transfer]) -> list[Wait]:
         works = [distributed.irecv(m.buffer, group=group, tag=tag + m.tag, group_src=m.peer) for m in incoming]
         works += [distributed.isend(m.buffer, group=group, tag=tag + m.tag, group_dst=m.peer) for m in outgoing]
         return [work.wait for work in works]
@@ -339,8 +349,8 @@ def _single(group: ProcessGroup, tag: int) -> Post:
     return post
 
 
-def _grouped(group: ProcessGroup, tag: int) -> Post:
-    def post(incoming: Sequence[Message], outgoing: Sequence[Message]) -> list[Wait]:
+def _post_grouped(group: ProcessGroup, tag: int) -> Post:
+    def post(incoming: Sequence[Transfer], outgoing: Sequence[Transfer]) -> list[Wait]:
         both = [(distributed.irecv, m) for m in incoming] + [(distributed.isend, m) for m in outgoing]
         if not both:
             return []

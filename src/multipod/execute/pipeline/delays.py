@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from multipod.execute.pipeline.passes import Function, passes
+from multipod.execute.pipeline.passes import PartFunction, trace_passes
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelinePart:
     """One part of a model in a pipeline.
 
     Attributes:
@@ -29,13 +29,13 @@ class Part:
       kind: parts with equal `kind` have the same function and the same shapes; None: unlike all others.
     """
 
-    function: Function
+    function: PartFunction
     optimizer: optax.GradientTransformation
     backward_weights: Callable[[Any, Any, jax.Array], Any] | None = None
     kind: Any = None
 
 
-class History(NamedTuple):
+class DelayState(NamedTuple):
     """The state of a simulation.
 
     Attributes:
@@ -51,28 +51,28 @@ class History(NamedTuple):
     filled_from: jax.Array
 
 
-def begin(parts: Sequence[Part], weights: Sequence[Any], longest: int) -> History:
+def begin_simulation(parts: Sequence[PipelinePart], weights: Sequence[Any], longest: int) -> DelayState:
     """The state before the first update, with room for weights `longest` updates old."""
     versions = [jax.tree.map(lambda w: jnp.broadcast_to(w, (longest + 1, *w.shape)), tree) for tree in weights]
     states = [part.optimizer.init(tree) for part, tree in zip(parts, weights, strict=True)]
     zero = jnp.zeros((), jnp.int32)
-    return History(tuple(versions), tuple(states), zero, zero)
+    return DelayState(tuple(versions), tuple(states), zero, zero)
 
 
-def current(history: History) -> tuple[Any, ...]:
+def newest_weights(history: DelayState) -> tuple[Any, ...]:
     """The newest weights of each part."""
-    return tuple(_version(tree, history.update) for tree in history.versions)
+    return tuple(_read_version(tree, history.update) for tree in history.versions)
 
 
-def advance(
-    parts: Sequence[Part],
-    history: History,
+def simulate_update(
+    parts: Sequence[PipelinePart],
+    history: DelayState,
     batches: Any,
     forward_delays: jax.Array | np.ndarray,
     *,
     stashed: bool | jax.Array = False,
     delayed: bool | jax.Array = True,
-) -> tuple[History, Any]:
+) -> tuple[DelayState, Any]:
     """One update. Returns the new state, and the sums of the last part's `extra` over the micro-batches.
 
     batches: the `aux` of each micro-batch, with a first dim N. forward_delays: int [parts, N], for update k and
@@ -83,7 +83,7 @@ def advance(
     k, delays = history.update, jnp.asarray(forward_delays, jnp.int32)
     on = jnp.asarray(delayed)
     oldest = jnp.where(on, history.filled_from, k)
-    now = current(history)
+    now = newest_weights(history)
     back = [
         part.backward_weights(tree, state, on.astype(jnp.float32)) if part.backward_weights else tree
         for part, tree, state in zip(parts, now, history.optimizer, strict=True)
@@ -91,8 +91,8 @@ def advance(
 
     def micro(gradients: Any, given: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         aux, delay = given  # delay: [parts]
-        seen = [_version(tree, jnp.maximum(k - delay[p], oldest)) for p, tree in enumerate(history.versions)]
-        used = [_either(jnp.asarray(stashed) & on, old, new) for old, new in zip(seen, back, strict=True)]
+        seen = [_read_version(tree, jnp.maximum(k - delay[p], oldest)) for p, tree in enumerate(history.versions)]
+        used = [_select(jnp.asarray(stashed) & on, old, new) for old, new in zip(seen, back, strict=True)]
         own, extra = _one_micro_batch(parts, seen, used, aux)
         return jax.tree.map(jnp.add, gradients, own), extra
 
@@ -101,20 +101,22 @@ def advance(
     versions, states = [], []
     for part, tree, own, state, old in zip(parts, now, gradients, history.optimizer, history.versions, strict=True):
         changes, new = part.optimizer.update(own, state, tree)
-        versions.append(_stored(old, optax.apply_updates(tree, changes), k + 1))
+        versions.append(_store_version(old, optax.apply_updates(tree, changes), k + 1))
         states.append(new)
     sums = jax.tree.map(lambda value: value.sum(0), extra)
     # A synchronous update leaves the pipe empty, with version k + 1.
-    return History(tuple(versions), tuple(states), k + 1, jnp.where(on, oldest, k + 1)), sums
+    return DelayState(tuple(versions), tuple(states), k + 1, jnp.where(on, oldest, k + 1)), sums
 
 
-def _one_micro_batch(parts: Sequence[Part], seen: list[Any], used: list[Any], aux: Any) -> tuple[tuple[Any, ...], Any]:
+def _one_micro_batch(
+    parts: Sequence[PipelinePart], seen: list[Any], used: list[Any], aux: Any
+) -> tuple[tuple[Any, ...], Any]:
     """Gradients of one micro-batch: forward with the weights `seen`, backward with those `used`."""
     x: Any = ()
     kept = []
     extra: Any = {}
     for part, weights in zip(parts, seen, strict=True):
-        both = passes(part.function, weights, x, aux)
+        both = trace_passes(part.function, weights, x, aux)
         x, extra, saved = both.forward(weights, x, aux)
         kept.append((both, saved))
     dy: Any = jnp.ones_like(x)
@@ -125,15 +127,15 @@ def _one_micro_batch(parts: Sequence[Part], seen: list[Any], used: list[Any], au
     return tuple(reversed(gradients)), extra
 
 
-def _version(tree: Any, number: jax.Array) -> Any:
+def _read_version(tree: Any, number: jax.Array) -> Any:
     return jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, number % w.shape[0], 0, keepdims=False), tree)
 
 
-def _stored(tree: Any, weights: Any, number: jax.Array) -> Any:
+def _store_version(tree: Any, weights: Any, number: jax.Array) -> Any:
     return jax.tree.map(
         lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, number % old.shape[0], 0), tree, weights
     )
 
 
-def _either(first: jax.Array, a: Any, b: Any) -> Any:
+def _select(first: jax.Array, a: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(first, x, y), a, b)

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from multipod.execute.pipeline.packing import Slots
 
 
-class Flight(NamedTuple):
+class InFlight(NamedTuple):
     """What is under way in a pipe, on one device.
 
     Attributes:
@@ -39,7 +39,7 @@ class PipeState(NamedTuple):
     Attributes:
       weights: for each chunk, slots (`Packing`) with a first dim of stages.
       optimizer: the same of the optimizers' states.
-      flight: of an asynchronous pipeline, a `Flight` with first dims of stages and of data devices; else ().
+      flight: of an asynchronous pipeline, a `InFlight` with first dims of stages and of data devices; else ().
       tick, started: ticks, and updates begun, since the pipe was empty; int32.
       updates: updates begun, int32.
     """
@@ -52,7 +52,7 @@ class PipeState(NamedTuple):
     updates: jax.Array
 
 
-def zeros(shapes: Any, *lead: int) -> Any:
+def make_zeros(shapes: Any, *lead: int) -> Any:
     """Arrays of zeros with these shapes, behind the first dims `lead`."""
     return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shapes)
 
@@ -67,12 +67,12 @@ def specs_of(state: PipeState, stage_axis: str, data_axes: tuple[str, ...]) -> A
     return PipeState(*specs)
 
 
-def when(condition: jax.Array, function: Callable[[Any], Any], carry: Any) -> Any:
-    """`function(carry)` if `condition`, in place: a loop of one round or none. For small things: see `in_turn`."""
+def run_if(condition: jax.Array, function: Callable[[Any], Any], carry: Any) -> Any:
+    """`function(carry)` if `condition`, in place: a loop of one round or none. For small things: see `run_in_turn`."""
     return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, inner: function(inner), carry)
 
 
-def in_turn(
+def run_in_turn(
     condition: jax.Array, function: Callable[[jax.Array, Any], Any], carry: Any, turn: jax.Array
 ) -> tuple[Any, jax.Array]:
     """`function(0, carry)` if `condition`, after all that `turn` came from; returns the carry and the next turn.
@@ -91,27 +91,27 @@ def in_turn(
     return lax.fori_loop(0, condition.astype(jnp.int32) + turn, each, (carry, turn))
 
 
-def at(place: jax.Array, array: jax.Array) -> jax.Array:
+def read_at(place: jax.Array, array: jax.Array) -> jax.Array:
     """`array[place]`."""
     return lax.dynamic_index_in_dim(array, place, 0, keepdims=False)
 
 
-def put(place: jax.Array, array: jax.Array, value: jax.Array) -> jax.Array:
+def write_at(place: jax.Array, array: jax.Array, value: jax.Array) -> jax.Array:
     """`array` with `value` at `place`."""
     return lax.dynamic_update_index_in_dim(array, value.astype(array.dtype), place, 0)
 
 
-def put_all(m: jax.Array, values: Slots, arrays: Slots) -> Slots:
+def write_all_at(m: jax.Array, values: Slots, arrays: Slots) -> Slots:
     """Each array with its value at place m, counted around."""
-    return tuple(put(m % array.shape[0], array, value) for array, value in zip(arrays, values, strict=True))
+    return tuple(write_at(m % array.shape[0], array, value) for array, value in zip(arrays, values, strict=True))
 
 
-def replaced(items: tuple[Any, ...], n: int, item: Any) -> tuple[Any, ...]:
+def replace_item(items: tuple[Any, ...], n: int, item: Any) -> tuple[Any, ...]:
     """`items` with another one at place n."""
     return (*items[:n], item, *items[n + 1 :])
 
 
-def inside(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], function: Callable[[], Any]) -> Any:
+def trace_inside(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], function: Callable[[], Any]) -> Any:
     """`function()` while JAX traces a program that is manual over `axes`: what names a mesh then names that one."""
     if not jax.sharding.get_abstract_mesh().empty:  # it does already
         return function()
@@ -127,17 +127,17 @@ def inside(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], function: Callable[
     return found[0]
 
 
-def first(tree: Any) -> Any:
+def drop_first_dim(tree: Any) -> Any:
     """The first of the first dim of each leaf: a device's own."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
-def with_first(tree: Any) -> Any:
-    """A first dim of one for each leaf: the opposite of `first`."""
+def add_first_dim(tree: Any) -> Any:
+    """A first dim of one for each leaf: the opposite of `drop_first_dim`."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def leaf_number(tree: Any, name: str) -> int:
+def find_leaf(tree: Any, name: str) -> int:
     """The place of a leaf among a tree's leaves, by its path."""
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
     return paths.index(name)

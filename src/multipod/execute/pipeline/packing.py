@@ -14,7 +14,7 @@ WHOLE = PartitionSpec()
 
 
 @dataclass(frozen=True)
-class Packing:
+class SlotPacking:
     """Where each leaf of each of several trees lies in a tuple of `slots`.
 
     Leaves of equal shape and type share a slot, so trees that are alike cost nothing, and nothing is ever copied or
@@ -46,7 +46,7 @@ class Packing:
         return [n for n, places in enumerate(self.places) if slot in places]
 
 
-def packing(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> Packing:
+def assign_slots(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> SlotPacking:
     """The packing of trees of these shapes, with the fewest slots.
 
     splits: for each tree, a tree like it of `PartitionSpec`s; None: nothing is split. Leaves that are split differently
@@ -59,7 +59,7 @@ def packing(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> Packin
     for n, tree in enumerate(trees):
         leaves = jax.tree.leaves(tree)
         structure: Any = jax.tree.structure(tree)
-        specs = [_short(spec) for spec in structure.flatten_up_to(splits[n])] if splits else [WHOLE] * len(leaves)
+        specs = [_trim(spec) for spec in structure.flatten_up_to(splits[n])] if splits else [WHOLE] * len(leaves)
         seen: dict[Any, int] = {}
         own = []
         for leaf, spec in zip(leaves, specs, strict=True):
@@ -73,10 +73,10 @@ def packing(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> Packin
             own.append(known[key])
         places.append(tuple(own))
         structures.append(structure)
-    return Packing(tuple(slots), tuple(places), tuple(structures), tuple(split))
+    return SlotPacking(tuple(slots), tuple(places), tuple(structures), tuple(split))
 
 
-def _short(spec: PartitionSpec) -> PartitionSpec:
+def _trim(spec: PartitionSpec) -> PartitionSpec:
     """The same without what it says of the last dims, if that is nothing: so that equal ones compare equal."""
     named = [n for n, axes in enumerate(spec) if axes]
     return PartitionSpec(*spec[: named[-1] + 1]) if named else WHOLE

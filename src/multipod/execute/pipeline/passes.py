@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Function = Callable[[Any, Any, Any], tuple[Any, Any]]
+PartFunction = Callable[[Any, Any, Any], tuple[Any, Any]]
 """(weights, x, aux) to (y, extra): differentiable in weights and x, and y is what is differentiated."""
 
 INLINED = ("jit", "pjit", "closed_call", "core_call")
@@ -20,7 +20,7 @@ INLINED = ("jit", "pjit", "closed_call", "core_call")
 
 
 @dataclass(frozen=True)
-class Passes:
+class TracedPasses:
     """The two passes of a function.
 
     Attributes:
@@ -37,7 +37,7 @@ class Passes:
     extra: Any
 
 
-def passes(function: Function, weights: Any, x: Any, aux: Any) -> Passes:
+def trace_passes(function: PartFunction, weights: Any, x: Any, aux: Any) -> TracedPasses:
     """The passes of `function` for arguments of these shapes; traces it once.
 
     What a rematerialised layer keeps are its weights and its input, so it computes its activations again with the
@@ -55,7 +55,7 @@ def passes(function: Function, weights: Any, x: Any, aux: Any) -> Passes:
 
     closed, (y, extra, kept) = jax.make_jaxpr(whole, return_shape=True)(*shapes)
     count = len(jax.tree.leaves(shapes[0]))
-    outs = _depend(closed.jaxpr, [n >= count for n in range(len(closed.jaxpr.invars))])
+    outs = _find_dependent(closed.jaxpr, [n >= count for n in range(len(closed.jaxpr.invars))])
     moving = outs[len(outs) - len(kept) :]
     structure = pulled[0]
 
@@ -76,16 +76,16 @@ def passes(function: Function, weights: Any, x: Any, aux: Any) -> Passes:
 
     def backward(weights: Any, saved: tuple[jax.Array, ...], dy: Any) -> tuple[Any, Any]:
         # Of this second run only what is made of the weights is used; the compiler drops the rest.
-        _, _, leaves = run(weights, *_nothing(shapes[1:]))
+        _, _, leaves = run(weights, *_make_zeros(shapes[1:]))
         found = dict(zip(stored, saved, strict=True))
         return structure.unflatten(
             [found[first[id(var)]] if moving[n] else leaves[n] for n, var in enumerate(outputs)]
         )(dy)
 
-    return Passes(forward, backward, y, tuple(kept[n] for n in stored), extra)
+    return TracedPasses(forward, backward, y, tuple(kept[n] for n in stored), extra)
 
 
-def _nothing(shapes: Any) -> Any:
+def _make_zeros(shapes: Any) -> Any:
     def zeros(leaf: Any) -> jax.Array:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.broadcast_to(jax.random.key(0), leaf.shape)
@@ -94,13 +94,13 @@ def _nothing(shapes: Any) -> Any:
     return jax.tree.map(zeros, shapes)
 
 
-def _depend(jaxpr: Any, given: list[bool]) -> list[bool]:
+def _find_dependent(jaxpr: Any, given: list[bool]) -> list[bool]:
     """Which outputs depend on those inputs that are `given` as true."""
     moving = {var for var, moves in zip(jaxpr.invars, given, strict=True) if moves}
     for eqn in jaxpr.eqns:
         ins = [_is_in(var, moving) for var in eqn.invars]
         inner = eqn.params.get("jaxpr") if eqn.primitive.name in INLINED else None
-        outs = _depend(inner.jaxpr, ins) if inner is not None else [any(ins)] * len(eqn.outvars)
+        outs = _find_dependent(inner.jaxpr, ins) if inner is not None else [any(ins)] * len(eqn.outvars)
         moving |= {var for var, moves in zip(eqn.outvars, outs, strict=True) if moves}
     return [_is_in(var, moving) for var in jaxpr.outvars]
 

@@ -12,11 +12,11 @@ import numpy as np
 from multipod.pipelines.check import Proof
 from multipod.pipelines.schedule import PipelineSchedule
 
-Pairs = tuple[tuple[int, int], ...]
+StagePairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Segment:
+class TickSegment:
     """Ticks `start` to `stop - 1` of a synchronous update, in groups of `len(forward)`.
 
     forward, backward: for each tick of a group, (sender, receiver) of the messages that may be sent in it. What is
@@ -25,14 +25,14 @@ class Segment:
 
     start: int
     stop: int
-    forward: tuple[Pairs, ...]
-    backward: tuple[Pairs, ...]
+    forward: tuple[StagePairs, ...]
+    backward: tuple[StagePairs, ...]
     has_forward: bool
     has_backward: bool
 
 
 @dataclass(frozen=True)
-class Tables:
+class TickTables:
     """What the devices do, tick by tick.
 
     Attributes:
@@ -56,10 +56,15 @@ class Tables:
     inbox: tuple[tuple[int, ...], tuple[int, ...]]
     batches: int
     delays: np.ndarray
-    segments: tuple[Segment, ...]
+    segments: tuple[TickSegment, ...]
+
+    @property
+    def immediate(self) -> bool:
+        """Whether each message is read in the tick after the one that sends it, or never."""
+        return len(self.forward) == 1 and max(map(max, self.inbox)) == 1
 
 
-def tables(proof: Proof) -> Tables:
+def build_tables(proof: Proof) -> TickTables:
     """The tables of a proven schedule."""
     made = proof.schedule
     n, stride = made.micro_batches, made.stride
@@ -71,26 +76,26 @@ def tables(proof: Proof) -> Tables:
                 update[op.tick % stride, p] = op.tick // stride
             elif op.kind != "update" and op.micro < n:
                 ticks[op.kind, made.part(p, op.chunk), op.micro] = op.tick
-    forward = _table(made, ticks, "forward", 0)
-    backward = _table(made, ticks, "backward", 0)
-    arrivals = _table(made, ticks, "forward", 1), _table(made, ticks, "backward", -1)
+    forward = _build_table(made, ticks, "forward", 0)
+    backward = _build_table(made, ticks, "backward", 0)
+    arrivals = _build_table(made, ticks, "forward", 1), _build_table(made, ticks, "backward", -1)
     last = max(tick for (kind, _, _), tick in ticks.items() if kind == "forward")
-    return Tables(
+    return TickTables(
         stride,
         made.span,
         forward,
         backward,
         update,
         arrivals,
-        tuple(tuple(_kept(made, ticks, made.part(p, c)) for p in range(made.stages)) for c in range(made.chunks)),
-        (_waiting(made, ticks, "forward", -1), _waiting(made, ticks, "backward", 1)),
+        tuple(tuple(_count_kept(made, ticks, made.part(p, c)) for p in range(made.stages)) for c in range(made.chunks)),
+        (_count_waiting(made, ticks, "forward", -1), _count_waiting(made, ticks, "backward", 1)),
         1 + last // stride,
         np.array([proof.forward_delays(part) for part in range(made.parts)], np.int32),
-        _segments(made, forward, backward),
+        _build_segments(made, forward, backward),
     )
 
 
-def _table(
+def _build_table(
     made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], kind: str, shift: int
 ) -> tuple[np.ndarray, ...]:
     """What each device passes (shift 0), or what its neighbour has sent to it in that tick."""
@@ -104,28 +109,30 @@ def _table(
     return tuple(found)
 
 
-def _kept(made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], part: int) -> int:
+def _count_kept(made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], part: int) -> int:
     """The widest range of micro-batches between their forward and backward pass in `part`."""
     lives = [(ticks["forward", part, j], ticks["backward", part, j]) for j in range(made.micro_batches)]
     # In a tick the backward pass comes first, so the place of a micro-batch that goes back is free for one that comes.
-    return _widest(lives, made)
+    return _widest_range(lives, made)
 
 
-def _waiting(made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], kind: str, source: int) -> tuple[int, ...]:
+def _count_waiting(
+    made: PipelineSchedule, ticks: dict[tuple[str, int, int], int], kind: str, source: int
+) -> tuple[int, ...]:
     """For each chunk, the widest range of micro-batches whose message has come and is not used."""
     widest = []
     for chunk in range(made.chunks):
         parts = [made.part(p, chunk) for p in range(made.stages)]
         senders = [(part, part + source) for part in parts if 0 <= part + source < made.parts]
         each = [
-            _widest([(ticks[kind, a, j], ticks[kind, part, j]) for j in range(made.micro_batches)], made)
+            _widest_range([(ticks[kind, a, j], ticks[kind, part, j]) for j in range(made.micro_batches)], made)
             for part, a in senders
         ]
         widest.append(max(each, default=1))
     return tuple(widest)
 
 
-def _widest(lives: list[tuple[int, int]], made: PipelineSchedule) -> int:
+def _widest_range(lives: list[tuple[int, int]], made: PipelineSchedule) -> int:
     """The widest range of micro-batches in use at once, when update after update follows."""
     ages = -(-made.span // made.stride)
     several = [(start + k * made.stride, stop + k * made.stride) for k in range(2 * ages + 1) for start, stop in lives]
@@ -137,9 +144,9 @@ def _widest(lives: list[tuple[int, int]], made: PipelineSchedule) -> int:
     return widest
 
 
-def _segments(
+def _build_segments(
     made: PipelineSchedule, forward: tuple[np.ndarray, ...], backward: tuple[np.ndarray, ...]
-) -> tuple[Segment, ...]:
+) -> tuple[TickSegment, ...]:
     """A synchronous update in as few loops as let nobody wait for a message that is never sent."""
     if not made.synchronous:
         return ()
@@ -147,26 +154,26 @@ def _segments(
     if f_rows.max() < b_rows.min():  # all forward, then all backward
         middle = int(b_rows.min())
         return (
-            _segment(made, forward, backward, 0, middle, 1),
-            _segment(made, forward, backward, middle, made.span, 1),
+            _build_segment(made, forward, backward, 0, middle, 1),
+            _build_segment(made, forward, backward, middle, made.span, 1),
         )
-    one = _segment(made, forward, backward, 0, made.span, 1)
+    one = _build_segment(made, forward, backward, 0, made.span, 1)
     if made.span % 2:
         return (one,)
-    two = _segment(made, forward, backward, 0, made.span, 2)
+    two = _build_segment(made, forward, backward, 0, made.span, 2)
     sends = [sum(map(len, (*s.forward, *s.backward))) / len(s.forward) for s in (one, two)]
     return (two,) if sends[1] < sends[0] else (one,)
 
 
-def _segment(
+def _build_segment(
     made: PipelineSchedule,
     forward: tuple[np.ndarray, ...],
     backward: tuple[np.ndarray, ...],
     start: int,
     stop: int,
     period: int,
-) -> Segment:
-    def pairs(table: tuple[np.ndarray, ...], shift: int, place: int) -> Pairs:
+) -> TickSegment:
+    def pairs(table: tuple[np.ndarray, ...], shift: int, place: int) -> StagePairs:
         rows = range(start + place, stop, period)
         end = made.parts - 1 if shift > 0 else 0
         senders = {
@@ -178,7 +185,7 @@ def _segment(
         return tuple((p, (p + shift) % made.stages) for p in sorted(senders))
 
     busy = [any((t[start:stop] >= 0).any() for t in table) for table in (forward, backward)]
-    return Segment(
+    return TickSegment(
         start,
         stop,
         tuple(pairs(forward, 1, place) for place in range(period)),
@@ -187,7 +194,7 @@ def _segment(
     )
 
 
-def steady_pairs(made: PipelineSchedule) -> tuple[Pairs, Pairs]:
+def steady_pairs(made: PipelineSchedule) -> tuple[StagePairs, StagePairs]:
     """(sender, receiver) of the messages of a pipe that never stops: each stage to the next, and back."""
     return (
         tuple((p, p + 1) for p in range(made.stages - 1)),

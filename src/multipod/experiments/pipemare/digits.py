@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from multipod.data.digits import Digits
-from multipod.execute.pipeline.delays import Part, advance, begin, current
+from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
 from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare
 from multipod.pipelines.check import check
@@ -89,20 +89,20 @@ def _program(stages: int, micro_batches: int) -> Callable[[int, Any], jax.Array]
     def arm(knobs: Any, seed: jax.Array) -> jax.Array:
         key = jax.random.key(seed)
         parts = _parts(stages, micro_batches, knobs)
-        start = begin(parts, _weights(stages, key), int(delays.max()))
+        start = begin_simulation(parts, _weights(stages, key), int(delays.max()))
 
         def step(history: Any, numbers: jax.Array) -> tuple[Any, None]:
             batch = jax.tree.map(lambda a: a[numbers.reshape(micro_batches, -1)], train)
             late = history.update >= knobs["warmup"]
-            return advance(parts, history, batch, delays, stashed=knobs["stash"] > 0, delayed=late)[0], None
+            return simulate_update(parts, history, batch, delays, stashed=knobs["stash"] > 0, delayed=late)[0], None
 
         order = _order(jax.random.fold_in(key, 1), len(train["label"]))
-        return _accuracy(current(jax.lax.scan(step, start, order)[0]), test)
+        return _accuracy(newest_weights(jax.lax.scan(step, start, order)[0]), test)
 
     return jax.jit(lambda seed, knobs: jax.vmap(arm, (0, None))(knobs, seed))
 
 
-def _parts(stages: int, micro_batches: int, knobs: Any) -> list[Part]:
+def _parts(stages: int, micro_batches: int, knobs: Any) -> list[PipelinePart]:
     updates = EPOCHS * (1437 // BATCH)
     functions = (_first, *[_middle] * (stages - 2), _last)
     return [
@@ -110,7 +110,7 @@ def _parts(stages: int, micro_batches: int, knobs: Any) -> list[Part]:
     ]
 
 
-def _part(function: Any, delay: float, updates: int, knobs: Any) -> Part:
+def _part(function: Any, delay: float, updates: int, knobs: Any) -> PipelinePart:
     def rate(count: jax.Array) -> jax.Array:
         return knobs["rate"] * 0.5 * (1 + jnp.cos(jnp.pi * count / updates))
 
@@ -121,7 +121,7 @@ def _part(function: Any, delay: float, updates: int, knobs: Any) -> Part:
         reschedule(jnp.where(knobs["t1"] > 0, delay, 1.0), updates / 2, knobs["warmup"]),
         track_velocity(gamma_of(knobs["decay"], delay)),
     )
-    return Part(
+    return PipelinePart(
         function, optimizer, lambda w, state, on: corrected(w, state[-1].velocity, delay * on * knobs["t2"]), function
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from multipod.data.stdlib_text import library
-from multipod.execute.pipeline.delays import Part, advance, begin, current
+from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
 from multipod.experiments.pipemare.digits import Arm
 from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare
@@ -63,18 +63,18 @@ def _program(micro_batches: int) -> Callable[[jax.Array, Any], jax.Array]:
             starts = jax.random.randint(key, (BATCH,), 0, len(train) - LENGTH - 1)
             batch = _rows(train, starts)
             batch = jax.tree.map(lambda a: a.reshape(micro_batches, -1, LENGTH), batch)
-            return advance(parts, history, batch, delays, delayed=history.update >= knobs["warmup"])[0], None
+            return simulate_update(parts, history, batch, delays, delayed=history.update >= knobs["warmup"])[0], None
 
-        start = begin(parts, _weights(key), int(delays.max()))
+        start = begin_simulation(parts, _weights(key), int(delays.max()))
         history, _ = jax.lax.scan(step, start, jax.random.split(jax.random.fold_in(key, 1), UPDATES))
         places = jnp.linspace(0, len(test) - LENGTH - 2, HELD_OUT).astype(jnp.int32)
-        total = _whole(current(history), _rows(test, places)) / HELD_OUT * BATCH
+        total = _whole(newest_weights(history), _rows(test, places)) / HELD_OUT * BATCH
         return jnp.where(jnp.isfinite(total), total, jnp.inf)
 
     return jax.jit(jax.vmap(run, (0, None)))
 
 
-def _part(function: Any, delay: float, knobs: Any) -> Part:
+def _part(function: Any, delay: float, knobs: Any) -> PipelinePart:
     ramp = optax.schedules.warmup_constant_schedule(0.0, 1.0, WARMUP)
 
     def rate(count: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ def _part(function: Any, delay: float, knobs: Any) -> Part:
         reschedule(jnp.where(knobs["t1"] > 0, delay, 1.0), 5 * WARMUP, knobs["warmup"]),
         track_velocity(gamma_of(knobs["decay"], delay)),
     )
-    return Part(
+    return PipelinePart(
         function, optimizer, lambda w, state, on: corrected(w, state[-1].velocity, delay * on * knobs["t2"]), function
     )
 

@@ -1,7 +1,7 @@
 """The part of the TT-Rec experiment on places: one DLRM, its tables dense in every place and as tensor trains."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,9 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import Tables
-from multipod.optim.optimizer import Optimizer
+from multipod.models.dlrm_tables import Placement, Tables
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
@@ -49,7 +50,8 @@ def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
     """Models and layouts to compare, by what the page calls them; the dense tables' first is replicated."""
     trains = replace(dense, tt_rows=20_000, tt_rank=8)
     spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
-    ways = {f"by {way}": way for way in ("table", "row", "column")} | {"auto: large by row, small replicated": "auto"}
+    ways: dict[str, Placement] = {"by table": "table", "by row": "row", "by column": "column"}
+    ways["auto: large by row, small replicated"] = "auto"
     split = {name: replace(dense, tables=Tables(way, parts=DEVICES, small_bytes=1 << 20)) for name, way in ways.items()}
     return {
         "replicated": (dense, spread),
@@ -71,7 +73,7 @@ def _claims(losses: dict[str, list[float]], sent: dict[str, int]) -> list[Claim]
     ]
 
 
-def _section(rows: list[tuple[str, ...]]) -> Section:
+def _section(rows: Sequence[tuple[str, ...]]) -> Section:
     text = (
         f"`dlrm-small`'s sizes on {DEVICES} devices, batch {BATCH}, {UPDATES} updates under Adagrad. Bytes sent are "
         "those of the compiled update's collectives, as a device sends them: 2 (d - 1) / d of an all-reduced vector, "
@@ -84,7 +86,7 @@ def _section(rows: list[tuple[str, ...]]) -> Section:
 
 def _trained(model: Dlrm, layout: Layout, data: Synthetic) -> tuple[list[float], int, int, CompiledFacts]:
     recipe = Recipe(
-        "places", model, data, BinaryClassification(), Optimizer("adagrad", 0.04, warmup=0.0, decay="constant"), BATCH,
+        "places", model, data, BinaryClassification(), Adagrad(Constant(0.04)), BATCH,
         UPDATES, layout,
     )  # fmt: skip
     program = Program(recipe, make_mesh(layout))
