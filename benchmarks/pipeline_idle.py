@@ -210,6 +210,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from multipod.execute.pipeline.pipe import Pipe
+    from multipod.execute.pipeline.setup import PipelineSetup
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
 
@@ -217,7 +218,7 @@ def pipeline(kind: str, ranks: int, micro: int, forward_ms: float, features: int
     parts = parts_of(kind, stages(ranks, forward_ms, features * micro), proof)
     mesh = Mesh(np.array(jax.devices()), ("stage",))
     shapes = [jax.ShapeDtypeStruct((features, features), "float32")] * ranks
-    pipe = Pipe(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh)
+    pipe = Pipe(PipelineSetup(proof, parts, shapes, jax.ShapeDtypeStruct((1, features), "float32"), mesh))
     start = lambda: pipe.fresh([jnp.eye(features) / 2] * ranks)  # noqa: E731
     state = [jax.jit(start, out_shardings=pipe.shardings(jax.eval_shape(start)))()]
     whole = NamedSharding(mesh, PartitionSpec())

@@ -144,6 +144,7 @@ def _piped(kind: str, ranks: int, micro: int, functions: Any, weights: Any, give
 
     from multipod.execute.pipeline.delays import PipelinePart
     from multipod.execute.pipeline.pipe import Pipe
+    from multipod.execute.pipeline.setup import PipelineSetup
     from multipod.pipelines.build import build
     from multipod.pipelines.check import check
 
@@ -153,7 +154,7 @@ def _piped(kind: str, ranks: int, micro: int, functions: Any, weights: Any, give
     proof = check(build(kind, ranks, micro, 3 + 2 * -(-2 * ranks // micro) if asynchronous else 1))
     mesh = Mesh(np.array(jax.devices()), ("stage",))
     parts = [PipelinePart(f, sgd, kind=k) for f, k in zip(functions, _kinds(ranks), strict=True)]
-    pipe = Pipe(proof, parts, weights, aux, mesh)
+    pipe = Pipe(PipelineSetup(proof, parts, weights, aux, mesh))
     held = [pipe.begin(weights)]
     batches = jax.tree.map(
         lambda a: jax.make_array_from_callback(

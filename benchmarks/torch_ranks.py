@@ -74,7 +74,7 @@ class Training:
             {"params": [w for w in weights if w.ndim > 1], "weight_decay": optimizer.weight_decay},
             {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=optimizer.rate, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=optimizer.rate.then.peak, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.rate)
         rows = np.arange(recipe.batch).reshape(ranks, -1)[rank]
         self.batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows)
@@ -84,7 +84,7 @@ class Training:
 
     def rate(self, update: int) -> float:
         """The share of the peak rate: linear warm-up, then a cosine to 0."""
-        warmup = round(self.recipe.optimizer.warmup * self.recipe.updates)
+        warmup = round(self.recipe.optimizer.rate.share * self.recipe.updates)
         if update < warmup:
             return update / warmup
         return (1 + math.cos(math.pi * min(1.0, (update - warmup) / max(self.recipe.updates - warmup, 1)))) / 2

@@ -79,7 +79,8 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     from multipod.layout.mesh import make_mesh
     from multipod.metrics.objective import TokenClassification
     from multipod.models.bert import Bert
-    from multipod.optim.optimizer import Optimizer
+    from multipod.optim.adamw import AdamW
+    from multipod.optim.rates import Constant
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
     from multipod.step.state import device_bytes
@@ -93,7 +94,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
 
     layout = Layout((1, ranks), shard_update=kind == "update", shard_weights=kind == "weights")
     model = Bert(VOCAB, FEATURES, 4 * FEATURES, HEADS, layers, positions=LENGTH, next_sentence=False, dropout=0.0)
-    adam = Optimizer("adamw", 1e-4, warmup=0.0, decay="constant")
+    adam = AdamW(Constant(1e-4))
     objective = TokenClassification()
     recipe = Recipe("bench", model, Tokens(), objective, adam, ROWS * ranks, 1000, layout=layout)
     program = Program(recipe, make_mesh(layout))

@@ -11,7 +11,8 @@ import jax
 
 from multipod.data.digits import Digits
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.recipe.recipe import Recipe
 
 
@@ -58,7 +59,7 @@ def recipe() -> Recipe:
         model=EquinoxNetwork(),
         data=Digits(),
         objective=Classification(),
-        optimizer=Optimizer("adamw", rate=2e-2, weight_decay=0.01),
+        optimizer=AdamW(WarmUp(Cosine(2e-2), 0.1), weight_decay=0.01),
         batch=128,
         updates=224,
     )

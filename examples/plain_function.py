@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from multipod.data.digits import Digits
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.recipe.recipe import Recipe
 
 PIXELS, CLASSES = 64, 10
@@ -59,7 +60,7 @@ def recipe() -> Recipe:
         model=Perceptron(),
         data=Digits(shift=0),
         objective=Classification(),
-        optimizer=Optimizer("adamw", rate=1e-2),
+        optimizer=AdamW(WarmUp(Cosine(1e-2), 0.1)),
         batch=128,
         updates=224,
     )

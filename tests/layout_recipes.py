@@ -9,7 +9,9 @@ from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.resnet import SmallResNet
 from multipod.models.transformer import small_transformer
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.lamb import Lamb
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 
 VOCAB = 64
@@ -46,7 +48,7 @@ def words(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (
     """One encoder and one decoder layer, under LAMB: norms of whole tensors must not see how they are split."""
     model = small_transformer(VOCAB, features=16, hidden=32, heads=4, encoder_layers=1, decoder_layers=1)
     objective = TokenClassification(label_smoothing=0.1)
-    recipe = Recipe("words", model, Tokens(), objective, Optimizer("lamb", 0.01), 16, 10, layout=layout)
+    recipe = Recipe("words", model, Tokens(), objective, Lamb(WarmUp(Cosine(0.01), 0.1)), 16, 10, layout=layout)
     return replace(recipe, evaluation_batch=32, **changes)
 
 
@@ -54,5 +56,5 @@ def pictures(layout: Layout = Layout((1, 1)), height: int = 10, width: int = 6, 
     """Two stages of a residual network, the second of stride 2."""
     model = SmallResNet(channels=2, classes=4, width=4, blocks=(1, 1), activation="silu")
     data = Pictures(height, width)
-    recipe = Recipe("pictures", model, data, Classification(), Optimizer("sgd", 0.05), 16, 10, layout=layout)
+    recipe = Recipe("pictures", model, data, Classification(), Sgd(WarmUp(Cosine(0.05), 0.1)), 16, 10, layout=layout)
     return replace(recipe, evaluation_batch=48, **changes)

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from multipod.execute.pipeline.delays import PipelinePart
 from multipod.execute.pipeline.pipe import Pipe
+from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.build import build
 from multipod.pipelines.check import PipelineProof, check
@@ -78,13 +79,13 @@ def pipe_of(name: str, stages: int, data: int, optimizer: Any = ADAMW, technique
         "y": jax.ShapeDtypeStruct((ROWS // data, 2), "float32"),
     }
     parts = parts_of(count, optimizer, techniques, delays)
-    return Pipe(proof, parts, some_weights(count), aux, mesh, data_axes=("data",))
+    return Pipe(PipelineSetup(proof, parts, some_weights(count), aux, mesh, data_axes=("data",)))
 
 
 def trained(pipe: Pipe, given: dict[str, np.ndarray]) -> list[Any]:
     """Each part's weights after as many updates as there are batches, drained, whole on every process."""
-    whole = NamedSharding(pipe.mesh, PartitionSpec())
-    state, update = pipe.begin(pipe.weights), pipe.compiled(pipe.weights)
+    whole = NamedSharding(pipe.setup.mesh, PartitionSpec())
+    state, update = pipe.begin(pipe.setup.weights), pipe.compiled(pipe.setup.weights)
     for k in range(len(given["x"])):
         batch = {name: jax.device_put(b[k], whole) for name, b in given.items()}
         state, _ = jax.block_until_ready(update(state, batch, True))  # never two in flight: docs/design/runtime.md

@@ -33,6 +33,10 @@ from multipod.execute.adasum.weights import find_tree_weights
 from multipod.execute.engines.numpy import run
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, topology_of
+from multipod.optim.adamw import AdamW
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.text import differences, to_text
 from multipod.step.program import Program
 from multipod.step.state import fresh_state
@@ -418,7 +422,7 @@ def trained_by_hand(recipe, updates, rows=1):
 @pytest.mark.parametrize(("optimizer", "way"), [("sgd", "adasum"), ("adamw", "adasum-rows"), ("lamb", "adasum")])
 def test_changes_of_local_optimizers_are_combined(small, optimizer, way):
     recipe = small(model=Perceptron(), gradient_sum=way)
-    recipe = replace(recipe, optimizer=type(recipe.optimizer)(optimizer, rate=0.01, warmup=0.0))
+    recipe = replace(recipe, optimizer=OPTIMIZERS[optimizer](Cosine(0.01)))
     program, state, _ = trained(recipe, 4)
     expected = trained_by_hand(recipe, 4, 4 if way == "adasum-rows" else 1)
     assert largest_difference(state.params, expected) < 5e-6
@@ -427,7 +431,7 @@ def test_changes_of_local_optimizers_are_combined(small, optimizer, way):
 
 def test_a_split_update_changes_nothing(small):
     recipe = small(model=Perceptron(), gradient_sum="adasum-gradients")
-    recipe = replace(recipe, optimizer=type(recipe.optimizer)("sgd", rate=0.02, warmup=0.0))
+    recipe = replace(recipe, optimizer=Sgd(Cosine(0.02)))
     _, whole, _ = trained(recipe, 3)
     _, split, _ = trained(replace(recipe, layout=replace(recipe.layout, shard_update=True)), 3)
     assert largest_difference(whole.params, split.params) < 2e-6
@@ -436,7 +440,7 @@ def test_a_split_update_changes_nothing(small):
 def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     layout = Layout((2, 4), "adasum", failed=((0, 1),), report_orthogonality=True)
     recipe = replace(small(model=Perceptron()), layout=layout)
-    recipe = replace(recipe, batch=56, optimizer=type(recipe.optimizer)("adamw", rate=0.01, warmup=0.0))
+    recipe = replace(recipe, batch=56, optimizer=AdamW(Cosine(0.01)))
     program, state, sums = trained(recipe, 2)
     shares = {name: float(value) / 56 for name, value in sums.items() if name.startswith("orthogonality/")}
     assert len(shares) == len(jax.tree.leaves(state.params))

@@ -17,10 +17,10 @@ from tiny_recipe import tiny
 from multipod.errors import CheckpointError, PoisonedError, RecipeError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.recipe.bad_updates import BadUpdateRules
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
-from multipod.recipe.trouble import Trouble
 from multipod.runs import lock
 from multipod.step.program import Program
 from multipod.train.checkpoint import Checkpoints
@@ -190,7 +190,7 @@ def test_an_owner_on_another_host_is_watched(tmp_path):
 
 
 def test_what_is_a_spike_follows_from_the_updates_before():
-    watch = SpikeDetector(Trouble("skip", spike=3, window=16, most=2))
+    watch = SpikeDetector(BadUpdateRules("skip", spike=3, window=16, most=2))
     for _ in range(15):
         watch.add(2.0, 0.5)
     assert watch.limits() == (math.inf, math.inf)
@@ -201,7 +201,7 @@ def test_what_is_a_spike_follows_from_the_updates_before():
         watch.add(1.0, 0.5)
     assert watch.limits() == (3.0, 1.5)
     assert not watch.count_bad()
-    assert SpikeDetector(Trouble("skip")).limits() == (math.inf, math.inf)
+    assert SpikeDetector(BadUpdateRules("skip")).limits() == (math.inf, math.inf)
     assert kind_of(math.nan, 1.0, (3.0, 3.0)) == "not finite"
     assert kind_of(1.0, math.inf, (3.0, 3.0)) == "not finite"
     assert kind_of(4.0, 1.0, (3.0, 3.0)) == "loss spike"
@@ -209,13 +209,13 @@ def test_what_is_a_spike_follows_from_the_updates_before():
 
 
 def test_trouble_is_one_group_of_the_recipe_and_a_run_may_change_it():
-    recipe = override(tiny(), ["trouble.action=roll-back", "trouble.spike=4"])
-    assert recipe.trouble == Trouble("roll-back", 4.0)
+    recipe = override(tiny(), ["bad_updates.action=roll-back", "bad_updates.spike=4"])
+    assert recipe.bad_updates == BadUpdateRules("roll-back", 4.0)
     assert differences(to_text(tiny()), to_text(recipe)) == []
-    with pytest.raises(RecipeError, match=r"trouble: spike=0.5 \(0, or above 1.*window=3 \(at least 16\), most=-1"):
-        Trouble(spike=0.5, window=3, most=-1)
+    with pytest.raises(RecipeError, match=r"bad_updates: spike=0.5 \(0, or above 1.*window=3 \(at least 16\), most=-1"):
+        BadUpdateRules(spike=0.5, window=3, most=-1)
     with pytest.raises(RecipeError, match="one of ignore, skip, roll-back, stop"):
-        override(tiny(), ["trouble.action=pray"])
+        override(tiny(), ["bad_updates.action=pray"])
 
 
 def test_who_is_outvoted_is_the_bad_device():
@@ -273,7 +273,9 @@ def run(recipe: Recipe, faults=no_faults, store=None, **options):
 
 @pytest.fixture(scope="module")
 def short() -> Recipe:
-    return replace(tiny(), updates=24, evaluate_every=0, checkpoint_every=0, trouble=Trouble("skip", spike=5))
+    return replace(
+        tiny(), updates=24, evaluate_every=0, checkpoint_every=0, bad_updates=BadUpdateRules("skip", spike=5)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +309,7 @@ def test_a_bad_chip_is_named_and_its_update_is_left_out(short, undisturbed):
 
 
 def test_rolling_back_goes_on_with_later_batches(short, tmp_path):
-    recipe = override(replace(short, checkpoint_every=8), ["trouble.action=roll-back"])
+    recipe = override(replace(short, checkpoint_every=8), ["bad_updates.action=roll-back"])
     with closing(Checkpoints(tmp_path / "checkpoints", 3)) as store:
         state, ended, told = run(recipe, Flips({18: EXPONENT}, sticky=True), store)
     (troubled,) = [event for event in told if isinstance(event, BadUpdate)]
@@ -320,7 +322,7 @@ def test_rolling_back_goes_on_with_later_batches(short, tmp_path):
 
 
 def test_stopping_saves_the_weights_before_the_bad_update(short, tmp_path):
-    recipe = override(short, ["trouble.action=stop", "trouble.replay=false"])
+    recipe = override(short, ["bad_updates.action=stop", "bad_updates.replay=false"])
     with closing(Checkpoints(tmp_path / "checkpoints", 3)) as store:
         with pytest.raises(
             PoisonedError, match=r"update 19: .*It was not tried again\. The weights before it are saved as update 19"

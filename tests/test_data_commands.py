@@ -31,7 +31,10 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import Classification
 from multipod.models.pixels import Normalized
 from multipod.models.resnet import SmallResNet
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.lars import Lars
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.rmsprop import RmsProp
+from multipod.optim.sgd import Sgd
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
@@ -220,7 +223,7 @@ def small(folder, **how):
         Normalized(Linear()),
         ImageFiles(str(folder), str(folder), pixels=16, **how),
         Classification(),
-        Optimizer("sgd", rate=0.05),
+        Sgd(WarmUp(Cosine(0.05), 0.1)),
         batch=8,
         updates=4,
         evaluation_batch=8,
@@ -272,8 +275,8 @@ def test_a_run_goes_on_only_on_its_own_data(folder, tmp_path):
 
 def test_the_imagenet_recipes_have_the_published_numbers():
     resnet, efficient = load("resnet50"), load("efficientnet-b0")
-    assert (resnet.batch, resnet.updates, resnet.optimizer.name) == (8192, 8764, "lars")
-    assert (efficient.batch, efficient.optimizer.name, efficient.data.augment) == (4096, "rmsprop", "autoaugment")
+    assert (resnet.batch, resnet.updates, type(resnet.optimizer)) == (8192, 8764, Lars)
+    assert (efficient.batch, type(efficient.optimizer), efficient.data.augment) == (4096, RmsProp, "autoaugment")
     for recipe in (resnet, efficient):
         assert recipe.model.classes == 1000
         assert "train_files" in to_text(recipe)

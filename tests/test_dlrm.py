@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optimizers import make_optimizer
 
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, MetricError, RecipeError
@@ -20,7 +21,8 @@ from multipod.models.dlrm import Dlrm, interact, masked_kernel_of
 from multipod.models.dlrm_published import KAGGLE_ROWS, MLPERF_ROWS, TERABYTE_10M_ROWS, kaggle, mlperf, terabyte
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
 from multipod.nn.tables.tensor_train import materialize, tensor_train
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = Dlrm(rows=(50, 3, 400, 7), features=8, dense=5, bottom=(16,), top=(16, 8))
@@ -51,7 +53,7 @@ def test_sizes_of_mlperfs_dlrm():
     assert model.layer_parameters == {"bottom": 171_392, "top": 2_197_505}
     assert mlperf(interaction="masked").layer_parameters["top"] == 2_584_577
     assert model.interactions == 351
-    assert model.embeddings.parameters == 24_034_227_072
+    assert model.table_parameters == 24_034_227_072
     shapes = jax.eval_shape(model.init, jax.random.key(0))[0]
     assert sum(math.prod(leaf.shape) for leaf in shapes.values()) == 24_034_227_072 + 171_392 + 2_197_505
 
@@ -191,7 +193,7 @@ def test_models_that_cannot_be(fields, said):
 
 def test_ids_of_another_number_of_fields():
     with pytest.raises(RecipeError, match=r"ids of shape \(2, 3\), and 4 fields take 4 a row"):
-        SMALL.embeddings.embed(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
+        SMALL.embedded(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
 
 
 def test_mlperfs_tables_lie_as_the_multipod_had_them():
@@ -248,9 +250,9 @@ def test_the_objective():
 def test_updates_of_touched_rows_are_those_of_whole_gradients(rule):
     model = Dlrm(**{**SMALL.__dict__, "tt_rows": 300, "tt_rank": 3, "hots": (2, 1, 1, 1)})
     params, batch = randomised(model), examples(model) | {"label": jnp.arange(16) % 2}
-    whole = Optimizer(rule, rate=0.1, momentum=0.0, warmup=0.0, decay="constant").build(2)
+    whole = make_optimizer(rule, Constant(0.1), momentum=0.0).build(2)
     if rule == "rowwise_adagrad":  # which it is for tables alone here
-        adagrad = Optimizer("adagrad", rate=0.1, warmup=0.0, decay="constant").build(2)
+        adagrad = Adagrad(Constant(0.1)).build(2)
         kinds = {name: "rows" if name == TABLE else "rest" for name in params}
         whole = optax.multi_transform({"rows": whole, "rest": adagrad}, kinds)
 
@@ -279,4 +281,4 @@ def test_the_experiment_counts_as_published_and_hashes_to_equal_size():
     assert len(section.rows) == 4
     data = Synthetic(rows=(3000, 50, 7))
     hashed = hashed_to(data, 16 * 157)
-    assert hashed.embeddings.parameters == 16 * (100 + 50 + 7)
+    assert hashed.table_parameters == 16 * (100 + 50 + 7)

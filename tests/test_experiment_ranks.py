@@ -15,13 +15,14 @@ from multipod.experiments.ranks import Carry, Study, curves, first_epochs, grid,
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Constant
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 
 DIGITS = Digits(shift=0)
 TRAIN = DIGITS.train().arrays
-SGD = Optimizer("sgd", rate=0.1, warmup=0.0, decay="constant", nesterov=False)
+SGD = Sgd(Constant(0.1), nesterov=False)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,21 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from multipod.data.tasks import Task, read_pairs
 from multipod.errors import RecipeError
+from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import Partly
-from multipod.recipe.text import to_text
+from multipod.optim.rates import Constant
+from multipod.recipe.override import override
+from multipod.recipe.text import differences, from_text, to_text
 from multipod.recipes.find import load
-from multipod.recipes.finetune import FineTuning
+from multipod.recipes.finetune import FineTuning, fine_tuned
+from multipod.runs.recipes import recorded_recipe
 
 PAIRS = [{"input": f"double {n}", "target": str(2 * n)} for n in range(10)]
 
@@ -57,18 +63,26 @@ def test_a_task_has_sentinels_and_a_test_part(tmp_path):
         replace(task, longest=3).train()
 
 
-def test_the_name_of_a_fine_tuning_is_its_recipe(tmp_path):
-    asked = FineTuning("st-moe-small", str(tmp_path / "t.jsonl"), ("model.features=32",), ("dense", "attention"), 5e-4)
-    recipe = load(asked.name())
-    assert recipe.optimizer == Partly(replace(load("st-moe-small").optimizer, rate=5e-4, decay="constant",
-                                              warmup_updates=0), ("dense", "attention"))  # fmt: skip
+def test_the_recipe_of_a_fine_tuning_is_read_back_from_its_text(tmp_path):
+    before = override(load("st-moe-small"), ["model.features=32"])
+    recipe = fine_tuned(before, FineTuning(str(tmp_path / "t.jsonl"), ("dense", "attention"), 5e-4))
+    assert recipe.optimizer == Partly(Adafactor(Constant(5e-4)), ("dense", "attention"))
     assert (recipe.model.features, recipe.model.dropout, recipe.model.expert_dropout) == (32, 0.1, 0.2)
     assert recipe.model.routing.evaluation_capacity == 2.0
-    assert f'file = "{tmp_path}' in to_text(recipe)
+    assert from_text(to_text(recipe)) == recipe
+    old = (Path(__file__).parent / "recorded" / "finetuned.toml").read_text()
+    assert differences(old, to_text(recipe)) == [f"data.file: task.jsonl, now {tmp_path}/t.jsonl"]
+
+
+def test_a_run_whose_name_held_json_is_known_by_its_text():
+    facts = {"recipe": 'finetune:{"recipe": "st-moe-small"}', "overrides": []}
+    text = Path(__file__).parent / "recorded" / "finetuned.toml"
+    recipe = recorded_recipe(SimpleNamespace(recipe=text), facts)
+    assert recipe == from_text(text.read_text())
 
 
 def test_only_sparse_text_models_are_fine_tuned():
     with pytest.raises(
         RecipeError, match=r"fine-tuning digits: it is a SmallResNet on Digits. Text-to-text tasks need"
     ):
-        load(FineTuning("digits", "t.jsonl").name())
+        fine_tuned(load("digits"), FineTuning("t.jsonl"))

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
+from optimizers import make_optimizer
 
 from multipod.errors import DataError, RecipeError
 from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cache, refresh
 from multipod.nn.tables.tensor_train import LARGEST, look_up, materialize, tensor_train
 from multipod.nn.tables.tensor_train_bag import bag
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Constant
 from multipod.optim.sparse import adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
@@ -192,7 +193,7 @@ def test_touched_rows_move_as_under_the_whole_gradient(name):
     rng = np.random.default_rng(1)
     table = jnp.asarray(rng.normal(size=(12, 4)), jnp.float32)
     batches = [(rng.integers(0, 12, 9).astype(np.int32), rng.normal(size=(9, 4)).astype(np.float32)) for _ in range(3)]
-    whole = Optimizer(name, rate=0.1, momentum=0.0, warmup=0.0, decay="constant").build(3)
+    whole = make_optimizer(name, Constant(0.1), momentum=0.0).build(3)
 
     @jit
     def both():

@@ -11,7 +11,8 @@ from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.orders import wishes_of
 from multipod.step.program import Program
@@ -41,7 +42,7 @@ class Linear:
 
 def trained(order):
     recipe = Recipe(
-        "pictures", Linear(), Pictures(), Classification(), Optimizer("sgd", rate=0.1, warmup=0.0), batch=8, updates=3,
+        "pictures", Linear(), Pictures(), Classification(), Sgd(Cosine(0.1)), batch=8, updates=3,
         layout=Layout((1, 2)), evaluation_batch=8,
     )  # fmt: skip
     program = Program(recipe, make_mesh(recipe.layout))

@@ -16,7 +16,8 @@ from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.sgd import Sgd
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
@@ -261,7 +262,7 @@ def test_axes_that_split_nothing_or_need_other_devices():
     assert "needs the angles of whole tensors" in refused(words, (1, 2), "adasum", model=2)
     assert "accumulate=3 does not divide the 8 rows" in refused(functools.partial(words, accumulate=3), (1, 2))
     assert "whole models, which have no stages" in refused(words, (1, 2), stage=2)
-    clipped = functools.partial(words, optimizer=Optimizer("sgd", clip=1.0, clip_before_sum=True))
+    clipped = functools.partial(words, optimizer=Sgd(WarmUp(Cosine(1e-3), 0.1), clip=1.0, clip_before_sum=True))
     assert "has none to clip" in refused(clipped, (1, 2), shard_weights=True)
     assert "nothing is gathered" in refused(words, (1, 2), gather_dtype="bfloat16")
 

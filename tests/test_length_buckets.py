@@ -14,7 +14,8 @@ from multipod.errors import DataError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import TokenClassification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.train.context import RunContext
@@ -63,7 +64,7 @@ def recipe(bounds=BOUNDS, **changes):
         Bag(),
         Words(bounds),
         TokenClassification(),
-        Optimizer("sgd", rate=0.1, warmup=0.0),
+        Sgd(Cosine(0.1)),
         batch=8,
         updates=7,
         layout=Layout((1, 1)),

@@ -141,6 +141,8 @@ CASES = {
     "pad": Case(lambda i: jnp.pad(i, ((0, 0), (1, 2), (0, 1), (0, 0)), constant_values=2.0), image, "PADV2"),
     "negative pad": Case(lambda i: lax.pad(i, 0.0, ((0, 0, 0), (-1, 2, 0), (0, -3, 0), (0, 0, 0))), image, "SLICE PAD"),
     "concatenate": Case(lambda i: jnp.concatenate([i, i * 2], -1), image, "MUL CONCATENATION"),
+    "concatenate fixed scales": Case(lambda x: jnp.concatenate([jax.nn.softmax(x), jnp.tanh(x)], -1), x,
+                                     "SOFTMAX TANH CONCATENATION"),
     "rows of a table": Case(lambda x: jnp.take(array(10, 4), jnp.abs(x * 2).astype(jnp.int32), axis=0), x),
     "nearest resize": Case(lambda i: jax.image.resize(i, (1, 18, 16, 4), "nearest"), image, "GATHER GATHER"),
     "dense": Case(lambda x: jax.nn.relu(x @ array(8, 3) + array(3)), x, "FULLY_CONNECTED+RELU"),
@@ -296,6 +298,26 @@ def test_branches():
         model = export(function, x)
         np.testing.assert_allclose(tflm(model, value)[0], jax.jit(function)(value), rtol=1e-6)
         np.testing.assert_allclose(litert(model, value)[0], jax.jit(function)(value), rtol=1e-6)
+
+
+def test_angles_between_tensors():
+    """TFLM has no ATAN2; LiteRT and the embedded runtime have one for floats."""
+
+    def function(x: Any) -> Any:
+        return jnp.arctan2(x, x[:, ::-1]) + jnp.arctan2(x, 0.5) * jnp.arctan2(1.0, x[:1])
+
+    points = np.concatenate([x, [[0, -0.0, 1, -1, 0, 2, -3, 0]]]).astype(np.float32)
+    exported = convert(function, points)
+    assert kinds(exported.graph).count("ATAN2") == 3
+    want = np.asarray(jax.jit(function)(points))
+    np.testing.assert_allclose(run(exported.graph, points)[0], want, rtol=1e-6)
+    np.testing.assert_allclose(litert(exported.model, points)[0], want, rtol=1e-5)
+    np.testing.assert_allclose(Interpreter(exported.model).run(points)[0], want, rtol=1e-5)
+    with pytest.raises(ExportError, match=r"int8 has no kernel for\n.*ATAN2.*\n.*keep_float=\('ATAN2',\)"):
+        export(jnp.arctan2, x, x, calibration=[(x, x)])
+    kept = export(jnp.arctan2, x, x, calibration=[(x, x)], quantisation=Quantisation(keep_float=("ATAN2",)))
+    stored = np.arange(16, dtype=np.int8).reshape(2, 8)
+    np.testing.assert_array_equal(litert(kept, stored, -stored)[0], Interpreter(kept).run(stored, -stored)[0])
 
 
 def test_pytrees_become_named_tensors():

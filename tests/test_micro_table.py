@@ -40,6 +40,16 @@ def test_every_operator_that_is_exported_has_a_kernel_or_a_formula():
     assert lacking == ["TABLE"]  # CAST, ADD and GATHER stand for it
 
 
+def test_lines_of_c_are_at_most_120_columns_long():
+    sources = [path for path in C.rglob("*.[ch]") if "build" not in path.parts]
+    assert [
+        f"{path.relative_to(C)}:{number}"
+        for path in sources
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120
+    ] == []
+
+
 def test_the_interpreter_needs_no_jax():
     code = "import sys, multipod.micro.interpreter, multipod.micro.bundle; raise SystemExit('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), check=False)

@@ -21,10 +21,14 @@ from rich.console import Console
 from multipod.errors import RunFolderError
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Started, Updated
 from multipod.train.observers import charts, jsonl, tensorboard, text
+from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines, decode, keep_until, read, replace_file
-from multipod.train.observers.progress import Bar, PlainLines, summary_table
+from multipod.train.observers.progress import Bar, PlainLines
 from multipod.train.observers.report import write
+from multipod.train.observers.summary import Summary, summary_table
+from multipod.train.observers.table import FILES, OBSERVERS, PRINTED, ObservedRun, as_observer, make_observers
 from multipod.train.observers.tensorboard import TensorBoard
+from multipod.train.run_folder import RunFolder
 
 needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
 
@@ -306,6 +310,26 @@ def plain(events: list[tuple[float, Event]]) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+def test_a_table_of_text_loses_what_is_done_again(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for first, last in ((0, 3), (2, 4)):
+        table = CsvTable(path)
+        table(started(first))
+        for update in range(first + 1, last + 1):
+            table(updated(update, loss=update / 8))
+        table(evaluated(last))
+        table.close()
+        with path.open("a") as file:
+            file.write("4,train,lo")  # a process that was killed while it wrote
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    assert lines[0] == ["update", "kind", "name", "value"]
+    losses = [
+        (int(update), float(value)) for update, kind, name, value in lines[1:-1] if (kind, name) == ("train", "loss")
+    ]
+    assert losses == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
+    assert [line[0] for line in lines if line[1:3] == ["test", "accuracy"]] == ["4"]
+
+
 def test_plain_lines_tell_the_run() -> None:
     events = [(0.0, started(updates=100)), (1.0, Compiled(7.9))]
     events += [(1.0 + n, updated(n, loss=float(n))) for n in range(1, 11)]
@@ -370,6 +394,42 @@ def rendered(ended: Ended) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=80).print(summary_table(ended))
     return [re.sub("  +", "  ", line).strip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("name", list(OBSERVERS))
+def test_every_observer_of_the_table_takes_a_run_and_closes_twice(name, tmp_path):
+    (observer,) = make_observers(ObservedRun(RunFolder(tmp_path), Console(file=io.StringIO(), width=80)), [name, name])
+    for event in (started(), Compiled(0.1), updated(1), evaluated(1), Saved(1, 0.1), replace(ENDED, resume="again")):
+        observer(event)
+    observer.close()
+    observer.close()
+    assert as_observer(observer) is observer
+
+
+def test_a_run_has_files_and_what_is_printed_and_a_slip_is_told():
+    assert set(FILES) | set(PRINTED) <= set(OBSERVERS)
+    with pytest.raises(
+        RunFolderError, match=r"--log tensorbord: there is no such logger. Did you mean tensorboard\? Known: json"
+    ):
+        make_observers(ObservedRun(RunFolder(Path("nowhere")), Console()), ["tensorbord"])
+
+
+def test_the_summary_says_once_how_to_go_on():
+    out = io.StringIO()
+    summary = Summary(Console(file=out, width=80))
+    summary(replace(ENDED, resume="multipod train --resume runs/a"))
+    assert out.getvalue() == ""
+    summary.close()
+    summary.close()
+    assert out.getvalue().count("Go on with:\n  multipod train --resume runs/a\n") == 1
+
+
+def test_a_function_is_an_observer_that_has_nothing_to_close():
+    events: list[Event] = []
+    observer = as_observer(events.append)
+    observer(Compiled(1.0))
+    observer.close()
+    assert events == [Compiled(1.0)]
 
 
 def test_the_summary_table_reads_well_without_colour() -> None:

@@ -46,8 +46,8 @@ def plain(count: int, updates: int, optimizer: optax.GradientTransformation) -> 
 )
 def test_synchronous_pipelines_train_as_the_whole_model(name, stages, data):
     pipe = pipe_of(name, stages, data)
-    known, losses = plain(len(pipe.parts), 3, ADAMW)
-    state, update, found = pipe.begin(pipe.weights), pipe.compiled(pipe.weights), []
+    known, losses = plain(len(pipe.setup.parts), 3, ADAMW)
+    state, update, found = pipe.begin(pipe.setup.weights), pipe.compiled(pipe.setup.weights), []
     for k in range(3):
         state, sums = jax.block_until_ready(update(state, jax.tree.map(lambda b, k=k: b[k], batches(3)), True))
         found.append(float(sums["loss"]))
@@ -67,13 +67,13 @@ def test_synchronous_pipelines_train_as_the_whole_model(name, stages, data):
 def test_asynchronous_pipelines_are_the_delay_simulator(name, stages, data, techniques):
     updates, optimizer = 7, optax.sgd(0.1, momentum=0.5)
     pipe = pipe_of(name, stages, data, optimizer, techniques)
-    history = begin_simulation(pipe.parts, pipe.weights, 8)
+    history = begin_simulation(pipe.setup.parts, pipe.setup.weights, 8)
     simulate = jax.jit(
         lambda h, b, late: simulate_update(
-            pipe.parts, h, b, pipe.tables.delays, stashed=name == "pipedream", delayed=late
+            pipe.setup.parts, h, b, pipe.setup.tables.delays, stashed=name == "pipedream", delayed=late
         )
     )
-    state, update, drain = pipe.begin(pipe.weights), pipe.compiled(pipe.weights), jax.jit(pipe.drain)
+    state, update, drain = pipe.begin(pipe.setup.weights), pipe.compiled(pipe.setup.weights), jax.jit(pipe.drain)
     for k in range(updates):
         batch, late = jax.tree.map(lambda b, k=k: b[k], batches(updates)), k >= techniques.warmup
         history, _ = simulate(history, batch, late)
@@ -90,20 +90,20 @@ def test_what_does_not_fit_is_listed():
     with pytest.raises(
         LayoutError, match=r"the model is in 3 parts, and the schedule has 4; mesh axis y has 0 devices"
     ):
-        Pipe(good.proof, good.parts[:3], good.weights[:3], good.aux, good.mesh, stage_axis="y")
+        replace(good.setup, parts=good.setup.parts[:3], weights=good.setup.weights[:3], stage_axis="y")
 
 
 def test_half_way_it_goes_on_with_the_same_bits(tmp_path):
     """Saved with micro-batches under way, restored into a new pipe, it ends with the bits of one that went on."""
     straight = trained(pipe_of("pipemare", 3, 1, techniques=PipeMare(decay=0.3)), batches(5))
     pipe = pipe_of("pipemare", 3, 1, techniques=PipeMare(decay=0.3))
-    state, update = pipe.begin(pipe.weights), pipe.compiled(pipe.weights)
+    state, update = pipe.begin(pipe.setup.weights), pipe.compiled(pipe.setup.weights)
     for k in range(5):
         state, _ = jax.block_until_ready(update(state, jax.tree.map(lambda b, k=k: b[k], batches(5)), True))
         if k == 2:
             np.savez(tmp_path / "state.npz", *jax.tree.leaves(state))
             pipe = pipe_of("pipemare", 3, 1, techniques=PipeMare(decay=0.3))
-            fresh, update = pipe.begin(pipe.weights), pipe.compiled(pipe.weights)
+            fresh, update = pipe.begin(pipe.setup.weights), pipe.compiled(pipe.setup.weights)
             held = np.load(tmp_path / "state.npz")
             leaves = [jax.device_put(held[f"arr_{n}"], leaf.sharding) for n, leaf in enumerate(jax.tree.leaves(fresh))]
             state = jax.tree.structure(fresh).unflatten(leaves)
@@ -115,8 +115,8 @@ def test_tied_weights_stay_equal_and_learn_as_one():
     """Parts 1 and 2 of four share both of their tensors: as plain training with one pair of tensors."""
     tied = (((1, "kernel"), (2, "kernel")), ((1, "out"), (2, "out")))
     base = pipe_of("1f1b", 4, 1, optax.sgd(0.1))
-    weights = [base.weights[0], base.weights[1], base.weights[1], base.weights[3]]
-    pipe = Pipe(base.proof, base.parts, weights, base.aux, base.mesh, tied=tied)
+    weights = [base.setup.weights[0], base.setup.weights[1], base.setup.weights[1], base.setup.weights[3]]
+    pipe = Pipe(replace(base.setup, weights=weights, data_axes=(), tied=tied))
     found = trained(pipe, batches(2))
 
     def loss(weights, batch):
@@ -126,7 +126,7 @@ def test_tied_weights_stay_equal_and_learn_as_one():
             x = middle(weights[1], x, aux)[0]
         return last(weights[2], x, aux)[0]
 
-    known = [base.weights[0], base.weights[1], base.weights[3]]
+    known = [base.setup.weights[0], base.setup.weights[1], base.setup.weights[3]]
     step = jax.jit(lambda w, b: jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, b)))
     for k in range(2):
         known = step(known, jax.tree.map(lambda b, k=k: b[k], batches(2)))
@@ -139,9 +139,9 @@ def test_tied_weights_stay_equal_and_learn_as_one():
 def test_a_pass_that_is_not_due_is_not_computed(name):
     """XLA must leave the products of a pass inside its loop of one round or none (`in_flight.run_in_turn`)."""
     pipe = pipe_of(name, 2, 1)
-    state = pipe.begin(pipe.weights)
+    state = pipe.begin(pipe.setup.weights)
     batch = jax.tree.map(lambda b: b[0], batches(1))
-    program = pipe.compiled(pipe.weights).lower(state, batch, True).compile().as_text()
+    program = pipe.compiled(pipe.setup.weights).lower(state, batch, True).compile().as_text()
     loops, calls, found = set(), {}, {}
     for line in program.splitlines():
         if opened := re.match(r"^(?:ENTRY )?(%[\w.\-]+) \(", line):
@@ -167,10 +167,12 @@ def test_parts_that_update_alike_share_a_branch():
 
     def roots(optimizers):
         base = pipe_of("gpipe", 4, 1)
-        parts = [replace(part, kind=None, optimizer=own) for part, own in zip(base.parts, optimizers, strict=True)]
-        pipe = Pipe(base.proof, parts, base.weights, base.aux, base.mesh)
+        parts = [
+            replace(part, kind=None, optimizer=own) for part, own in zip(base.setup.parts, optimizers, strict=True)
+        ]
+        pipe = Pipe(replace(base.setup, parts=parts, data_axes=()))
         batch = jax.tree.map(lambda b: b[0], batches(1))
-        return str(jax.make_jaxpr(pipe.update)(jax.eval_shape(pipe.fresh, pipe.weights), batch)).count("= sqrt ")
+        return str(jax.make_jaxpr(pipe.update)(jax.eval_shape(pipe.fresh, pipe.setup.weights), batch)).count("= sqrt ")
 
     assert roots([ADAMW] * 4) == 1 + 2 + 2
     assert roots([optax.adamw(1e-2) for _ in range(4)]) == 1 + 2 + 2 + 2

@@ -11,8 +11,9 @@ import pytest
 from multipod.errors import RecipeError
 from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
 from multipod.execute.pipeline.passes import trace_passes
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.pipemare import PipeMare, corrected, gamma_of, reschedule, track_velocity
+from multipod.optim.rates import Constant
 from multipod.pipelines import stability
 from multipod.pipelines.build import pipedream, pipemare
 from multipod.pipelines.check import check
@@ -197,7 +198,7 @@ def test_rescheduling_anneals_from_one_over_tau_to_one():
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_the_velocity_follows_the_weights_under_any_optimizer(name):
-    optimizer = Optimizer(name, rate=0.1, weight_decay=0.1, warmup=0, decay="constant").build(10)
+    optimizer = OPTIMIZERS[name](Constant(0.1), weight_decay=0.1).build(10)
     chained = optax.chain(optimizer, track_velocity(gamma := gamma_of(0.135, 3.5)))
     weights = {"kernel": jnp.arange(6.0).reshape(2, 3)}
     state, delta = chained.init(weights), np.zeros((2, 3))

@@ -10,9 +10,11 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizers import make_optimizer
 
 from multipod.errors import LayoutError, RecipeError
-from multipod.optim.optimizer import OPTIMIZERS, Optimizer
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.optim.rates import RATES, Cosine, WarmUp
 from multipod.recipe.override import names, override
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.digits import digits
@@ -22,8 +24,8 @@ from multipod.recipes.find import RECIPES, find, load
 @pytest.mark.parametrize(
     ("change", "read", "value"),
     [
-        ("optimizer.rate=0.2", lambda r: r.optimizer.rate, 0.2),
-        ("optimizer.rate=1e-3", lambda r: r.optimizer.rate, 1e-3),
+        ("optimizer.rate=0.2", lambda r: r.optimizer.rate.then.peak, 0.2),
+        ("optimizer.rate=1e-3", lambda r: r.optimizer.rate.then.peak, 1e-3),
         ("batch=64", lambda r: r.batch, 64),
         ("layout.shard_update=true", lambda r: r.layout.shard_update, True),
         ("layout.mesh=2x4", lambda r: r.layout.mesh, (2, 4)),
@@ -33,7 +35,7 @@ from multipod.recipes.find import RECIPES, find, load
         ("model.batch_norm_tile=2x2", lambda r: r.model.batch_norm_tile, (2, 2)),
         ("model.batch_norm_tile=all", lambda r: r.model.batch_norm_tile, "all"),
         ("name=7", lambda r: r.name, "7"),
-        ("optimizer.skip=expert,gate", lambda r: r.optimizer.skip, ("expert", "gate")),
+        ("optimizer.skip=expert,gate", lambda r: r.optimizer.rules.skip, ("expert", "gate")),
     ],
 )
 def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
@@ -48,7 +50,9 @@ def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
         ("batch.size=2", r"no field 'batch.size'"),
         ("batch=many", r"batch='many' does not fit: Expected `int`, got `str`. The field is int"),
         ("batch=1.5", r"batch='1.5' does not fit"),
-        ("optimizer=sgd", r"optimizer is a group of fields. Set one of them: optimizer.name"),
+        ("layout=ring", r"layout is a group of fields. Set one of them: layout.mesh"),
+        ("optimizer=lamp", r"optimizer: none is called 'lamp'. Nearest: lamb"),
+        ("optimizer.name=lamp", r"optimizer.name: none is called 'lamp'. Nearest: lamb"),
         ("layout.gradient_sum=rings", r"no sum is called 'rings'. Nearest: ring, "),
         ("layout.mesh=2x4x2", r"is no mesh of rows x columns"),
         ("batch", r"--set 'batch' is not of the form name=value"),
@@ -152,7 +156,7 @@ def test_a_file_that_fails_is_named_with_its_error(tmp_path):
 @settings(deadline=None)
 @given(updates=st.integers(1, 400), warmup=st.floats(0, 1), decay=st.sampled_from(["cosine", "linear"]))
 def test_the_rate_rises_to_its_peak_and_falls_to_zero(updates, warmup, decay):
-    rate = Optimizer(rate=0.5, warmup=warmup, decay=decay).schedule(updates)
+    rate = WarmUp(RATES[decay](0.5), warmup).schedule(updates)
     rises = round(warmup * updates)
     assert float(rate(rises)) == pytest.approx(0.5)
     if rises < updates:
@@ -175,7 +179,8 @@ def test_every_optimizer_lowers_a_quadratic(name):
         "adagrad": 0.4,
         "rowwise_adagrad": 0.4,
     }
-    optimizer = Optimizer(name, rate=rates.get(name, 0.1), warmup=0.1, weight_decay=1e-4).build(60)
+    asked = make_optimizer(name, WarmUp(Cosine(rates.get(name, 0.1)), 0.1), weight_decay=1e-4)
+    optimizer = asked.build(60)
 
     def loss(params):
         return ((params["w"] - 1) ** 2).sum() + ((params["b"] - 1) ** 2).sum()

@@ -10,8 +10,9 @@ from test_staged import LATE, T123, dense, fed, unsplit
 from multipod.errors import LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.optim.optimizer import Optimizer
 from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.runs.start_from import check_relay, relayed
 from multipod.step.programs import program_of
 from multipod.step.relaid import relaid, whole_of
@@ -95,7 +96,7 @@ def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path
 def test_what_cannot_go_on_is_said(tmp_path, monkeypatch):
     before = program(LATE, pipemare=T123)
     folder, facts = saved(tmp_path / "run", before, before.init())
-    other = dense(Layout((1, 1), stage=2), optimizer=Optimizer("sgd", 0.2, momentum=0.9, warmup=0.0))
+    other = dense(Layout((1, 1), stage=2), optimizer=Sgd(Cosine(0.2), momentum=0.9))
     with pytest.raises(RunFolderError, match=r"differ in more than how it lies:\n  optimizer.rate: 0.1, now 0.2\nUndo"):
         check_relay(folder, facts, before.recipe, other)
     monkeypatch.setattr(jax, "device_count", lambda: 2)

@@ -17,6 +17,7 @@ from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
 from multipod.optim.adafactor import Adafactor
+from multipod.optim.rates import Rsqrt, WarmUp
 from multipod.step.programs import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
@@ -27,7 +28,12 @@ TINY = {"features": 16, "hidden": 16, "heads": 2, "kv": 8, "layers": 1, "every":
 def sparse(layout):
     """Nothing is drawn, and a group is two rows: what is learnt then depends on no mesh."""
     model = small_st_moe(VOCAB, **TINY, routing=Routing(4, capacity=0.5, second="all"))
-    return words(layout, model=model, objective=SparseTokens(), optimizer=Adafactor(0.05, 2, factored_from=8))
+    return words(
+        layout,
+        model=model,
+        objective=SparseTokens(),
+        optimizer=Adafactor(WarmUp(Rsqrt(0.05), updates=2), factored_from=8),
+    )
 
 
 def learnt(recipe, updates=3):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from optimizers import make_optimizer
 
 from multipod.data.batches import TrainBatches
 from multipod.data.clicks.synthetic import Synthetic
@@ -12,7 +13,11 @@ from multipod.errors import LayoutError, RecipeError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.models.dlrm import Dlrm
+from multipod.optim.adagrad import Adagrad
 from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Constant, Cosine, WarmUp
+from multipod.optim.sgd import Sgd
+from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.find import load
 from multipod.step.program import Program
@@ -40,7 +45,7 @@ def trained(asked: Recipe):
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_touched_rows_change_as_under_optax_with_whole_gradients(rule):
-    whole = Optimizer(rule, rate=0.5, momentum=0.0, warmup=0.0, decay="constant")
+    whole = make_optimizer(rule, Constant(0.5), momentum=0.0)
     layout = Layout((1, 2))
     (losses, state), (own_losses, own) = (
         trained(recipe(optimizer, layout)) for optimizer in (whole, replace(whole, sparse=True))
@@ -56,7 +61,7 @@ def test_touched_rows_change_as_under_optax_with_whole_gradients(rule):
 def test_no_gradient_has_the_size_of_a_table():
     data = replace(DATA, rows=(200_000, 30, 5))
     model = Dlrm(rows=data.rows, bottom=(4,), top=(4,), features=8)
-    optimizer = Optimizer("adagrad", warmup=0.0, decay="constant", sparse=True)
+    optimizer = Adagrad(Constant(1e-3), sparse=True)
     asked = replace(recipe(optimizer, Layout((1, 2))), data=data, model=model)
     program = Program(asked, make_mesh(asked.layout))
     compiled = program.lowered.compile()
@@ -65,23 +70,28 @@ def test_no_gradient_has_the_size_of_a_table():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("kind", "fields", "said"),
     [
-        ({"name": "adamw"}, r"optimizer.name=adamw \(one of sgd, adagrad, rowwise_adagrad\)"),
-        ({"name": "sgd"}, r"leaves rows without gradient as they are, with optimizer.momentum=0.9 \(0\)"),
+        (Sgd, {}, r"leaves rows without gradient as they are, with optimizer.momentum=0.9 \(0\)"),
         (
-            {"name": "adagrad", "clip": 1.0, "weight_decay": 0.1},
+            Adagrad,
+            {"clip": 1.0, "weight_decay": 0.1},
             r"optimizer.weight_decay=0.1 \(0\), optimizer.clip=1.0",
         ),
     ],
 )
-def test_optimizers_that_move_every_row(fields, said):
+def test_optimizers_that_move_every_row(kind, fields, said):
     with pytest.raises(RecipeError, match=said):
-        Optimizer(**fields, sparse=True)
+        kind(Constant(1e-3), **fields, sparse=True)
+
+
+def test_only_optimizers_that_leave_rows_alone_can_be_sparse():
+    with pytest.raises(RecipeError, match=r"no field 'optimizer.sparse'. .* optimizer is AdamW."):
+        override(load("digits"), ["optimizer.sparse=true"])
 
 
 def test_what_needs_whole_gradients():
-    optimizer = Optimizer("adagrad", sparse=True)
+    optimizer = Adagrad(WarmUp(Cosine(1e-3), 0.1), sparse=True)
     asked = recipe(optimizer, Layout((1, 2), shard_update=True), accumulate=5)
     with pytest.raises(LayoutError, match=r"layout.shard_update=true and accumulate=5 with optimizer.sparse=true"):
         _ = Program(asked, make_mesh(asked.layout)).row_tables

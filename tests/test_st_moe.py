@@ -20,6 +20,7 @@ from multipod.nn.experts.routing import Routing
 from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
+from multipod.optim.rates import Constant, Rsqrt, WarmUp
 from multipod.train.context import RunContext, RunInfo
 from multipod.train.poisoned import means_of_update
 
@@ -133,7 +134,7 @@ def test_decoder_does_not_see_the_future(params):
 
 def test_only_the_named_part_is_trained(params):
     batch = batch_of()
-    changes, sums = trained(TINY, params, batch, Partly(Adafactor(decay="constant", warmup_updates=0), ("experts",)))
+    changes, sums = trained(TINY, params, batch, Partly(Adafactor(Constant(0.01)), ("experts",)))
     moved = {path for path, change in changes.items() if np.any(np.asarray(change))}
     assert moved == {path for path in params if "/experts/" in path}
     reported = SparseTokens().finish(sums)
@@ -144,17 +145,17 @@ def test_only_the_named_part_is_trained(params):
     assert sizes["sparse"] + sizes["non-sparse"] == sizes["attention"] + sizes["non-attention"] == sizes["all"]
     assert min(sizes.values()) > 0
     with pytest.raises(RecipeError, match=r"train=expert: no such part. 'expert': Nearest: .*experts"):
-        Partly(Adafactor(), ("expert",))
+        Partly(Adafactor(Constant(0.01)), ("expert",))
 
 
 def test_adafactor_clips_the_step_of_each_tensor():
     weights = {"w": jnp.ones((4, 4))}
     gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}
     for clipping in (1.0, 0.1):
-        optimizer = Adafactor(1.0, warmup_updates=0, decay="constant", clipping=clipping, relative=False).build(1)
+        optimizer = Adafactor(Constant(1.0), clipping=clipping, relative=False).build(1)
         step = optimizer.update(gradient, optimizer.init(weights), weights)[0]["w"]
         assert float(jnp.sqrt(jnp.mean(step**2))) <= clipping * 1.01
-    rates = Adafactor(0.01, warmup_updates=100).schedule(0)
+    rates = WarmUp(Rsqrt(0.01), updates=100).schedule(0)
     np.testing.assert_allclose([rates(50), rates(100), rates(400)], [0.005, 0.01, 0.005], rtol=1e-5)
 
 

@@ -23,8 +23,10 @@ from multipod.layout.stages import micro_batches
 from multipod.layout.text import layout_changes, spelled
 from multipod.models.mlp import Mlp
 from multipod.models.transformer import small_transformer
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
 from multipod.optim.pipemare import PipeMare
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits
@@ -44,14 +46,14 @@ LATE = Layout((1, 2), stage=3, schedule="pipemare", micro_batches=2)
 
 def dense(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
     base = replace(mlp_small(), model=Mlp(features=8, layers=2), batch=24, updates=7, layout=layout)
-    plain = {"evaluate_every": 0, "checkpoint_every": 0, "optimizer": Optimizer("sgd", 0.1, momentum=0.9, warmup=0.0)}
+    plain = {"evaluate_every": 0, "checkpoint_every": 0, "optimizer": Sgd(Cosine(0.1), momentum=0.9)}
     return replace(base, **plain | changes)
 
 
 def dropping(layout: Layout, **changes) -> Recipe:
     """Adam, which shows gradients of another scale, and dropout: draws that differ show as well."""
     model = small_transformer(64, features=8, hidden=8, heads=2, encoder_layers=1, decoder_layers=1, dropout=0.2)
-    return words(layout, model=model, optimizer=Optimizer("adamw", 0.01, warmup=0.0), **changes)
+    return words(layout, model=model, optimizer=AdamW(Cosine(0.01)), **changes)
 
 
 def fed(program, updates):
@@ -151,8 +153,10 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     one = replace(LATE, mesh=(1, 1))
     alone = program_of(replace(recipe, layout=one), make_mesh(one)).pipe
     weights = split_params(recipe, alone, jax.device_get(program.whole_params(state)))
-    history = begin_simulation(alone.parts, weights, 8)
-    simulate = jax.jit(lambda h, b, late: simulate_update(alone.parts, h, b, pipe.tables.delays, delayed=late))
+    history = begin_simulation(alone.setup.parts, weights, 8)
+    simulate = jax.jit(
+        lambda h, b, late: simulate_update(alone.setup.parts, h, b, pipe.setup.tables.delays, delayed=late)
+    )
     counts = []
     for k, host in enumerate(fed(program, recipe.updates)):
         batch = program.placed(host, np.arange(program.rows), program.rows)

@@ -13,6 +13,8 @@ from multipod.errors import LayoutError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import masked_sums
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.step.gradients import over_data
 from multipod.step.program import Program
 from multipod.step.state import device_bytes, fresh_state
@@ -66,7 +68,7 @@ def plain_update(recipe, updates):
 def smooth(small, **fields):
     """A recipe whose rounding errors do not grow: SGD, where Adam divides by moments near zero."""
     recipe = small(updates=50, **fields)
-    return type(recipe)(**{**vars(recipe), "optimizer": type(recipe.optimizer)("sgd", rate=0.02, warmup=0.0)})
+    return type(recipe)(**{**vars(recipe), "optimizer": Sgd(Cosine(0.02))})
 
 
 def test_torus_gives_the_same_parameters_as_xla_after_50_updates(small):

@@ -16,7 +16,8 @@ from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.models.transformer import small_transformer
 from multipod.nn.layered import shapes_of
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine
 from multipod.pipelines.build import build
 from multipod.pipelines.check import check
 from multipod.recipe.recipe import Recipe
@@ -38,7 +39,7 @@ def test_layers_are_timed_one_by_one():
 @pytest.fixture
 def recipe() -> Recipe:
     model = tiny_bert(VOCAB, LENGTH, features=8, hidden=12, layers=3)
-    optimizer = Optimizer("adamw", rate=1e-2, weight_decay=0.1, warmup=0.0)
+    optimizer = AdamW(Cosine(1e-2), weight_decay=0.1)
     return replace(
         digits(),
         model=model,
@@ -61,11 +62,11 @@ def a_mesh(stages: int) -> Mesh:
 def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
     pipe = pipe_of(recipe, check(build("1f1b", 3, N)), a_mesh(3), a_batch())
     params, _ = jax.jit(recipe.model.init)(jax.random.key(0))
-    assert pipe.tied == (((0, "tokens/table"), (2, "tokens/table")),)
+    assert pipe.setup.tied == (((0, "tokens/table"), (2, "tokens/table")),)
     state = pipe.begin(split_params(recipe, pipe, params))
     micro = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), a_batch())
     aux = {"batch": micro, "key": np.zeros((N, 2), np.uint32)}
-    state, sums = jax.block_until_ready(pipe.compiled(pipe.weights)(state, aux, True))
+    state, sums = jax.block_until_ready(pipe.compiled(pipe.setup.weights)(state, aux, True))
 
     optimizer = recipe.optimizer.build(recipe.updates)
 

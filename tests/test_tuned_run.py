@@ -11,7 +11,8 @@ from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics.objective import Classification
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.train.context import RunContext
@@ -48,7 +49,7 @@ def test_the_trainer_tells_the_readers_how_long_it_waited(monkeypatch):
     feeds, start = [], TrainBatches.start
     monkeypatch.setattr(TrainBatches, "start", lambda *given: feeds.append(start(*given)) or feeds[-1])
     recipe = Recipe(
-        "slow", Linear(), Numbers(), Classification(), Optimizer("sgd", warmup=0.0), batch=8, updates=18,
+        "slow", Linear(), Numbers(), Classification(), Sgd(Cosine(1e-3)), batch=8, updates=18,
         layout=Layout((1, 1)), evaluation_batch=4,
     )  # fmt: skip
     train(Program(recipe, make_mesh(recipe.layout)), RunContext())

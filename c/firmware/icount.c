@@ -14,7 +14,8 @@ size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t i);
 uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, void (*cb)(qemu_plugin_id_t, struct qemu_plugin_tb *));
-void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn, void (*cb)(unsigned, void *), int flags, void *);
+void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn, void (*cb)(unsigned, void *), int flags,
+                                            void *);
 void qemu_plugin_register_vcpu_insn_exec_inline(struct qemu_plugin_insn *insn, int op, void *ptr, uint64_t imm);
 
 __attribute__((visibility("default"))) int qemu_plugin_version = 1;
@@ -57,7 +58,8 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
     }
 }
 
-__attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc, char **argv) {
+__attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
+                                                               char **argv) {
     (void)info;
     strcpy(functions[0].name, "?");
     for (int i = 0; i < argc; i++) {
@@ -66,7 +68,8 @@ __attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t 
         if (strncmp(argv[i], "syms=", 5) == 0) {
             FILE *file = fopen(argv[i] + 5, "r");
             struct function *f = &functions[count];
-            while (file && count < MOST && fscanf(file, "%" SCNx64 " %" SCNx64 " %63s", &f->low, &f->high, f->name) == 3)
+            while (file && count < MOST &&
+                   fscanf(file, "%" SCNx64 " %" SCNx64 " %63s", &f->low, &f->high, f->name) == 3)
                 f = &functions[++count];
             if (file) fclose(file);
         }

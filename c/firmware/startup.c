@@ -1,4 +1,5 @@
-/* Start-up for Cortex-M and 32-bit RISC-V in QEMU: vectors, data, bss, main, and the end by semihosting. No interrupts. */
+/* Start-up for Cortex-M and 32-bit RISC-V in QEMU: vectors, data, bss, main, and the end by semihosting. No
+ * interrupts. */
 #include <stdint.h>
 
 extern uint32_t __stack_top, __data_start, __data_end, __data_load, __bss_start, __bss_end;
@@ -10,8 +11,11 @@ void reset_handler(void);
 static int semihost(int operation, const void *argument) {
     register int a0 __asm__("a0") = operation;
     register const void *a1 __asm__("a1") = argument;
-    __asm__ volatile(".balign 16\n .option push\n .option norvc\n slli x0, x0, 0x1f\n ebreak\n srai x0, x0, 7\n .option pop"
-                     : "+r"(a0) : "r"(a1) : "memory");
+    __asm__ volatile(
+        ".balign 16\n .option push\n .option norvc\n slli x0, x0, 0x1f\n ebreak\n srai x0, x0, 7\n .option pop"
+        : "+r"(a0)
+        : "r"(a1)
+        : "memory");
     return a0;
 }
 #else

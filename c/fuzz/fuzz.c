@@ -81,7 +81,9 @@ static size_t mutate(uint8_t *data, size_t size) {
     switch (next() % 4) {
         case 0: for (i = 0; i < n; i++) data[next() % size] = (uint8_t)next(); break;
         case 1: return next() % size;
-        case 2: for (i = 0; i < n && size >= 8; i++) memcpy(data + (next() % (size - 4) & ~3u), &extremes[next() % 8], 4); break;
+        case 2:
+            for (i = 0; i < n && size >= 8; i++) memcpy(data + (next() % (size - 4) & ~3u), &extremes[next() % 8], 4);
+            break;
         default: for (i = 0; i < n; i++) data[next() % size] ^= (uint8_t)(1u << next() % 8); break;
     }
     return size;

@@ -123,11 +123,12 @@ struct mpm_interpreter {
     uint32_t needed_bytes;    /* the exact size of an arena for this model alone, start-up included */
     uint32_t variable_bytes;  /* part of persistent_bytes: state that mpm_reset clears */
     uint8_t *variables;       /* the lowest address of the variables */
-    uint32_t *resets;         /* of each variable, where one is not reset to zeros: its offset / 8 << 8 | the value of each byte */
+    uint32_t *resets;         /* of each variable, where one is not reset to zeros: its offset / 8 << 8 | the value of
+                                 each byte */
     struct mpm_resource *resources; /* a list */
     uint16_t reset_count;
-    uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run, where there is room for it
-                                 beside all that outlives a run (kernel.h, mpm_buffer) */
+    uint16_t buffer_count;    /* of the plan, which lies at arena->scratch until the first run, where there is room for
+                                 it beside all that outlives a run (kernel.h, mpm_buffer) */
     uint16_t graph_count;
     uint16_t depth;           /* subgraphs running now */
 };
@@ -140,7 +141,8 @@ struct mpm_tensor {
     int32_t dims[MPM_MAX_RANK];
     float scale;           /* of the whole tensor, or of its first channel; 0: not quantised */
     int32_t zero_point;
-    const uint8_t *scales; /* float32 [scale_count], in the file, perhaps unaligned; the count is not checked against dims */
+    const uint8_t *scales; /* float32 [scale_count], in the file, perhaps unaligned; the count is not checked against
+                              dims */
     uint32_t scale_count;
     int32_t channel_dim;   /* the dim that the scales belong to */
     uint8_t rank;          /* 0..MPM_MAX_RANK */

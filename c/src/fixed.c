@@ -94,7 +94,8 @@ static int32_t reciprocal(int32_t x) {
     const int32_t half = (int32_t)(((int64_t)x + INT32_MAX + 1) / 2);
     int32_t r = mpm_wrapping_add(1515870810, mpm_high_multiply(half, -1010580540)), i; /* 48/17 - 32/17 half */
     for (i = 0; i < 3; i++)
-        r = mpm_wrapping_add(r, times_four(mpm_high_multiply(r, mpm_wrapping_add(1 << 29, -mpm_high_multiply(half, r)))));
+        r = mpm_wrapping_add(r,
+                             times_four(mpm_high_multiply(r, mpm_wrapping_add(1 << 29, -mpm_high_multiply(half, r)))));
     return r;
 }
 
@@ -116,7 +117,8 @@ struct mpm_multiplier mpm_inverse_sqrt(int32_t x) {
     half = mpm_rounding_shift(x >> 1, 1);
     for (i = 0; i < 5; i++) {
         const int32_t cube = mpm_saturating_left(mpm_high_multiply(mpm_high_multiply(y, y), y), 6);
-        y = mpm_saturating_left(mpm_wrapping_add(mpm_high_multiply((1 << 28) + (1 << 27), y), -mpm_high_multiply(half, cube)), 3);
+        y = mpm_saturating_left(
+            mpm_wrapping_add(mpm_high_multiply((1 << 28) + (1 << 27), y), -mpm_high_multiply(half, cube)), 3);
     }
     m.value = mpm_high_multiply(y, 1518500250); /* sqrt(1/2) */
     m.shift = -shift;

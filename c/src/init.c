@@ -78,7 +78,8 @@ uint32_t mpm_builtin_of(struct mpm_file *f, uint32_t code) {
 
 static uint32_t type_of(struct mpm_prep *p, uint32_t input) {
     struct mpm_file *f = &p->m->file;
-    return mpm_field_u8(f, mpm_element(f, p->graph, GRAPH_TENSORS, mpm_u32(f, p->inputs.at + 4 * input)), TENSOR_TYPE, 0);
+    return mpm_field_u8(f, mpm_element(f, p->graph, GRAPH_TENSORS, mpm_u32(f, p->inputs.at + 4 * input)), TENSOR_TYPE,
+                        0);
 }
 
 static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
@@ -95,8 +96,9 @@ static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel *
     }
     (void)known; /* without texts */
     m->error.at = builtin;
-    return mpm_fail(p, MPM_NO_KERNEL, -1, known ? MPM_TEXT("the table of kernels has this operator, but not for these types")
-                                                : MPM_TEXT("the table of kernels lacks this operator"));
+    return mpm_fail(p, MPM_NO_KERNEL, -1,
+                    known ? MPM_TEXT("the table of kernels has this operator, but not for these types")
+                          : MPM_TEXT("the table of kernels lacks this operator"));
 }
 
 static enum mpm_status prepare_op(struct mpm_prep *p, uint32_t op, struct mpm_op *made) {
@@ -123,14 +125,19 @@ static enum mpm_status prepare_op(struct mpm_prep *p, uint32_t op, struct mpm_op
     return status;
 }
 
+/* Turns to a subgraph: what is prepared from now on belongs to it. */
+static struct mpm_graph *enter(struct mpm_prep *p, uint32_t g) {
+    p->subgraph = (uint16_t)g;
+    p->graph = mpm_element(&p->m->file, p->model, MODEL_SUBGRAPHS, g);
+    return &p->m->graphs[g];
+}
+
 /* Both rounds over all operators of all subgraphs. */
 static enum mpm_status prepare_all(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        struct mpm_graph *graph = enter(p, g);
         for (i = 0; i < graph->op_count; i++) {
             uint8_t *high = p->high;
             MPM_TRY(prepare_op(p, i, p->final ? &graph->ops[i] : NULL));
@@ -144,9 +151,7 @@ static enum mpm_status fill_ends(struct mpm_prep *p) {
     struct mpm_interpreter *m = p->m;
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        struct mpm_graph *graph = enter(p, g);
         for (i = 0; i < (uint32_t)graph->input_count + graph->output_count; i++) {
             const int is_in = i < graph->input_count;
             const struct mpm_vector ends = mpm_vector(&m->file, p->graph, is_in ? GRAPH_INPUTS : GRAPH_OUTPUTS, 4);
@@ -162,10 +167,8 @@ static enum mpm_status open_graphs(struct mpm_prep *p, uint32_t *variables) {
     struct mpm_interpreter *m = p->m;
     uint32_t g;
     for (g = 0; g < m->graph_count; g++) {
-        struct mpm_graph *graph = &m->graphs[g];
+        struct mpm_graph *graph = enter(p, g);
         struct mpm_vector ops, inputs, outputs;
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
         ops = mpm_vector(&m->file, p->graph, GRAPH_OPS, 4);
         inputs = mpm_vector(&m->file, p->graph, GRAPH_INPUTS, 4);
         outputs = mpm_vector(&m->file, p->graph, GRAPH_OUTPUTS, 4);
@@ -207,8 +210,7 @@ static enum mpm_status settle(struct mpm_prep *p) {
     const struct mpm_arena *arena = m->arena;
     uint32_t g, end = 0, low;
     for (g = 0; g < m->graph_count; g++) {
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        enter(p, g);
         MPM_TRY(mpm_plan_place(p, end, &end));
     }
     m->scratch_bytes = end;
@@ -220,8 +222,9 @@ static enum mpm_status settle(struct mpm_prep *p) {
     m->error.at = m->needed_bytes + arena->persistent_used;
     if (low > arena->scratch_bytes ||
         m->persistent_bytes + arena->persistent_used >
-            (arena->persistent_bytes != 0 ? arena->persistent_bytes
-                                          : arena->scratch_bytes - (low > arena->scratch_used ? low : arena->scratch_used)))
+            (arena->persistent_bytes != 0
+                 ? arena->persistent_bytes
+                 : arena->scratch_bytes - (low > arena->scratch_used ? low : arena->scratch_used)))
         return mpm_fail(p, MPM_ARENA_TOO_SMALL, -1, MPM_TEXT("the arena is too small"));
     return MPM_OK;
 }
@@ -255,8 +258,7 @@ static enum mpm_status fill_resets(struct mpm_prep *p) {
     uint32_t g, i;
     for (g = 0; g < m->graph_count; g++) {
         const uint32_t end = g + 1 < m->graph_count ? m->graphs[g + 1].done : p->tensor_buffers;
-        p->subgraph = (uint16_t)g;
-        p->graph = mpm_element(&m->file, p->model, MODEL_SUBGRAPHS, g);
+        enter(p, g);
         for (i = m->graphs[g].done; i < end; i++) {
             struct mpm_tensor t;
             if (p->buffers[i].root != MPM_VARIABLE) continue;

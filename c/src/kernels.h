@@ -11,6 +11,7 @@
     X(mpm_arg_max) \
     X(mpm_arg_min) \
     X(mpm_assign_variable) \
+    X(mpm_atan2) \
     X(mpm_average_pool_2d_f32) \
     X(mpm_average_pool_2d_s16) \
     X(mpm_average_pool_2d_s8) \

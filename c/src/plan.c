@@ -43,7 +43,8 @@ static enum mpm_status buffer_for(struct mpm_prep *p, uint32_t tensor, uint32_t 
     b->last = 0;
     if (t.variable) {
         if (b->bytes > 0x7ffffffu - *variables)
-            return mpm_fail(p, MPM_UNSUPPORTED, (int32_t)tensor, MPM_TEXT("the model has more than 128 MB of variables"));
+            return mpm_fail(p, MPM_UNSUPPORTED, (int32_t)tensor,
+                            MPM_TEXT("the model has more than 128 MB of variables"));
         b->offset = *variables;
         *variables += b->bytes;
         b->root = MPM_VARIABLE;
@@ -159,8 +160,8 @@ static uint32_t lowest_free(const struct mpm_prep *p, const struct mpm_buffer *b
     const struct mpm_buffer *const end = p->buffers + p->buffer_count, *o = p->buffers;
     uint32_t at = base;
     while (o != end) {
-        if (o->offset != MPM_NO_ROOM && alive_together(b, o) && at < o->offset + o->bytes && o->offset < at + b->bytes &&
-            is_placed_here(p, (uint32_t)(o - p->buffers))) {
+        if (o->offset != MPM_NO_ROOM && alive_together(b, o) && at < o->offset + o->bytes &&
+            o->offset < at + b->bytes && is_placed_here(p, (uint32_t)(o - p->buffers))) {
             at = o->offset + o->bytes;
             o = p->buffers; /* what was below may be in the way now */
         } else {

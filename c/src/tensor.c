@@ -27,7 +27,9 @@ static enum mpm_status fail_at(struct mpm_prep *p, enum mpm_status status, int32
 }
 
 #ifdef MPM_NO_TEXT
-enum mpm_status mpm_fail_at(struct mpm_prep *p, enum mpm_status status, int32_t tensor) { return fail_at(p, status, tensor); }
+enum mpm_status mpm_fail_at(struct mpm_prep *p, enum mpm_status status, int32_t tensor) {
+    return fail_at(p, status, tensor);
+}
 enum mpm_status mpm_bad_model(struct mpm_prep *p) { return fail_at(p, MPM_BAD_MODEL, -1); }
 enum mpm_status mpm_unsupported(struct mpm_prep *p) { return fail_at(p, MPM_UNSUPPORTED, -1); }
 #else
@@ -77,10 +79,12 @@ static enum mpm_status quantization_of(struct mpm_prep *p, uint32_t table, int32
     t->scales = f->base + scales.at;
     t->scale_count = scales.count;
     t->channel_dim = mpm_field_i32(f, quant, QUANT_DIM, 0);
-    for (i = 0; !p->planned && i < scales.count; i++) { /* once is enough: every tensor is read before the planning ends */
+    /* Once is enough: every tensor is read before the planning ends. */
+    for (i = 0; !p->planned && i < scales.count; i++) {
         uint32_t bits;
         memcpy(&bits, t->scales + 4 * (size_t)i, 4); /* mpm_vector has seen that all lie in the file */
-        if (!is_scale(bits)) return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a scale is not a positive, normal float32"));
+        if (!is_scale(bits))
+            return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a scale is not a positive, normal float32"));
     }
     memcpy(&t->scale, t->scales, 4);
     if (zeros.count != 0) {
@@ -152,7 +156,8 @@ enum mpm_status mpm_tensor_at(struct mpm_prep *p, uint32_t subgraph, uint32_t in
     }
     if (!t->constant && p->planned) {
         const struct mpm_buffer *b = buffer_of(p, subgraph, index);
-        if (b == NULL) return mpm_fail(p, MPM_BAD_MODEL, (int32_t)index, MPM_TEXT("a tensor is read that nothing writes"));
+        if (b == NULL)
+            return mpm_fail(p, MPM_BAD_MODEL, (int32_t)index, MPM_TEXT("a tensor is read that nothing writes"));
         if (b->root == MPM_VARIABLE) t->data = p->m->variables + b->offset;
         else t->data = p->m->arena->scratch + (p->final ? p->buffers[b->root].offset : 0);
     }

@@ -86,7 +86,8 @@ static int8_t hard_swish_of(const struct hard_swish *h, int32_t x) {
     if (h->gate_shift > 0) gate = saturate(gate * 2);
     if (h->gate_shift < 0) gate = mpm_rounding_shift(gate, -h->gate_shift);
     gate = (gate + 32768) >> 1;
-    x = mpm_rounding_shift(gate * scaled / 32768, -h->out_shift) + h->out_zero; /* towards zero, against the others' bias */
+    /* towards zero, against the others' bias */
+    x = mpm_rounding_shift(gate * scaled / 32768, -h->out_shift) + h->out_zero;
     return (int8_t)mpm_clamp(x, -128, 127);
 }
 
@@ -98,7 +99,9 @@ static enum mpm_status run_hard_swish(struct mpm_interpreter *m, const void *par
     return MPM_OK;
 }
 
-static int16_t to_16(int32_t multiplier) { return (int16_t)(multiplier >= 0x7fff8000 - 1 ? 0x7fff : (multiplier + 0x8000) >> 16); }
+static int16_t to_16(int32_t multiplier) {
+    return (int16_t)(multiplier >= 0x7fff8000 - 1 ? 0x7fff : (multiplier + 0x8000) >> 16);
+}
 
 static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     struct mpm_tensor in, out;
@@ -108,7 +111,8 @@ static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     if (h == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(ends(p, &in, &out));
     fine = in.scale / 128.0f;
-    MPM_SUPPORT(p, fine / out.scale > 1e-4f && fine / out.scale <= 1.0f && fine > 1e-8f && fine < 1.0f, "the scales are too far apart");
+    MPM_SUPPORT(p, fine / out.scale > 1e-4f && fine / out.scale <= 1.0f && fine > 1e-8f && fine < 1.0f,
+                "the scales are too far apart");
     m = mpm_multiplier_of_double((double)(fine / out.scale));
     MPM_SUPPORT(p, m.shift <= 0, "the scales are too far apart");
     h->out_multiplier = to_16(m.value);

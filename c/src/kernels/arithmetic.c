@@ -1,4 +1,4 @@
-/* ADD, SUB, MUL, DIV, SQUARED_DIFFERENCE, MAXIMUM, MINIMUM, FLOOR_DIV, FLOOR_MOD. */
+/* ADD, SUB, MUL, DIV, SQUARED_DIFFERENCE, MAXIMUM, MINIMUM, FLOOR_DIV, FLOOR_MOD, ATAN2. */
 #include "binary.h"
 
 #include <math.h>
@@ -15,7 +15,9 @@
         } \
     }
 
-static float clamp_f32(const struct mpm_binary *o, float x) { return x < o->low_f32 ? o->low_f32 : x > o->high_f32 ? o->high_f32 : x; }
+static float clamp_f32(const struct mpm_binary *o, float x) {
+    return x < o->low_f32 ? o->low_f32 : x > o->high_f32 ? o->high_f32 : x;
+}
 static int32_t clamp_s32(const struct mpm_binary *o, uint32_t x) { return mpm_clamp((int32_t)x, o->low, o->high); }
 
 /* Both inputs in a common, finer unit; the sum or difference of them in the output's. */
@@ -28,7 +30,9 @@ static int32_t part_b(const struct mpm_binary *o, int32_t x) {
 static int32_t whole(const struct mpm_binary *o, int32_t raw) {
     return mpm_clamp(mpm_wrapping_add(mpm_scaled(raw, o->out_multiplier, o->out_shift), o->out_zero), o->low, o->high);
 }
-static int32_t product(const struct mpm_binary *o, int32_t x, int32_t y) { return whole(o, (x + o->a_zero) * (y + o->b_zero)); }
+static int32_t product(const struct mpm_binary *o, int32_t x, int32_t y) {
+    return whole(o, (x + o->a_zero) * (y + o->b_zero));
+}
 static int32_t squared(const struct mpm_binary *o, int32_t x, int32_t y) {
     const int32_t d = part_a(o, x) - part_b(o, y);
     return whole(o, (int32_t)((uint32_t)d * (uint32_t)d));
@@ -93,6 +97,7 @@ static float floor_mod(float x, float y) {
     return rest != 0.0f && (y < 0.0f) != (rest < 0.0f) ? rest + y : rest;
 }
 INNER(floor_mod_f32, float, floor_mod(x, y))
+INNER(atan2_f32, float, atan2f(x, y))
 
 struct forms {
     mpm_binary_fn s8, s16, s32, s64, f32;
@@ -126,13 +131,17 @@ static void common_unit(struct mpm_binary *o, float a, float b, float out, int a
     }
     into(mpm_multiplier_of(a, 1.0f, twice), &o->a_multiplier, &o->a_shift);
     into(mpm_multiplier_of(b, 1.0f, twice), &o->b_multiplier, &o->b_shift);
-    if (square) into(mpm_multiplier_of_double((double)twice * (double)twice / ((double)(1 << (2 * o->left_shift)) * (double)out)), &o->out_multiplier, &o->out_shift);
+    if (square)
+        into(mpm_multiplier_of_double((double)twice * (double)twice /
+                                      ((double)(1 << (2 * o->left_shift)) * (double)out)),
+             &o->out_multiplier, &o->out_shift);
     else into(mpm_multiplier_of(twice, 1.0f, unit * out), &o->out_multiplier, &o->out_shift);
 }
 
 enum kind { ADD, SUB, MUL, DIV, SQUARED, PLAIN };
 
-static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, enum kind kind, int has_activation) {
+static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *forms, enum kind kind,
+                                        int has_activation) {
     struct mpm_tensor a, b, out;
     struct mpm_binary *o;
     const uint32_t activation = has_activation ? mpm_field_u8(&p->m->file, p->options, 0, 0) : 0;
@@ -152,7 +161,8 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *
     o->a_zero = -a.zero_point;
     o->b_zero = -b.zero_point;
     o->out_zero = out.zero_point;
-    MPM_SUPPORT(p, a.type == MPM_INT8 || (a.zero_point == 0 && b.zero_point == 0 && out.zero_point == 0), "int16 needs zero points of 0");
+    MPM_SUPPORT(p, a.type == MPM_INT8 || (a.zero_point == 0 && b.zero_point == 0 && out.zero_point == 0),
+                "int16 needs zero points of 0");
     if (kind == MUL) {
         into(mpm_multiplier_of(a.scale, b.scale, out.scale), &o->out_multiplier, &o->out_shift);
         return MPM_OK;
@@ -179,8 +189,10 @@ OPERATOR(add, MPM_OP_ADD, ADD, 1, add_s8, add_s16, add_s32, NULL, add_f32)
 OPERATOR(sub, MPM_OP_SUB, SUB, 1, sub_s8, sub_s16, sub_s32, NULL, sub_f32)
 OPERATOR(mul, MPM_OP_MUL, MUL, 1, mul_s8, mul_s16, mul_s32, NULL, mul_f32)
 OPERATOR(div, MPM_OP_DIV, DIV, 1, div_s8, NULL, div_s32, NULL, div_f32)
-OPERATOR(squared_difference, MPM_OP_SQUARED_DIFFERENCE, SQUARED, 0, squared_s8, squared_s16, squared_s32, NULL, squared_f32)
+OPERATOR(squared_difference, MPM_OP_SQUARED_DIFFERENCE, SQUARED, 0, squared_s8, squared_s16, squared_s32, NULL,
+         squared_f32)
 OPERATOR(maximum, MPM_OP_MAXIMUM, PLAIN, 0, max_s8, max_s16, max_s32, max_s64, max_f32)
 OPERATOR(minimum, MPM_OP_MINIMUM, PLAIN, 0, min_s8, min_s16, min_s32, min_s64, min_f32)
 OPERATOR(floor_div, MPM_OP_FLOOR_DIV, PLAIN, 0, NULL, NULL, NULL, NULL, floor_div_f32)
 OPERATOR(floor_mod, MPM_OP_FLOOR_MOD, PLAIN, 0, NULL, NULL, NULL, NULL, floor_mod_f32)
+OPERATOR(atan2, MPM_OP_ATAN2, PLAIN, 0, NULL, NULL, NULL, NULL, atan2_f32)

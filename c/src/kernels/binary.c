@@ -46,7 +46,8 @@ static MPM_ONCE enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary 
     memset(&full, 0, sizeof full);
     for (i = rank; i-- > 0;) {
         const int32_t da = dim_of(a, rank, i), db = dim_of(b, rank, i), d = da == 1 ? db : da;
-        MPM_NEED(p, (da == d || da == 1) && (db == d || db == 1) && d == dim_of(out, rank, i), "the shapes cannot be spread to the output's");
+        MPM_NEED(p, (da == d || da == 1) && (db == d || db == 1) && d == dim_of(out, rank, i),
+                 "the shapes cannot be spread to the output's");
         full.a[i] = da == 1 ? 0 : step_a;
         full.b[i] = db == 1 ? 0 : step_b;
         full.dims[i] = d;
@@ -74,15 +75,17 @@ static MPM_ONCE enum mpm_status spread_of(struct mpm_prep *p, struct mpm_binary 
     return MPM_OK;
 }
 
-MPM_ONCE enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
-                                   struct mpm_tensor *b, struct mpm_tensor *out) {
+MPM_ONCE enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made,
+                                            struct mpm_tensor *a, struct mpm_tensor *b, struct mpm_tensor *out) {
     struct mpm_binary *o = mpm_keep(p, sizeof *o);
     if (o == NULL) return MPM_ARENA_TOO_SMALL;
     *made = o;
     MPM_TRY(mpm_in(p, 0, a));
     MPM_TRY(mpm_in(p, 1, b));
     MPM_TRY(mpm_out(p, 0, out));
-    MPM_NEED(p, types == MPM_OWN_TYPES || (a->type == b->type && out->type == (types == MPM_SAME_TYPE ? a->type : MPM_BOOL)), "inputs and output do not fit in type");
+    MPM_NEED(
+        p, types == MPM_OWN_TYPES || (a->type == b->type && out->type == (types == MPM_SAME_TYPE ? a->type : MPM_BOOL)),
+        "inputs and output do not fit in type");
     MPM_SUPPORT(p, a->type != MPM_INT4, "int4 is not supported here");
     if (!mpm_same_shape(a, b)) MPM_TRY(spread_of(p, o, a, b, out));
     else MPM_NEED(p, out->count == a->count, "the output's shape is not that of the inputs");
@@ -93,7 +96,8 @@ MPM_ONCE enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_
     o->a_bytes = (uint8_t)mpm_type_bytes(a->type);
     o->b_bytes = (uint8_t)mpm_type_bytes(b->type);
     o->out_bytes = (uint8_t)mpm_type_bytes(out->type);
-    if (types == MPM_SAME_TYPE && a->count == out->count) mpm_may_overlay(p, 0); /* one that is not spread is read in step */
+    if (types == MPM_SAME_TYPE && a->count == out->count)
+        mpm_may_overlay(p, 0); /* one that is not spread is read in step */
     if (types == MPM_SAME_TYPE && b->count == out->count) mpm_may_overlay(p, 1);
     p->run = run;
     p->params = o;

@@ -6,8 +6,8 @@
 
 struct mpm_binary;
 /* `count` elements; a step of 0 repeats one element. */
-typedef void (*mpm_binary_fn)(const struct mpm_binary *o, const void *a, ptrdiff_t step_a, const void *b, ptrdiff_t step_b,
-                              void *out, uint32_t count);
+typedef void (*mpm_binary_fn)(const struct mpm_binary *o, const void *a, ptrdiff_t step_a, const void *b,
+                              ptrdiff_t step_b, void *out, uint32_t count);
 
 /* The shape where the inputs differ in theirs: 76 bytes on a 32-bit chip. */
 struct mpm_spread {
@@ -34,7 +34,7 @@ struct mpm_binary {
 enum mpm_binary_types { MPM_TO_BOOL, MPM_SAME_TYPE, MPM_OWN_TYPES };
 
 /* Reads and checks the tensors. */
-enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made, struct mpm_tensor *a,
-                                   struct mpm_tensor *b, struct mpm_tensor *out);
+enum mpm_status mpm_prepare_binary(struct mpm_prep *p, enum mpm_binary_types types, struct mpm_binary **made,
+                                   struct mpm_tensor *a, struct mpm_tensor *b, struct mpm_tensor *out);
 
 #endif

@@ -37,13 +37,16 @@ static enum mpm_status run_call(struct mpm_interpreter *m, const struct call *c)
 }
 
 /* A tensor on either side of a call. `end`: the numbers of tensors of the subgraph or of the operator. */
-static MPM_ONCE enum mpm_status side(struct mpm_prep *p, uint32_t graph, struct mpm_vector ends, uint32_t i, struct mpm_tensor *t) {
+static MPM_ONCE enum mpm_status side(struct mpm_prep *p, uint32_t graph, struct mpm_vector ends, uint32_t i,
+                                     struct mpm_tensor *t) {
     MPM_NEED(p, i < ends.count, "operator and subgraph differ in the number of inputs or outputs");
     return mpm_tensor_at(p, graph, mpm_u32(&p->m->file, ends.at + 4 * i), t);
 }
 
-static MPM_ONCE enum mpm_status connect(struct mpm_prep *p, struct link *l, const struct mpm_tensor *to, const struct mpm_tensor *from) {
-    MPM_NEED(p, to->type == from->type && to->bytes == from->bytes && !to->constant, "operator and subgraph differ in a tensor's type or size");
+static MPM_ONCE enum mpm_status connect(struct mpm_prep *p, struct link *l, const struct mpm_tensor *to,
+                                        const struct mpm_tensor *from) {
+    MPM_NEED(p, to->type == from->type && to->bytes == from->bytes && !to->constant,
+             "operator and subgraph differ in a tensor's type or size");
     l->to = to->data;
     l->from = from->data;
     l->bytes = from->bytes;
@@ -51,7 +54,8 @@ static MPM_ONCE enum mpm_status connect(struct mpm_prep *p, struct link *l, cons
 }
 
 /* A call of subgraph `graph`: its inputs from `ins` of the operator, its outputs (if wanted) to the operator's. */
-static MPM_ONCE enum mpm_status prepare_call(struct mpm_prep *p, struct call *c, int32_t graph, struct mpm_vector ins, int outs) {
+static MPM_ONCE enum mpm_status prepare_call(struct mpm_prep *p, struct call *c, int32_t graph, struct mpm_vector ins,
+                                             int outs) {
     struct mpm_file *f = &p->m->file;
     struct mpm_vector inner_in, inner_out;
     struct link *links;
@@ -60,7 +64,8 @@ static MPM_ONCE enum mpm_status prepare_call(struct mpm_prep *p, struct call *c,
     table = mpm_element(f, p->model, MODEL_SUBGRAPHS, (uint32_t)graph);
     inner_in = mpm_vector(f, table, GRAPH_INPUTS, 4);
     inner_out = mpm_vector(f, table, GRAPH_OUTPUTS, 4);
-    MPM_NEED(p, inner_in.count == ins.count && (!outs || inner_out.count == p->outputs.count), "operator and subgraph differ in the number of inputs or outputs");
+    MPM_NEED(p, inner_in.count == ins.count && (!outs || inner_out.count == p->outputs.count),
+             "operator and subgraph differ in the number of inputs or outputs");
     c->graph = (uint32_t)graph;
     c->in_count = inner_in.count;
     c->out_count = outs ? inner_out.count : 0;

@@ -42,8 +42,8 @@ void mpm_conv_table(const struct mpm_conv *c, const int8_t *filter, uint32_t str
     }
 }
 
-static MPM_ONCE enum mpm_status options_of(struct mpm_prep *p, int depthwise, struct mpm_conv *c, const struct mpm_tensor *in,
-                                  const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status options_of(struct mpm_prep *p, int depthwise, struct mpm_conv *c,
+                                           const struct mpm_tensor *in, const struct mpm_tensor *out) {
     struct mpm_file *f = &p->m->file;
     /* Conv2DOptions: padding, stride_w, stride_h, activation, dilation_w, dilation_h; DepthwiseConv2DOptions has the
      * multiplier before the activation. */
@@ -90,7 +90,8 @@ static MPM_ONCE enum mpm_status types_of(struct mpm_prep *p, struct mpm_conv *c,
     return MPM_OK;
 }
 
-static MPM_ONCE enum mpm_status bias_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in, int32_t depth) {
+static MPM_ONCE enum mpm_status bias_of(struct mpm_prep *p, struct mpm_conv *c, const struct mpm_tensor *in,
+                                        int32_t depth) {
     struct mpm_tensor bias;
     if (!mpm_has_input(p, 2)) return MPM_OK;
     MPM_TRY(mpm_in(p, 2, &bias));
@@ -125,7 +126,8 @@ MPM_ONCE enum mpm_status mpm_prepare_conv(struct mpm_prep *p, int depthwise, str
         MPM_SUPPORT(p, depth / in.dims[3] <= 255, "more than 255 outputs for an input channel");
         c->multiple = (uint8_t)(depth / in.dims[3]);
     } else {
-        MPM_NEED(p, filter.dims[3] >= 1 && in.dims[3] % filter.dims[3] == 0 && depth % (in.dims[3] / filter.dims[3]) == 0,
+        MPM_NEED(p,
+                 filter.dims[3] >= 1 && in.dims[3] % filter.dims[3] == 0 && depth % (in.dims[3] / filter.dims[3]) == 0,
                  "the filter's depth does not cut input and output into groups");
         c->filter_depth = (uint16_t)filter.dims[3];
     }

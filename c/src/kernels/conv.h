@@ -40,7 +40,9 @@ void mpm_unpack_int4(const uint8_t *packed, uint32_t count, int8_t *out);
 
 /* The first input channel that counts for an output channel of CONV_2D. */
 static inline uint32_t mpm_group_start(const struct mpm_conv *c, uint32_t out) {
-    return c->filter_depth == c->in_depth ? 0 : out / (c->out_depth / (c->in_depth / (uint32_t)c->filter_depth)) * c->filter_depth;
+    return c->filter_depth == c->in_depth
+               ? 0
+               : out / (c->out_depth / (c->in_depth / (uint32_t)c->filter_depth)) * c->filter_depth;
 }
 
 float mpm_scale_at(const uint8_t *scales, uint32_t c);

@@ -4,13 +4,15 @@
 #define TAPS(...) \
     for (ky = y.begin; ky < y.end; ky++) \
         for (kx = x.begin; kx < x.end; kx++) { \
-            const size_t at = ((size_t)(y.at + ky * w->step_y) * w->in_width + (size_t)(x.at + kx * w->step_x)) * c->in_depth; \
+            const size_t at = \
+                ((size_t)(y.at + ky * w->step_y) * w->in_width + (size_t)(x.at + kx * w->step_x)) * c->in_depth; \
             const size_t tap = (size_t)ky * w->width + (size_t)kx; \
             __VA_ARGS__ \
         }
 
 /* The sum for output channel `oc` at one pixel: of CONV_2D over all input channels, of DEPTHWISE over one. */
-static float sum_f32(const struct mpm_conv *c, const float *in, struct mpm_range y, struct mpm_range x, uint32_t oc, int depthwise) {
+static float sum_f32(const struct mpm_conv *c, const float *in, struct mpm_range y, struct mpm_range x, uint32_t oc,
+                     int depthwise) {
     const struct mpm_window *w = &c->window;
     const float *filter = c->filter;
     float sum = 0.0f;
@@ -27,7 +29,8 @@ static float sum_f32(const struct mpm_conv *c, const float *in, struct mpm_range
     return sum + (c->bias == NULL ? 0.0f : ((const float *)c->bias)[oc]);
 }
 
-static int64_t sum_s16(const struct mpm_conv *c, const int16_t *in, struct mpm_range y, struct mpm_range x, uint32_t oc, int depthwise) {
+static int64_t sum_s16(const struct mpm_conv *c, const int16_t *in, struct mpm_range y, struct mpm_range x, uint32_t oc,
+                       int depthwise) {
     const struct mpm_window *w = &c->window;
     const int8_t *filter = c->filter;
     int64_t sum = 0;
@@ -54,7 +57,8 @@ static int64_t sum_s16(const struct mpm_conv *c, const int16_t *in, struct mpm_r
 static int16_t finish_s16(const struct mpm_conv *c, int64_t sum, uint32_t oc, int has_32) {
     const struct mpm_channel *e = &c->table[oc];
     if (has_32) {
-        const int32_t acc = mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, c->bias == NULL ? 0 : ((const int32_t *)c->bias)[oc]);
+        const int32_t acc =
+            mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, c->bias == NULL ? 0 : ((const int32_t *)c->bias)[oc]);
         return (int16_t)mpm_clamp(mpm_scaled(acc, e->multiplier, e->shift), c->low, c->high);
     }
     if (c->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const int64_t *)c->bias)[oc]);
@@ -74,8 +78,9 @@ static void each(const struct mpm_conv *c, int depthwise, int is_16) {
                 const struct mpm_range x = mpm_taps(ox, w->stride_x, w->pad_left, w->step_x, w->width, w->in_width);
                 for (oc = 0; oc < c->out_depth; oc++, out++) {
                     if (is_16) {
-                        ((int16_t *)c->out)[out] = finish_s16(c, sum_s16(c, (const int16_t *)c->in + b * image, y, x, oc, depthwise), oc,
-                                                              c->bias != NULL && !c->bias_is_64);
+                        ((int16_t *)c->out)[out] =
+                            finish_s16(c, sum_s16(c, (const int16_t *)c->in + b * image, y, x, oc, depthwise), oc,
+                                       c->bias != NULL && !c->bias_is_64);
                     } else {
                         const float sum = sum_f32(c, (const float *)c->in + b * image, y, x, oc, depthwise);
                         ((float *)c->out)[out] = sum < c->low_f32 ? c->low_f32 : sum > c->high_f32 ? c->high_f32 : sum;
@@ -108,6 +113,8 @@ FORM(conv_s16, 0, 1)
 FORM(depthwise_s16, 1, 1)
 
 const struct mpm_kernel mpm_conv_2d_f32 = {MPM_OP_CONV_2D, MPM_FLOAT32, 0, NULL, prepare_conv_f32};
-const struct mpm_kernel mpm_depthwise_conv_2d_f32 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_FLOAT32, 0, NULL, prepare_depthwise_f32};
+const struct mpm_kernel mpm_depthwise_conv_2d_f32 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_FLOAT32, 0, NULL,
+                                                     prepare_depthwise_f32};
 const struct mpm_kernel mpm_conv_2d_s16 = {MPM_OP_CONV_2D, MPM_INT16, 0, NULL, prepare_conv_s16};
-const struct mpm_kernel mpm_depthwise_conv_2d_s16 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_INT16, 0, NULL, prepare_depthwise_s16};
+const struct mpm_kernel mpm_depthwise_conv_2d_s16 = {MPM_OP_DEPTHWISE_CONV_2D, MPM_INT16, 0, NULL,
+                                                     prepare_depthwise_s16};

@@ -26,7 +26,8 @@ static void gather(const struct mpm_conv *c, const int8_t *image, int32_t oy, in
 }
 
 /* One pixel, where each output channel sees a group of the input's. */
-static void grouped(const struct mpm_conv *c, const int8_t *patch, const int8_t *filter, struct mpm_output_range range, int8_t *out) {
+static void grouped(const struct mpm_conv *c, const int8_t *patch, const int8_t *filter, struct mpm_output_range range,
+                    int8_t *out) {
     const uint32_t taps = (uint32_t)c->window.height * c->window.width;
     uint32_t oc, tap, k;
     for (oc = 0; oc < c->out_depth; oc++) {
@@ -41,7 +42,8 @@ static void grouped(const struct mpm_conv *c, const int8_t *patch, const int8_t 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     const struct mpm_conv *c = params;
     const struct mpm_window *w = &c->window;
-    const uint32_t depth = (uint32_t)w->height * w->width * c->in_depth, weights = (uint32_t)w->height * w->width * c->filter_depth;
+    const uint32_t depth = (uint32_t)w->height * w->width * c->in_depth,
+                   weights = (uint32_t)w->height * w->width * c->filter_depth;
     const uint32_t pixels = (uint32_t)w->out_height * w->out_width, image = (uint32_t)w->in_height * w->in_width;
     const struct mpm_output_range range = {c->out_zero, c->low, c->high};
     const int8_t *filter = mpm_conv_weights(c, weights * c->out_depth), *in = c->in;
@@ -77,7 +79,8 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_TRY(mpm_prepare_conv(p, 0, &c));
     depth = (uint32_t)c->window.height * c->window.width * c->in_depth;
     weights = (uint32_t)c->window.height * c->window.width * c->filter_depth;
-    if (depth != c->in_depth || weights != depth || c->window.stride_x != 1 || c->window.stride_y != 1) gathered = 2 * depth;
+    if (depth != c->in_depth || weights != depth || c->window.stride_x != 1 || c->window.stride_y != 1)
+        gathered = 2 * depth;
     c->table = mpm_scratch(p, c->out_depth * (uint32_t)sizeof *c->table);
     c->patch = mpm_scratch(p, gathered + (c->is_int4 ? weights * c->out_depth : 0));
     if (c->table == NULL || c->patch == NULL) return MPM_ARENA_TOO_SMALL;

@@ -16,7 +16,8 @@ MPM_ONCE enum mpm_status mpm_custom_number(struct mpm_prep *p, uint32_t index, i
     MPM_NEED(p, all.count >= 4, "the operator has no options");
     bytes = mpm_u8(f, all.at + all.count - 1); /* of the root, which is the distance of the values */
     kind = mpm_u8(f, all.at + all.count - 2);
-    MPM_NEED(p, (kind >> 2 == FLEX_MAP || kind >> 2 == FLEX_VECTOR) && bytes <= 8 && bytes + 2 <= all.count, "the options are no map");
+    MPM_NEED(p, (kind >> 2 == FLEX_MAP || kind >> 2 == FLEX_VECTOR) && bytes <= 8 && bytes + 2 <= all.count,
+             "the options are no map");
     width = 1u << (kind & 3);
     root = all.count - 2 - bytes;
     base = little_endian(f, all.at + root, bytes);

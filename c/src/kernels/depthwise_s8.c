@@ -57,7 +57,8 @@ static void pixel(const struct mpm_conv *c, struct taps t, int whole, int8_t *ou
         else s[0] = one(&t, offset);
         if (!whole) /* at the border not all taps count: the table's share of the offset is taken out again */
             for (i = 0; i < n; i++)
-                s[i] = (int32_t)((uint32_t)s[i] + (bias == NULL ? 0u : (uint32_t)bias[channel + i]) - (uint32_t)table[i].start);
+                s[i] = (int32_t)((uint32_t)s[i] + (bias == NULL ? 0u : (uint32_t)bias[channel + i]) -
+                                 (uint32_t)table[i].start);
         out[0] = mpm_requantise(s[0], &table[0], &range);
         if (n == 4) {
             out[1] = mpm_requantise(s[1], &table[1], &range);

@@ -42,7 +42,8 @@ static MPM_ONCE enum mpm_status prepare_fill(struct mpm_prep *p) {
     MPM_TRY(mpm_values(p, 0, 0, dims, &rank));
     MPM_NEED(p, value.count == 1 && value.type == out.type, "the value is not one element of the output's type");
     MPM_NEED(p, rank == out.rank, "the output does not have the shape that is asked for");
-    for (i = 0; i < rank; i++) MPM_NEED(p, dims[i] == out.dims[i], "the output does not have the shape that is asked for");
+    for (i = 0; i < rank; i++)
+        MPM_NEED(p, dims[i] == out.dims[i], "the output does not have the shape that is asked for");
     return begin_fill(p, &out, value.data);
 }
 
@@ -123,7 +124,8 @@ static MPM_ONCE enum mpm_status prepare_broadcast_args(struct mpm_prep *p) {
     MPM_SUPPORT(p, out.type == MPM_INT32 || out.type == MPM_INT64, "shapes must be int32 or int64");
     for (i = 0; i < 2; i++) {
         MPM_TRY(mpm_in(p, i, &in));
-        MPM_NEED(p, in.type == out.type && in.rank == 1 && in.count <= out.count, "the shapes differ in type, or have more dims than the output");
+        MPM_NEED(p, in.type == out.type && in.rank == 1 && in.count <= out.count,
+                 "the shapes differ in type, or have more dims than the output");
         o->in[i] = in.data;
         o->count[i] = (uint8_t)in.count;
     }

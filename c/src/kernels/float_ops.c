@@ -20,7 +20,8 @@ static MPM_ONCE enum mpm_status rows_of(struct mpm_prep *p, struct rows **made) 
     *made = r;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_NEED(p, in.rank >= 1 && out.count == in.count && in.type == MPM_FLOAT32 && out.type == MPM_FLOAT32, "input and output must be float32 of one shape");
+    MPM_NEED(p, in.rank >= 1 && out.count == in.count && in.type == MPM_FLOAT32 && out.type == MPM_FLOAT32,
+             "input and output must be float32 of one shape");
     r->in = in.data;
     r->out = out.data;
     r->depth = (uint32_t)in.dims[in.rank - 1];
@@ -101,7 +102,9 @@ static MPM_ONCE enum mpm_status prepare_l2(struct mpm_prep *p) {
     return rows_of(p, &r);
 }
 
-static float clamp_pool(const struct mpm_pool *p, float x) { return x < p->low_f32 ? p->low_f32 : x > p->high_f32 ? p->high_f32 : x; }
+static float clamp_pool(const struct mpm_pool *p, float x) {
+    return x < p->low_f32 ? p->low_f32 : x > p->high_f32 ? p->high_f32 : x;
+}
 
 #define POOL(NAME, BEGIN, STEP, END) \
     static void NAME##_tile(const struct mpm_pool *p, const struct mpm_tile *t, void *to) { \
@@ -164,8 +167,9 @@ static enum mpm_status run_lstm(struct mpm_interpreter *m, const void *params) {
     (void)m;
     for (b = 0; b < l->batch; b++)
         for (t = 0; t < l->steps; t++)
-            lstm_step(l, (const float *)l->in + mpm_lstm_row(l, b, t) * l->depth, (float *)l->hidden + (size_t)b * l->units,
-                      (float *)l->cell + (size_t)b * l->units, (float *)l->out + mpm_lstm_row(l, b, t) * l->units);
+            lstm_step(l, (const float *)l->in + mpm_lstm_row(l, b, t) * l->depth,
+                      (float *)l->hidden + (size_t)b * l->units, (float *)l->cell + (size_t)b * l->units,
+                      (float *)l->out + mpm_lstm_row(l, b, t) * l->units);
     return MPM_OK;
 }
 
@@ -181,4 +185,5 @@ const struct mpm_kernel mpm_l2_normalization_f32 = {MPM_OP_L2_NORMALIZATION, MPM
 const struct mpm_kernel mpm_average_pool_2d_f32 = {MPM_OP_AVERAGE_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_average};
 const struct mpm_kernel mpm_max_pool_2d_f32 = {MPM_OP_MAX_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_max};
 const struct mpm_kernel mpm_l2_pool_2d_f32 = {MPM_OP_L2_POOL_2D, MPM_FLOAT32, 0, NULL, prepare_l2_pool};
-const struct mpm_kernel mpm_unidirectional_sequence_lstm_f32 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_FLOAT32, 0, NULL, prepare_lstm};
+const struct mpm_kernel mpm_unidirectional_sequence_lstm_f32 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_FLOAT32, 0,
+                                                                NULL, prepare_lstm};

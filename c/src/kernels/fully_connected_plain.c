@@ -45,9 +45,11 @@ static enum mpm_status run_s16(struct mpm_interpreter *m, const void *params) {
             int64_t sum = 0;
             int32_t y;
             for (k = 0; k < d->depth; k++) sum += in[k] * w[k];
-            if (d->filter_scales != NULL) scale = mpm_multiplier_of(d->in_scale, mpm_scale_at(d->filter_scales, c), d->out_scale);
+            if (d->filter_scales != NULL)
+                scale = mpm_multiplier_of(d->in_scale, mpm_scale_at(d->filter_scales, c), d->out_scale);
             if (d->bias != NULL && !d->bias_is_64) {
-                y = mpm_scaled(mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, ((const int32_t *)d->bias)[c]), scale.value, scale.shift);
+                y = mpm_scaled(mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, ((const int32_t *)d->bias)[c]),
+                               scale.value, scale.shift);
             } else {
                 if (d->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const int64_t *)d->bias)[c]);
                 y = mpm_scaled64(sum, scale.value, scale.shift);
@@ -58,11 +60,12 @@ static enum mpm_status run_s16(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct dense *d, const struct mpm_tensor *in, const struct mpm_tensor *filter,
-                              const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct dense *d, const struct mpm_tensor *in,
+                                       const struct mpm_tensor *filter, const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
-    MPM_SUPPORT(p, in->zero_point == 0 && out->zero_point == 0 && filter->zero_point == 0, "int16 needs zero points of 0");
+    MPM_SUPPORT(p, in->zero_point == 0 && out->zero_point == 0 && filter->zero_point == 0,
+                "int16 needs zero points of 0");
     MPM_NEED(p, filter->scale_count == 1 || (filter->channel_dim == 0 && filter->scale_count == d->channels),
              "the filter's scales do not belong to its output channels");
     d->in_scale = in->scale;
@@ -88,15 +91,21 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_TRY(mpm_in(p, 1, &filter));
     MPM_TRY(mpm_out(p, 0, &out));
     is_16 = in.type == MPM_INT16;
-    MPM_SUPPORT(p, filter.type == (is_16 ? MPM_INT8 : MPM_FLOAT32), "hybrid quantisation: the filter's type does not go with the input's");
-    MPM_NEED(p, out.type == in.type && filter.rank == 2 && filter.dims[0] > 0 && filter.dims[1] > 0, "the filter must have 2 dims");
+    MPM_SUPPORT(p, filter.type == (is_16 ? MPM_INT8 : MPM_FLOAT32),
+                "hybrid quantisation: the filter's type does not go with the input's");
+    MPM_NEED(p, out.type == in.type && filter.rank == 2 && filter.dims[0] > 0 && filter.dims[1] > 0,
+             "the filter must have 2 dims");
     d->channels = (uint32_t)filter.dims[0];
     d->depth = (uint32_t)filter.dims[1];
-    MPM_NEED(p, in.count % d->depth == 0 && out.count == (uint64_t)(in.count / d->depth) * d->channels, "the filter or the output does not fit the input");
+    MPM_NEED(p, in.count % d->depth == 0 && out.count == (uint64_t)(in.count / d->depth) * d->channels,
+             "the filter or the output does not fit the input");
     d->batch = in.count / d->depth;
     if (mpm_has_input(p, 2)) {
         MPM_TRY(mpm_in(p, 2, &bias));
-        MPM_NEED(p, bias.count == d->channels && (is_16 ? bias.type == MPM_INT32 || bias.type == MPM_INT64 : bias.type == MPM_FLOAT32), "the bias does not fit");
+        MPM_NEED(p,
+                 bias.count == d->channels &&
+                     (is_16 ? bias.type == MPM_INT32 || bias.type == MPM_INT64 : bias.type == MPM_FLOAT32),
+                 "the bias does not fit");
         d->bias = bias.data;
         d->bias_is_64 = bias.type == MPM_INT64;
     }

@@ -110,7 +110,8 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_NEED(p, filter.rank == 2 && filter.dims[0] > 0 && filter.dims[1] > 0, "the filter must have 2 dims");
     f->depth = filter.dims[1];
     MPM_NEED(p, in.count % (uint32_t)f->depth == 0, "the filter does not fit the input");
-    MPM_SUPPORT(p, filter.dims[0] <= 65535 && in.count / (uint32_t)f->depth <= 65535, "more than 65,535 rows or channels");
+    MPM_SUPPORT(p, filter.dims[0] <= 65535 && in.count / (uint32_t)f->depth <= 65535,
+                "more than 65,535 rows or channels");
     f->channels = (uint16_t)filter.dims[0];
     f->batch = (uint16_t)(in.count / (uint32_t)f->depth);
     MPM_NEED(p, out.count == (uint32_t)f->batch * f->channels, "the output's shape does not follow");

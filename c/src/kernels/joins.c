@@ -36,9 +36,11 @@ static MPM_ONCE enum mpm_status join(struct mpm_prep *p, int32_t axis, int new_d
         struct mpm_dim dims[2];
         uint32_t part;
         MPM_TRY(mpm_in(p, i, &in));
-        MPM_NEED(p, in.type == out.type && in.rank + (new_dim ? 1u : 0u) == out.rank, "inputs and output differ in type or rank");
+        MPM_NEED(p, in.type == out.type && in.rank + (new_dim ? 1u : 0u) == out.rank,
+                 "inputs and output differ in type or rank");
         part = new_dim ? 1 : (uint32_t)in.dims[dim];
-        MPM_NEED(p, part <= (uint32_t)out.dims[dim] - at && in.count == outer * part * inner, "the inputs are not the parts of the output");
+        MPM_NEED(p, part <= (uint32_t)out.dims[dim] - at && in.count == outer * part * inner,
+                 "the inputs are not the parts of the output");
         MPM_SUPPORT(p, in.scale_count == 0 || out.scale_count == 0 ||
                            ((in.scale - out.scale < 1e-6f * out.scale) && (out.scale - in.scale < 1e-6f * out.scale) &&
                             in.zero_point == out.zero_point),
@@ -62,19 +64,27 @@ static MPM_ONCE enum mpm_status prepare_concatenation(struct mpm_prep *p) {
     return join(p, mpm_field_i32(&p->m->file, p->options, 0, 0), 0);
 }
 
-static MPM_ONCE enum mpm_status prepare_pack(struct mpm_prep *p) { return join(p, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
+static MPM_ONCE enum mpm_status prepare_pack(struct mpm_prep *p) {
+    return join(p, mpm_field_i32(&p->m->file, p->options, 1, 0), 1);
+}
 
 /* The values that stand before and after each dim: constant [rank][2]. */
-static MPM_ONCE enum mpm_status paddings(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out, int32_t before[MPM_MAX_RANK]) {
+static MPM_ONCE enum mpm_status paddings(struct mpm_prep *p, const struct mpm_tensor *in, const struct mpm_tensor *out,
+                                         int32_t before[MPM_MAX_RANK]) {
     struct mpm_tensor t;
     uint32_t i;
     MPM_TRY(mpm_in(p, 1, &t));
-    MPM_SUPPORT(p, t.constant && (t.type == MPM_INT32 || t.type == MPM_INT64), "dynamic shapes are not supported: the paddings are no constant");
-    MPM_NEED(p, t.count == 2u * in->rank && in->rank == out->rank && in->type == out->type, "paddings, input and output do not fit");
+    MPM_SUPPORT(p, t.constant && (t.type == MPM_INT32 || t.type == MPM_INT64),
+                "dynamic shapes are not supported: the paddings are no constant");
+    MPM_NEED(p, t.count == 2u * in->rank && in->rank == out->rank && in->type == out->type,
+             "paddings, input and output do not fit");
     for (i = 0; i < in->rank; i++) {
         const int64_t left = t.type == MPM_INT64 ? ((const int64_t *)t.data)[2 * i] : ((const int32_t *)t.data)[2 * i];
-        const int64_t right = t.type == MPM_INT64 ? ((const int64_t *)t.data)[2 * i + 1] : ((const int32_t *)t.data)[2 * i + 1];
-        MPM_NEED(p, left >= 0 && right >= 0 && left < 0x10000000 && right < 0x10000000 && left + right + in->dims[i] == out->dims[i],
+        const int64_t right =
+            t.type == MPM_INT64 ? ((const int64_t *)t.data)[2 * i + 1] : ((const int32_t *)t.data)[2 * i + 1];
+        MPM_NEED(p,
+                 left >= 0 && right >= 0 && left < 0x10000000 && right < 0x10000000 &&
+                     left + right + in->dims[i] == out->dims[i],
                  "the output's shape is not the input's with the paddings");
         before[i] = (int32_t)left;
     }
@@ -106,10 +116,12 @@ static MPM_ONCE enum mpm_status pad(struct mpm_prep *p, int has_value) {
     if (in.type == MPM_INT8) o->value[0] = (uint8_t)out.zero_point;
     if (has_value) {
         MPM_TRY(mpm_in(p, 2, &value));
-        MPM_SUPPORT(p, value.constant && value.type == in.type && value.count == 1, "the padding value must be one constant of the input's type");
+        MPM_SUPPORT(p, value.constant && value.type == in.type && value.count == 1,
+                    "the padding value must be one constant of the input's type");
         memcpy(o->value, value.data, o->element_bytes);
     }
-    MPM_TRY(mpm_keep_move(p, &o->moves, in.data, o->out + (size_t)(in.count == 0 ? 0 : start) * o->element_bytes, o->element_bytes, in.rank, dims));
+    MPM_TRY(mpm_keep_move(p, &o->moves, in.data, o->out + (size_t)(in.count == 0 ? 0 : start) * o->element_bytes,
+                          o->element_bytes, in.rank, dims));
     p->run = run_padded;
     p->params = o;
     return MPM_OK;
@@ -117,7 +129,8 @@ static MPM_ONCE enum mpm_status pad(struct mpm_prep *p, int has_value) {
 
 static MPM_ONCE enum mpm_status prepare_pad(struct mpm_prep *p) { return pad(p, mpm_has_input(p, 2)); }
 
-/* 3^rank moves, of which most are empty: each dim is the mirrored part before, the middle, or the mirrored part after. */
+/* 3^rank moves, of which most are empty: each dim is the mirrored part before, the middle, or the mirrored part
+ * after. */
 static MPM_ONCE enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     int32_t before[MPM_MAX_RANK], step_in[MPM_MAX_RANK], step_out[MPM_MAX_RANK];
@@ -131,7 +144,8 @@ static MPM_ONCE enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
     mpm_strides(&in, step_in);
     mpm_strides(&out, step_out);
     for (i = 0; i < in.rank; i++) {
-        MPM_NEED(p, before[i] <= in.dims[i] - edge && out.dims[i] - in.dims[i] - before[i] <= in.dims[i] - edge, "more padding than there is to mirror");
+        MPM_NEED(p, before[i] <= in.dims[i] - edge && out.dims[i] - in.dims[i] - before[i] <= in.dims[i] - edge,
+                 "more padding than there is to mirror");
         parts *= 3;
     }
     for (part = 0; part < parts; part++) {
@@ -149,7 +163,8 @@ static MPM_ONCE enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
         }
         if (!all) continue;
         MPM_TRY(mpm_keep_move(p, &list, (const uint8_t *)in.data + (ptrdiff_t)from * (ptrdiff_t)mpm_type_bytes(in.type),
-                              (uint8_t *)out.data + (ptrdiff_t)to * (ptrdiff_t)mpm_type_bytes(in.type), mpm_type_bytes(in.type), in.rank, dims));
+                              (uint8_t *)out.data + (ptrdiff_t)to * (ptrdiff_t)mpm_type_bytes(in.type),
+                              mpm_type_bytes(in.type), in.rank, dims));
     }
     p->run = mpm_run_moves;
     p->params = (void *)(uintptr_t)list;
@@ -167,7 +182,8 @@ static MPM_ONCE enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
     MPM_TRY(mpm_out(p, 0, &out));
     wide = to_depth ? &in : &out;
     deep = to_depth ? &out : &in;
-    MPM_NEED(p, in.rank == 4 && out.rank == 4 && in.type == out.type && n >= 1 && n < 32768, "4 dims and a block of 1 to 32,767 are needed");
+    MPM_NEED(p, in.rank == 4 && out.rank == 4 && in.type == out.type && n >= 1 && n < 32768,
+             "4 dims and a block of 1 to 32,767 are needed");
     MPM_NEED(p, in.dims[0] == out.dims[0] && wide->dims[1] == deep->dims[1] * n && wide->dims[2] == deep->dims[2] * n &&
                     deep->dims[3] == wide->dims[3] * n * n, "the output's shape does not follow");
     w = wide->dims[2];
@@ -175,7 +191,8 @@ static MPM_ONCE enum mpm_status blocks(struct mpm_prep *p, int to_depth) {
     {
         const int32_t counts[6] = {in.dims[0], deep->dims[1], n, deep->dims[2], n, c};
         const int32_t spread[6] = {wide->dims[1] * w * c, n * w * c, w * c, n * c, c, 1};
-        const int32_t packed[6] = {deep->dims[1] * deep->dims[2] * deep->dims[3], deep->dims[2] * deep->dims[3], n * c, deep->dims[3], c, 1};
+        const int32_t packed[6] = {
+            deep->dims[1] * deep->dims[2] * deep->dims[3], deep->dims[2] * deep->dims[3], n * c, deep->dims[3], c, 1};
         for (i = 0; i < 6; i++) {
             dims[i].count = counts[i];
             dims[i].from = to_depth ? spread[i] : packed[i];

@@ -34,7 +34,8 @@ static int32_t log_of(int32_t x) {
     const int32_t r = r_a < r_b ? r_a : r_b, power = power_a > power_b ? power_a : power_b;
     const int32_t p = (int32_t)(((int64_t)r + fourth_root + 1) / 2), q = (r - fourth_root) * 2;
     const int32_t square = mpm_high_multiply(q, q);
-    const int32_t top = mpm_wrapping_add(mpm_high_multiply(q, r), mpm_high_multiply(mpm_high_multiply(q, square), 117049297));
+    const int32_t top =
+        mpm_wrapping_add(mpm_high_multiply(q, r), mpm_high_multiply(mpm_high_multiply(q, square), 117049297));
     const int32_t inner = mpm_wrapping_add(1057819769 + q, mpm_high_multiply(127690142, square));
     const int32_t bottom = mpm_wrapping_add(mpm_high_multiply(p, inner), mpm_high_multiply(638450708, q)); /* less 1 */
     const int32_t part = mpm_high_multiply(mpm_rounding_shift(top, WIDE_BITS), mpm_one_over_one_plus(bottom));
@@ -47,14 +48,18 @@ static void row(const struct log_softmax *s, const int8_t *in, int8_t *out) {
     for (i = 0; i < s->depth; i++) max = in[i] > max ? in[i] : max;
     for (i = 0; i < s->depth; i++)
         if (in[i] - max >= s->least)
-            sum = mpm_wrapping_add(sum, mpm_rounding_shift(mpm_exp_negative(difference_of(s, in[i] - max), SCALED_BITS), SUM_BITS));
+            sum = mpm_wrapping_add(
+                sum, mpm_rounding_shift(mpm_exp_negative(difference_of(s, in[i] - max), SCALED_BITS), SUM_BITS));
     log_sum = log_of(sum > 0 ? sum : INT32_MAX); /* more than 4,096 elements leave Q12.19 */
     least = mpm_scaled(mpm_wrapping_add(log_sum, INT32_MIN), s->back_multiplier, s->back_shift);
     least = least > s->least - 1 ? least : s->least - 1;
     for (i = 0; i < s->depth; i++) {
         int32_t y = -128;
         if (in[i] - max > least)
-            y = mpm_clamp(mpm_rounding_shift(mpm_wrapping_add(difference_of(s, in[i] - max), -log_sum), 31 - SCALED_BITS - 4) + 127, -128, 127);
+            y = mpm_clamp(
+                mpm_rounding_shift(mpm_wrapping_add(difference_of(s, in[i] - max), -log_sum), 31 - SCALED_BITS - 4) +
+                    127,
+                -128, 127);
         out[i] = (int8_t)y;
     }
 }
@@ -75,8 +80,10 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     if (s == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0, "input and output do not fit");
-    MPM_SUPPORT(p, out.scale >= 1.0f / 16 && out.scale <= 1.0f / 16 && out.zero_point == 127, "the output must have scale 1/16 and zero point 127");
+    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0,
+             "input and output do not fit");
+    MPM_SUPPORT(p, out.scale >= 1.0f / 16 && out.scale <= 1.0f / 16 && out.zero_point == 127,
+                "the output must have scale 1/16 and zero point 127");
     real = (double)in.scale * (double)(1 << (31 - SCALED_BITS));
     m = mpm_multiplier_of_double(real > 2147483647.0 ? 2147483647.0 : real);
     MPM_SUPPORT(p, m.shift >= 1, "the input's scale is too small");

@@ -1,4 +1,4 @@
-/* Operators that read or write at places known only when they run: GATHER_ND, EMBEDDING_LOOKUP,
+/* Operators that read or write at places known only when they run: GATHER, GATHER_ND, EMBEDDING_LOOKUP,
  * DYNAMIC_UPDATE_SLICE. */
 #include "move.h"
 
@@ -7,6 +7,57 @@
 static enum mpm_status out_of_range(struct mpm_interpreter *m) {
     m->error.what = MPM_TEXT("an index is out of range");
     return MPM_BAD_VALUE;
+}
+
+/* 36 bytes on a 32-bit chip. */
+struct gather {
+    const uint8_t *in;
+    const int32_t *indices;
+    uint8_t *out;
+    uint32_t batch, outer, count, axis, inner; /* inner: bytes; count: indices of a batch */
+};
+
+static enum mpm_status run_gather(struct mpm_interpreter *m, const void *params) {
+    const struct gather *g = params;
+    uint8_t *out = g->out;
+    uint32_t b, o, i;
+    for (b = 0; b < g->batch; b++)
+        for (o = 0; o < g->outer; o++)
+            for (i = 0; i < g->count; i++, out += g->inner) {
+                const int32_t at = g->indices[b * g->count + i];
+                if (at < 0 || (uint32_t)at >= g->axis) return out_of_range(m);
+                memcpy(out, g->in + (((size_t)b * g->outer + o) * g->axis + (uint32_t)at) * g->inner, g->inner);
+            }
+    return MPM_OK;
+}
+
+static MPM_ONCE enum mpm_status prepare_gather(struct mpm_prep *p) {
+    struct mpm_tensor in, indices, out;
+    struct mpm_file *f = &p->m->file;
+    uint32_t axis, batch_dims, k;
+    struct gather *g = mpm_keep(p, sizeof *g);
+    if (g == NULL) return MPM_ARENA_TOO_SMALL;
+    MPM_TRY(mpm_in(p, 0, &in));
+    MPM_TRY(mpm_in(p, 1, &indices));
+    MPM_TRY(mpm_out(p, 0, &out));
+    MPM_TRY(mpm_axis(p, mpm_field_i32(f, p->options, 0, 0), in.rank, &axis));
+    batch_dims = (uint32_t)mpm_field_i32(f, p->options, 1, 0);
+    MPM_SUPPORT(p, indices.type == MPM_INT32 && in.type == out.type && in.type != MPM_INT4,
+                "indices must be int32, input and output of one type");
+    MPM_NEED(p, batch_dims <= axis && batch_dims <= indices.rank, "batch_dims is out of range");
+    for (k = 0; k < batch_dims; k++) MPM_NEED(p, in.dims[k] == indices.dims[k], "input and indices differ in batch");
+    g->batch = mpm_span(&in, 0, batch_dims);
+    g->outer = mpm_span(&in, batch_dims, axis);
+    g->axis = (uint32_t)in.dims[axis];
+    g->inner = mpm_span(&in, axis + 1, in.rank) * mpm_type_bytes(in.type);
+    g->count = mpm_span(&indices, batch_dims, indices.rank);
+    MPM_NEED(p, (uint64_t)g->batch * g->outer * g->count * g->inner == out.bytes, "the output's shape does not follow");
+    g->in = in.data;
+    g->indices = indices.data;
+    g->out = out.data;
+    p->run = run_gather;
+    p->params = g;
+    return MPM_OK;
 }
 
 /* 52 bytes on a 32-bit chip. */
@@ -40,8 +91,10 @@ static MPM_ONCE enum mpm_status prepare_gather_nd(struct mpm_prep *p) {
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_in(p, 1, &indices));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_SUPPORT(p, indices.type == MPM_INT32 && in.type == out.type && in.type != MPM_INT4, "indices must be int32, input and output of one type");
-    MPM_NEED(p, indices.rank >= 1 && in.rank >= 1 && indices.dims[indices.rank - 1] <= in.rank, "an index has more numbers than the input has dims");
+    MPM_SUPPORT(p, indices.type == MPM_INT32 && in.type == out.type && in.type != MPM_INT4,
+                "indices must be int32, input and output of one type");
+    MPM_NEED(p, indices.rank >= 1 && in.rank >= 1 && indices.dims[indices.rank - 1] <= in.rank,
+             "an index has more numbers than the input has dims");
     g->depth = (uint32_t)indices.dims[indices.rank - 1];
     g->count = mpm_span(&indices, 0, indices.rank - 1u);
     g->bytes = mpm_span(&in, g->depth, in.rank) * mpm_type_bytes(in.type);
@@ -71,7 +124,8 @@ static enum mpm_status run_embedding(struct mpm_interpreter *m, const void *para
         const int8_t *row;
         if (e->ids[i] < 0 || (uint32_t)e->ids[i] >= e->row_count) return out_of_range(m);
         row = e->rows + (size_t)e->ids[i] * e->width;
-        if (e->scale > 0) for (k = 0; k < e->width; k++) ((float *)e->out)[(size_t)i * e->width + k] = e->scale * (float)row[k];
+        if (e->scale > 0)
+            for (k = 0; k < e->width; k++) ((float *)e->out)[(size_t)i * e->width + k] = e->scale * (float)row[k];
         else memcpy((uint8_t *)e->out + (size_t)i * e->width, row, e->width);
     }
     return MPM_OK;
@@ -87,8 +141,10 @@ static MPM_ONCE enum mpm_status prepare_embedding(struct mpm_prep *p) {
     MPM_TRY(mpm_out(p, 0, &out));
     widens = rows.type == MPM_INT8 && out.type == MPM_FLOAT32;
     MPM_SUPPORT(p, ids.type == MPM_INT32 && ids.rank == 1, "the ids must be a list of int32");
-    MPM_SUPPORT(p, (rows.type == MPM_FLOAT32 || rows.type == MPM_INT8) && (widens || rows.type == out.type), "float32 or int8 rows only");
-    MPM_SUPPORT(p, !widens || (rows.scale > 0 && rows.zero_point == 0 && rows.scale_count == 1), "int8 rows need one scale and zero point 0");
+    MPM_SUPPORT(p, (rows.type == MPM_FLOAT32 || rows.type == MPM_INT8) && (widens || rows.type == out.type),
+                "float32 or int8 rows only");
+    MPM_SUPPORT(p, !widens || (rows.scale > 0 && rows.zero_point == 0 && rows.scale_count == 1),
+                "int8 rows need one scale and zero point 0");
     MPM_NEED(p, rows.rank >= 2, "the rows must have at least 2 dims");
     e->width = mpm_span(&rows, 1, rows.rank);
     MPM_NEED(p, out.count == (uint64_t)ids.count * e->width, "the output's shape does not follow");
@@ -110,7 +166,8 @@ struct update {
     uint8_t *out;
     const struct mpm_move *move; /* of the update to the output's beginning */
     uint32_t bytes;
-    int32_t last[MPM_MAX_RANK], step[MPM_MAX_RANK]; /* the last place at which the update fits; bytes from place to place */
+    int32_t last[MPM_MAX_RANK]; /* the last place at which the update fits */
+    int32_t step[MPM_MAX_RANK]; /* bytes from place to place */
     uint8_t rank, is_64;
 };
 
@@ -142,8 +199,10 @@ static MPM_ONCE enum mpm_status prepare_update(struct mpm_prep *p) {
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_SUPPORT(p, starts.type == MPM_INT32 || starts.type == MPM_INT64, "the start must be int32 or int64");
     MPM_SUPPORT(p, in.type != MPM_INT4, "int4 is not supported here");
-    MPM_NEED(p, in.type == update.type && in.type == out.type && mpm_same_shape(&in, &out), "input, update and output do not fit together");
-    MPM_NEED(p, update.rank == in.rank && starts.count == in.rank, "input, update and start differ in the number of dims");
+    MPM_NEED(p, in.type == update.type && in.type == out.type && mpm_same_shape(&in, &out),
+             "input, update and output do not fit together");
+    MPM_NEED(p, update.rank == in.rank && starts.count == in.rank,
+             "input, update and start differ in the number of dims");
     mpm_strides(&update, step_in);
     mpm_strides(&out, step_out);
     for (k = 0; k < in.rank; k++) {
@@ -167,6 +226,7 @@ static MPM_ONCE enum mpm_status prepare_update(struct mpm_prep *p) {
     return MPM_OK;
 }
 
+const struct mpm_kernel mpm_gather = {MPM_OP_GATHER, MPM_ANY_TYPE, 0, NULL, prepare_gather};
 const struct mpm_kernel mpm_gather_nd = {MPM_OP_GATHER_ND, MPM_ANY_TYPE, 0, NULL, prepare_gather_nd};
 const struct mpm_kernel mpm_embedding_lookup = {MPM_OP_EMBEDDING_LOOKUP, MPM_ANY_TYPE, 0, NULL, prepare_embedding};
 const struct mpm_kernel mpm_dynamic_update_slice = {MPM_OP_DYNAMIC_UPDATE_SLICE, MPM_ANY_TYPE, 0, NULL, prepare_update};

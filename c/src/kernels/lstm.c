@@ -4,8 +4,8 @@ static int is_matrix(const struct mpm_tensor *t, uint32_t rows, uint32_t columns
     return t->rank == 2 && (uint32_t)t->dims[0] == rows && (uint32_t)t->dims[1] == columns;
 }
 
-static MPM_ONCE enum mpm_status gate_scales(struct mpm_prep *p, struct mpm_gate *g, float in, float weights, float hidden,
-                                   float recurrent) {
+static MPM_ONCE enum mpm_status gate_scales(struct mpm_prep *p, struct mpm_gate *g, float in, float weights,
+                                            float hidden, float recurrent) {
     const float gate_scale = 1.0f / 4096; /* Q3.12 */
     struct mpm_multiplier a, b;
     MPM_NEED(p, in > 0 && weights > 0 && hidden > 0 && recurrent > 0, "a tensor has no scale");
@@ -74,7 +74,10 @@ static MPM_ONCE enum mpm_status state_scales(struct mpm_prep *p, struct mpm_lstm
     l->tanh_shift = (int8_t)(power + 12 < 0 ? -(power + 12) : power + 12);
     l->tanh_multiplier = power + 12 < 0 ? 3 : 0;
     MPM_SUPPORT(p, power + 12 <= 15, "the cell state's scale is too large");
-    l->clip = !(l->clip_f32 > 0) ? 0 : /* NaN too */ l->clip_f32 / cell->scale > 32767.0f ? 32767 : (int16_t)(l->clip_f32 / cell->scale);
+    if (!(l->clip_f32 > 0)) /* NaN too */
+        l->clip = 0;
+    else
+        l->clip = l->clip_f32 / cell->scale > 32767.0f ? 32767 : (int16_t)(l->clip_f32 / cell->scale);
     return MPM_OK;
 }
 

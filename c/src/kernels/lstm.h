@@ -5,7 +5,15 @@
 #include "../fixed.h"
 
 /* The operator's inputs. Gates are in the file's order: input, forget, cell, output. */
-enum { LSTM_IN = 0, LSTM_WEIGHTS = 1, LSTM_RECURRENT = 5, LSTM_BIAS = 12, LSTM_HIDDEN = 18, LSTM_CELL = 19, LSTM_ENDS = 24 };
+enum {
+    LSTM_IN = 0,
+    LSTM_WEIGHTS = 1,
+    LSTM_RECURRENT = 5,
+    LSTM_BIAS = 12,
+    LSTM_HIDDEN = 18,
+    LSTM_CELL = 19,
+    LSTM_ENDS = 24
+};
 enum { GATE_IN, GATE_FORGET, GATE_CELL, GATE_OUT };
 
 /* One gate: 20 bytes on a 32-bit chip, with its padding. */

@@ -27,7 +27,8 @@ static int32_t gate(const struct mpm_gate *g, int32_t in, int32_t hidden, uint32
 }
 
 /* The four gates of a unit, before their activations: Q3.12. Leaves the rows of the next unit. */
-static void gates_of(const struct mpm_lstm *l, const int8_t *x, const int8_t *hidden, uint32_t unit, struct rows *r, int32_t out[4]) {
+static void gates_of(const struct mpm_lstm *l, const int8_t *x, const int8_t *hidden, uint32_t unit, struct rows *r,
+                     int32_t out[4]) {
     int32_t from_in[4] = {0, 0, 0, 0}, from_hidden[4] = {0, 0, 0, 0};
     uint32_t i;
     mpm_dot4_s8(x, r->in, l->depth, -l->in_zero, from_in);
@@ -42,13 +43,15 @@ static void gates_of(const struct mpm_lstm *l, const int8_t *x, const int8_t *hi
 static int8_t step_of(const struct mpm_lstm *l, const int32_t gates[4], int16_t *cell) {
     const int32_t in = mpm_logistic16(gates[GATE_IN], 0, 0), forget = mpm_logistic16(gates[GATE_FORGET], 0, 0);
     const int32_t open = mpm_logistic16(gates[GATE_OUT], 0, 0);
-    const int32_t new = l->cell_is_sigmoid ? mpm_logistic16(gates[GATE_CELL], 0, 0) : mpm_tanh16(gates[GATE_CELL], 0, 0);
+    const int32_t new =
+        l->cell_is_sigmoid ? mpm_logistic16(gates[GATE_CELL], 0, 0) : mpm_tanh16(gates[GATE_CELL], 0, 0);
     int32_t state = saturate(mpm_scaled(forget * *cell, l->forget_multiplier, l->forget_shift));
     state = saturate(state + saturate(mpm_scaled(in * new, l->in_multiplier, l->in_shift)));
     if (l->clip > 0) state = mpm_clamp(state, -l->clip, l->clip);
     *cell = (int16_t)state;
     state = mpm_tanh16(state, l->tanh_multiplier, l->tanh_shift);
-    return (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(state * open, l->hidden_multiplier, l->hidden_shift), l->hidden_zero), -128, 127);
+    return (int8_t)mpm_clamp(
+        mpm_wrapping_add(mpm_scaled(state * open, l->hidden_multiplier, l->hidden_shift), l->hidden_zero), -128, 127);
 }
 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
@@ -81,4 +84,5 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     return MPM_OK;
 }
 
-const struct mpm_kernel mpm_unidirectional_sequence_lstm_s8 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_INT8, 0, NULL, prepare};
+const struct mpm_kernel mpm_unidirectional_sequence_lstm_s8 = {MPM_OP_UNIDIRECTIONAL_SEQUENCE_LSTM, MPM_INT8, 0, NULL,
+                                                               prepare};

@@ -20,8 +20,9 @@ void mpm_matmul_s8(const int8_t *left, uint32_t rows, const int8_t *right, uint3
                    const struct mpm_channel *table, struct mpm_output_range range, int8_t *out);
 
 static inline int8_t mpm_requantise(int32_t sum, const struct mpm_channel *c, const struct mpm_output_range *r) {
-    return (int8_t)mpm_clamp(mpm_wrapping_add(mpm_scaled(mpm_wrapping_add(sum, c->start), c->multiplier, c->shift), r->zero), r->low,
-                             r->high);
+    return (int8_t)mpm_clamp(
+        mpm_wrapping_add(mpm_scaled(mpm_wrapping_add(sum, c->start), c->multiplier, c->shift), r->zero), r->low,
+        r->high);
 }
 
 /* Four products of one row with four: sums[i] += sum over k of (x[k] + offset) * w[i][k]. */

@@ -24,13 +24,15 @@ MPM_ONCE enum mpm_status mpm_axis(struct mpm_prep *p, int32_t axis, uint32_t ran
     return MPM_OK;
 }
 
-MPM_ONCE enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK], uint32_t *found) {
+MPM_ONCE enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK],
+                                    uint32_t *found) {
     struct mpm_tensor t;
     uint32_t k;
     MPM_TRY(mpm_in(p, i, &t));
     MPM_SUPPORT(p, t.constant || t.count == 0, "dynamic shapes are not supported: an argument is not a constant");
     MPM_SUPPORT(p, t.type == MPM_INT32 || t.type == MPM_INT64, "an argument is neither int32 nor int64");
-    MPM_NEED(p, t.count <= MPM_MAX_RANK && (count == 0 || t.count == count), "an argument has the wrong number of values");
+    MPM_NEED(p, t.count <= MPM_MAX_RANK && (count == 0 || t.count == count),
+             "an argument has the wrong number of values");
     for (k = 0; k < t.count; k++) {
         const int64_t value = t.type == MPM_INT64 ? ((const int64_t *)t.data)[k] : ((const int32_t *)t.data)[k];
         values[k] = value > 0x3fffffff ? 0x3fffffff : value < -0x3fffffff ? -0x3fffffff : (int32_t)value;
@@ -56,7 +58,8 @@ MPM_ONCE enum mpm_status mpm_keep_move(struct mpm_prep *p, const struct mpm_move
         }
         merged[n++] = d;
     }
-    if (n > 0 && merged[n - 1].from == (int32_t)run && merged[n - 1].to == (int32_t)run) run *= (uint32_t)merged[--n].count;
+    if (n > 0 && merged[n - 1].from == (int32_t)run && merged[n - 1].to == (int32_t)run)
+        run *= (uint32_t)merged[--n].count;
     move = mpm_keep(p, (uint32_t)(sizeof *move + n * sizeof merged[0]));
     if (move == NULL) return MPM_ARENA_TOO_SMALL;
     move->from = from;

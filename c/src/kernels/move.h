@@ -33,7 +33,8 @@ enum mpm_status mpm_run_moves(struct mpm_interpreter *m, const void *params);
 void mpm_strides(const struct mpm_tensor *t, int32_t strides[MPM_MAX_RANK]);
 
 /* The constant int32 or int64 values of input i: `count` of them, or as many as there are, up to 6, where it is 0. */
-enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK], uint32_t *found);
+enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t count, int32_t values[MPM_MAX_RANK],
+                           uint32_t *found);
 
 /* A dim given as -rank..rank-1; fails out of range. */
 enum mpm_status mpm_axis(struct mpm_prep *p, int32_t axis, uint32_t rank, uint32_t *made);

@@ -13,7 +13,8 @@ MPM_ONCE enum mpm_status mpm_prepare_pool(struct mpm_prep *p, struct mpm_pool **
     /* Pool2DOptions: padding, stride_w, stride_h, filter_width, filter_height, activation */
     height = mpm_field_i32(f, p->options, 4, 0);
     width = mpm_field_i32(f, p->options, 3, 0);
-    MPM_SUPPORT(p, height >= 1 && height <= 65535 && width >= 1 && width <= 65535, "the window must be 1 to 65,535 a side");
+    MPM_SUPPORT(p, height >= 1 && height <= 65535 && width >= 1 && width <= 65535,
+                "the window must be 1 to 65,535 a side");
     pool->window.height = (uint16_t)height;
     pool->window.width = (uint16_t)width;
     pool->window.step_x = pool->window.step_y = 1;

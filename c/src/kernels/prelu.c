@@ -18,7 +18,8 @@
 /* a_multiplier: of the input; b_multiplier: of input times weight. */
 static int32_t integer(const struct mpm_binary *o, int32_t x, int32_t alpha) {
     x += o->a_zero;
-    x = x >= 0 ? mpm_scaled(x, o->a_multiplier, o->a_shift) : mpm_scaled(x * (alpha + o->b_zero), o->b_multiplier, o->b_shift);
+    x = x >= 0 ? mpm_scaled(x, o->a_multiplier, o->a_shift)
+               : mpm_scaled(x * (alpha + o->b_zero), o->b_multiplier, o->b_shift);
     return mpm_clamp(mpm_wrapping_add(x, o->out_zero), o->low, o->high);
 }
 
@@ -32,8 +33,12 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     struct mpm_multiplier m;
     MPM_TRY(mpm_prepare_binary(p, MPM_OWN_TYPES, &o, &in, &alpha, &out));
     MPM_NEED(p, in.type == out.type && in.count == out.count, "input and output differ in type or shape");
-    MPM_SUPPORT(p, alpha.type == (in.type == MPM_INT16 ? MPM_INT8 : in.type), "the weights must have the input's type, int8 for int16");
-    o->inner = in.type == MPM_INT8 ? prelu_s8 : in.type == MPM_INT16 ? prelu_s16 : in.type == MPM_FLOAT32 ? prelu_f32 : NULL;
+    MPM_SUPPORT(p, alpha.type == (in.type == MPM_INT16 ? MPM_INT8 : in.type),
+                "the weights must have the input's type, int8 for int16");
+    o->inner = in.type == MPM_INT8      ? prelu_s8
+               : in.type == MPM_INT16   ? prelu_s16
+               : in.type == MPM_FLOAT32 ? prelu_f32
+                                        : NULL;
     MPM_SUPPORT(p, o->inner != NULL, "this type is not supported here");
     mpm_may_overlay(p, 0);
     if (in.type == MPM_FLOAT32) return MPM_OK;

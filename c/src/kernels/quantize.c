@@ -81,7 +81,8 @@ static int is_integer(uint32_t type) {
     return type == MPM_INT8 || type == MPM_UINT8 || type == MPM_INT16 || type == MPM_INT32;
 }
 
-static MPM_ONCE enum mpm_status ends(struct mpm_prep *p, struct quantize **made, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status ends(struct mpm_prep *p, struct quantize **made, struct mpm_tensor *in,
+                                     struct mpm_tensor *out) {
     struct quantize *q = mpm_keep(p, sizeof *q);
     if (q == NULL) return MPM_ARENA_TOO_SMALL;
     *made = q;
@@ -106,7 +107,8 @@ static MPM_ONCE enum mpm_status prepare_quantize(struct mpm_prep *p) {
     struct mpm_multiplier scaled;
     struct quantize *q;
     MPM_TRY(ends(p, &q, &in, &out));
-    MPM_SUPPORT(p, is_integer(out.type) && (is_integer(in.type) || in.type == MPM_FLOAT32), "these types are not supported");
+    MPM_SUPPORT(p, is_integer(out.type) && (is_integer(in.type) || in.type == MPM_FLOAT32),
+                "these types are not supported");
     MPM_NEED(p, out.scale > 0, "the output has no scale");
     if (in.type == MPM_FLOAT32) {
         MPM_SUPPORT(p, out.type == MPM_INT8 || out.type == MPM_INT16, "float32 goes to int8 or int16");
@@ -126,7 +128,8 @@ static MPM_ONCE enum mpm_status prepare_dequantize(struct mpm_prep *p) {
     struct mpm_tensor in, out;
     struct quantize *q;
     MPM_TRY(ends(p, &q, &in, &out));
-    MPM_SUPPORT(p, is_integer(in.type) && in.type != MPM_INT32 && out.type == MPM_FLOAT32, "these types are not supported");
+    MPM_SUPPORT(p, is_integer(in.type) && in.type != MPM_INT32 && out.type == MPM_FLOAT32,
+                "these types are not supported");
     MPM_NEED(p, in.scale > 0, "the input has no scale");
     q->scale = in.scale;
     p->run = run_to_f32;

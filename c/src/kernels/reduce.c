@@ -1,4 +1,5 @@
-/* MEAN, SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_ALL, ARG_MAX, ARG_MIN. No scratch: each output is finished before the next. */
+/* MEAN, SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_ALL, ARG_MAX, ARG_MIN. No scratch: each output is finished before the
+ * next. */
 #include "../fixed.h"
 #include "move.h"
 
@@ -82,7 +83,8 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
 }
 
 /* The mean divides within the multiplier, as the reference does. */
-static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct reduce *r, const struct mpm_tensor *in, const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct reduce *r, const struct mpm_tensor *in,
+                                       const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     int32_t shift = 31;
     MPM_NEED(p, in->scale > 0 && out->scale > 0, "input or output has no scale");
@@ -110,8 +112,10 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, uint8_t kind) {
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_TRY(mpm_values(p, 1, 0, axes, &count));
     MPM_NEED(p, in.type == out.type, "input and output differ in type");
-    MPM_SUPPORT(p, kind == ALL ? in.type == MPM_BOOL
-                               : in.type == MPM_FLOAT32 || in.type == MPM_INT8 || in.type == MPM_INT16 || (kind >= MAX && in.type == MPM_INT32),
+    MPM_SUPPORT(p,
+                kind == ALL ? in.type == MPM_BOOL
+                            : in.type == MPM_FLOAT32 || in.type == MPM_INT8 || in.type == MPM_INT16 ||
+                                  (kind >= MAX && in.type == MPM_INT32),
                 "this type is not supported here");
     for (k = 0; k < count; k++) {
         MPM_TRY(mpm_axis(p, axes[k], in.rank, &i));
@@ -155,7 +159,8 @@ static enum mpm_status run_arg(struct mpm_interpreter *m, const void *params) {
         const int32_t base = offset_of(r->keep, r->keep_rank, i);
         uint32_t best = 0;
         for (k = 1; k < r->inner; k++) {
-            const float x = comparable(r, base + (int32_t)k * r->gone[0].from), y = comparable(r, base + (int32_t)best * r->gone[0].from);
+            const float x = comparable(r, base + (int32_t)k * r->gone[0].from),
+                        y = comparable(r, base + (int32_t)best * r->gone[0].from);
             if (r->kind == MAX ? x > y : x < y) best = k;
         }
         ((int32_t *)r->out)[i] = (int32_t)best;
@@ -173,7 +178,8 @@ static MPM_ONCE enum mpm_status prepare_arg(struct mpm_prep *p, uint8_t kind) {
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_TRY(mpm_values(p, 1, 1, axes, NULL));
     MPM_TRY(mpm_axis(p, axes[0], in.rank, &axis));
-    MPM_SUPPORT(p, (in.type == MPM_FLOAT32 || in.type == MPM_INT8) && out.type == MPM_INT32, "float32 or int8 to int32 only");
+    MPM_SUPPORT(p, (in.type == MPM_FLOAT32 || in.type == MPM_INT8) && out.type == MPM_INT32,
+                "float32 or int8 to int32 only");
     mpm_strides(&in, step);
     r->outer = 1;
     for (i = 0; i < in.rank; i++) {

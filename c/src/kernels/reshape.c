@@ -26,7 +26,8 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_TRY(mpm_out(p, 0, &out));
     if (mpm_has_input(p, 1)) {
         MPM_TRY(mpm_in(p, 1, &shape));
-        MPM_SUPPORT(p, shape.constant || shape.count == 0, "dynamic shapes are not supported: the new shape is no constant");
+        MPM_SUPPORT(p, shape.constant || shape.count == 0,
+                    "dynamic shapes are not supported: the new shape is no constant");
     }
     MPM_NEED(p, in.type == out.type && in.count == out.count, "input and output differ in type or number of elements");
     r->in = in.data;

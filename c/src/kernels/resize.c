@@ -36,7 +36,8 @@ static struct between place_f32(const struct resize *r, int32_t at, int32_t in, 
 /* In the reference rounding may lead past the last pixel, where it reads what is not the image's; here the last one
  * is taken. */
 static struct between place_s8(const struct resize *r, int32_t at, int32_t in, int32_t out) {
-    const int32_t scale = r->align_corners && out > 1 ? (FINE * (in - 1) + (out - 1) / 2) / (out - 1) : (FINE * in + out / 2) / out;
+    const int32_t scale =
+        r->align_corners && out > 1 ? (FINE * (in - 1) + (out - 1) / 2) / (out - 1) : (FINE * in + out / 2) / out;
     const int32_t place = at * scale + (r->half_pixels ? scale / 2 - FINE / 2 : 0);
     struct between p = {place / FINE, (place + FINE - 1) / FINE, 0.0f, 0};
     p.a = mpm_clamp(p.a, 0, in - 1);
@@ -66,8 +67,9 @@ static void mix_f32(const float *const corners[4], struct between y, struct betw
 
 static void mix(const struct resize *r, size_t image, struct between y, struct between x, size_t out) {
     const size_t width = (size_t)r->in_width;
-    const size_t at[4] = {(image + (size_t)y.a * width + (size_t)x.a) * r->depth, (image + (size_t)y.b * width + (size_t)x.a) * r->depth,
-                          (image + (size_t)y.a * width + (size_t)x.b) * r->depth, (image + (size_t)y.b * width + (size_t)x.b) * r->depth};
+    const size_t at[4] = {
+        (image + (size_t)y.a * width + (size_t)x.a) * r->depth, (image + (size_t)y.b * width + (size_t)x.a) * r->depth,
+        (image + (size_t)y.a * width + (size_t)x.b) * r->depth, (image + (size_t)y.b * width + (size_t)x.b) * r->depth};
     if (r->is_8) {
         const int8_t *in = r->in, *const corners[4] = {in + at[0], in + at[1], in + at[2], in + at[3]};
         mix_s8(corners, y, x, r->depth, (int8_t *)r->out + out);
@@ -88,7 +90,8 @@ static enum mpm_status run_bilinear(struct mpm_interpreter *m, const void *param
         for (y = 0; y < r->out_height; y++) {
             const struct between row = place(r, y, r->in_height, r->out_height);
             for (x = 0; x < r->out_width; x++, out += r->depth)
-                mix(r, (size_t)b * (size_t)r->in_height * (size_t)r->in_width, row, place(r, x, r->in_width, r->out_width), out);
+                mix(r, (size_t)b * (size_t)r->in_height * (size_t)r->in_width, row,
+                    place(r, x, r->in_width, r->out_width), out);
         }
     return MPM_OK;
 }
@@ -108,7 +111,8 @@ static enum mpm_status run_nearest(struct mpm_interpreter *m, const void *params
     (void)m;
     for (b = 0; b < r->batch; b++, image += (size_t)r->in_height * (size_t)r->in_width * r->depth)
         for (y = 0; y < r->out_height; y++) {
-            const uint8_t *row = image + (size_t)nearest(r, y, r->in_height, r->out_height) * (size_t)r->in_width * r->depth;
+            const uint8_t *row =
+                image + (size_t)nearest(r, y, r->in_height, r->out_height) * (size_t)r->in_width * r->depth;
             for (x = 0; x < r->out_width; x++, out += r->depth)
                 memcpy(out, row + (size_t)nearest(r, x, r->in_width, r->out_width) * r->depth, r->depth);
         }
@@ -116,7 +120,8 @@ static enum mpm_status run_nearest(struct mpm_interpreter *m, const void *params
 }
 
 /* `options`: the first of the two fields, align_corners and half_pixel_centers. */
-static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct resize **made, struct mpm_tensor *in, uint32_t options) {
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct resize **made, struct mpm_tensor *in,
+                                      uint32_t options) {
     struct mpm_tensor out;
     int32_t size[MPM_MAX_RANK];
     uint32_t i;
@@ -126,8 +131,10 @@ static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct resize **made, 
     MPM_TRY(mpm_in(p, 0, in));
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_TRY(mpm_values(p, 1, 2, size, NULL));
-    MPM_NEED(p, in->type == out.type && in->rank == 4 && out.rank == 4 && in->dims[0] == out.dims[0] && in->dims[3] == out.dims[3] &&
-                    size[0] == out.dims[1] && size[1] == out.dims[2], "input, size and output do not fit together");
+    MPM_NEED(p,
+             in->type == out.type && in->rank == 4 && out.rank == 4 && in->dims[0] == out.dims[0] &&
+                 in->dims[3] == out.dims[3] && size[0] == out.dims[1] && size[1] == out.dims[2],
+             "input, size and output do not fit together");
     for (i = 1; i < 3; i++)
         MPM_SUPPORT(p, in->dims[i] >= 1 && in->dims[i] <= 16383 && out.dims[i] >= 1 && out.dims[i] <= 16383,
                     "an image's sides must be 1 to 16,383");
@@ -164,4 +171,5 @@ static MPM_ONCE enum mpm_status prepare_nearest(struct mpm_prep *p) {
 }
 
 const struct mpm_kernel mpm_resize_bilinear = {MPM_OP_RESIZE_BILINEAR, MPM_ANY_TYPE, 0, NULL, prepare_bilinear};
-const struct mpm_kernel mpm_resize_nearest_neighbor = {MPM_OP_RESIZE_NEAREST_NEIGHBOR, MPM_ANY_TYPE, 0, NULL, prepare_nearest};
+const struct mpm_kernel mpm_resize_nearest_neighbor = {MPM_OP_RESIZE_NEAREST_NEIGHBOR, MPM_ANY_TYPE, 0, NULL,
+                                                       prepare_nearest};

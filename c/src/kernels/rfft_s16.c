@@ -84,7 +84,8 @@ static void radix_4(struct number *x, uint32_t m, uint32_t step) {
     uint32_t k;
     for (k = 0; k < m; k++, x++) {
         const struct number a = divided(x[0], 4), b = product(divided(x[m], 4), factor(k * step));
-        const struct number c = product(divided(x[2 * m], 4), factor(2 * k * step)), d = product(divided(x[3 * m], 4), factor(3 * k * step));
+        const struct number c = product(divided(x[2 * m], 4), factor(2 * k * step)),
+                            d = product(divided(x[3 * m], 4), factor(3 * k * step));
         const struct number even = sum(a, c), odd = difference(a, c), both = sum(b, d), turned = difference(b, d);
         x[2 * m] = difference(even, both);
         x[0] = sum(even, both);
@@ -95,7 +96,8 @@ static void radix_4(struct number *x, uint32_t m, uint32_t step) {
     }
 }
 
-/* The place of input i: its digits in base 4, the lowest of them first, and a last one in base 2 where n is no power of 4. */
+/* The place of input i: its digits in base 4, the lowest of them first, and a last one in base 2 where n is no
+ * power of 4. */
 static uint32_t turned(uint32_t i, uint32_t n) {
     uint32_t to = 0;
     for (; n > 1; ) {
@@ -163,8 +165,10 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_TRY(mpm_out(p, 0, &out));
     MPM_TRY(mpm_custom_number(p, 1, &length)); /* number 0 is the type */
     MPM_SUPPORT(p, in.type == MPM_INT16 && out.type == MPM_INT16, "int16 only");
-    MPM_SUPPORT(p, length >= 4 && length <= LONGEST && (length & (length - 1)) == 0, "the length must be a power of two, 4 to 1,024");
-    MPM_NEED(p, in.rank >= 1 && in.dims[in.rank - 1] >= 1 && in.dims[in.rank - 1] <= length, "the input is longer than the transform");
+    MPM_SUPPORT(p, length >= 4 && length <= LONGEST && (length & (length - 1)) == 0,
+                "the length must be a power of two, 4 to 1,024");
+    MPM_NEED(p, in.rank >= 1 && in.dims[in.rank - 1] >= 1 && in.dims[in.rank - 1] <= length,
+             "the input is longer than the transform");
     r->in_count = (uint32_t)in.dims[in.rank - 1];
     r->rows = in.count / r->in_count;
     MPM_NEED(p, out.count == (uint64_t)r->rows * ((uint32_t)length + 2u), "the output's shape does not follow");

@@ -42,7 +42,8 @@ static MPM_ONCE enum mpm_status prepare_rsqrt(struct mpm_prep *p) {
     if (r == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_NEED(p, in.type == out.type && in.count == out.count && in.scale > 0 && out.scale > 0, "input and output do not fit");
+    MPM_NEED(p, in.type == out.type && in.count == out.count && in.scale > 0 && out.scale > 0,
+             "input and output do not fit");
     scale = sqrtf(in.scale) * out.scale;
     MPM_SUPPORT(p, scale > 2e-3f && scale < 1e3f, "the scales are too large or too small");
     m = mpm_multiplier_of_double(1.0 / (double)scale);
@@ -78,7 +79,8 @@ static enum mpm_status run_normal(struct mpm_interpreter *m, const void *params)
         struct mpm_multiplier root;
         for (k = 0; k < n->depth; k++) sum = mpm_wrapping_add(sum, (in[k] - n->in_zero) * (in[k] - n->in_zero));
         root = mpm_inverse_sqrt(sum);
-        for (k = 0; k < n->depth; k++) out[k] = (int8_t)mpm_clamp(mpm_scaled(in[k] - n->in_zero, root.value, root.shift + 7), -128, 127);
+        for (k = 0; k < n->depth; k++)
+            out[k] = (int8_t)mpm_clamp(mpm_scaled(in[k] - n->in_zero, root.value, root.shift + 7), -128, 127);
     }
     return MPM_OK;
 }
@@ -89,8 +91,10 @@ static MPM_ONCE enum mpm_status prepare_normal(struct mpm_prep *p) {
     if (n == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0, "input and output do not fit");
-    MPM_SUPPORT(p, out.scale >= 1.0f / 128 && out.scale <= 1.0f / 128 && out.zero_point == 0, "the output must have scale 1/128 and zero point 0");
+    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0,
+             "input and output do not fit");
+    MPM_SUPPORT(p, out.scale >= 1.0f / 128 && out.scale <= 1.0f / 128 && out.zero_point == 0,
+                "the output must have scale 1/128 and zero point 0");
     MPM_SUPPORT(p, mpm_field_u8(&p->m->file, p->options, 0, 0) == 0, "a fused activation is not supported here");
     n->in = in.data;
     n->out = out.data;

@@ -1,6 +1,6 @@
 /* The audio front end, beside its Fourier transform: SignalWindow, SignalFftAutoScale, SignalEnergy, SignalFilterBank,
- * SignalFilterBankSquareRoot, SignalFilterBankSpectralSubtraction, SignalPCAN, SignalFilterBankLog. Whole numbers alone,
- * bit-equal to TFLM's. */
+ * SignalFilterBankSquareRoot, SignalFilterBankSpectralSubtraction, SignalPCAN, SignalFilterBankLog. Whole numbers
+ * alone, bit-equal to TFLM's. */
 #include "../fixed.h"
 #include "custom.h"
 
@@ -53,7 +53,8 @@ static enum mpm_status run_window(struct mpm_interpreter *m, const void *params)
     uint32_t i, k;
     (void)m;
     for (i = 0, k = 0; i < c->count; i++, k = k + 1 < size ? k + 1 : 0)
-        ((int16_t *)c->out)[i] = (int16_t)mpm_clamp((((const int16_t *)c->in)[i] * ((const int16_t *)c->other)[k]) >> shift, -32768, 32767);
+        ((int16_t *)c->out)[i] =
+            (int16_t)mpm_clamp((((const int16_t *)c->in)[i] * ((const int16_t *)c->other)[k]) >> shift, -32768, 32767);
     return MPM_OK;
 }
 
@@ -64,8 +65,9 @@ static MPM_ONCE enum mpm_status prepare_window(struct mpm_prep *p) {
     MPM_TRY(begin(p, &c, MPM_INT16, MPM_INT16, run_window));
     MPM_TRY(in_type(p, 1, MPM_INT16, &weights));
     MPM_TRY(mpm_custom_number(p, 0, &shift));
-    MPM_NEED(p, shift >= 0 && shift <= 31 && weights.count > 0 && weights.count < 0x7fffff && c->count % weights.count == 0,
-             "the window does not fit the input");
+    MPM_NEED(
+        p, shift >= 0 && shift <= 31 && weights.count > 0 && weights.count < 0x7fffff && c->count % weights.count == 0,
+        "the window does not fit the input");
     c->other = weights.data;
     c->number = (int32_t)(weights.count << 8) | shift;
     mpm_may_overlay(p, 0);
@@ -131,7 +133,8 @@ static MPM_ONCE enum mpm_status prepare_energy(struct mpm_prep *p) {
     MPM_TRY(out_type(p, 0, MPM_UINT32, &out));
     MPM_TRY(mpm_custom_number(p, 0, &end));
     MPM_TRY(mpm_custom_number(p, 1, &start));
-    MPM_NEED(p, start >= 0 && start <= end && (uint32_t)end <= out.count && (uint32_t)end <= in.count / 2, "start or end is out of range");
+    MPM_NEED(p, start >= 0 && start <= end && (uint32_t)end <= out.count && (uint32_t)end <= in.count / 2,
+             "start or end is out of range");
     e->in = in.data;
     e->out = out.data;
     e->start = (uint32_t)start;
@@ -179,16 +182,20 @@ static MPM_ONCE enum mpm_status prepare_bank(struct mpm_prep *p) {
     for (i = 0; i < 6; i++) MPM_TRY(in_type(p, i, i == 0 ? MPM_UINT32 : MPM_INT16, &t[i]));
     MPM_TRY(out_type(p, 0, MPM_UINT64, &out));
     MPM_TRY(mpm_custom_number(p, 0, &channels));
-    MPM_NEED(p, channels >= 1 && (uint32_t)channels == out.count, "the output does not have one number for each channel");
+    MPM_NEED(p, channels >= 1 && (uint32_t)channels == out.count,
+             "the output does not have one number for each channel");
     for (i = 1; i < 6; i++) MPM_SUPPORT(p, t[i].constant, "weights and places must be constants");
-    for (i = 3; i < 6; i++) MPM_NEED(p, t[i].count > (uint32_t)channels, "there are not enough places for the channels");
+    for (i = 3; i < 6; i++)
+        MPM_NEED(p, t[i].count > (uint32_t)channels, "there are not enough places for the channels");
     b->starts = t[3].data;
     b->places = t[4].data;
     b->widths = t[5].data;
     for (i = 0; i <= (uint32_t)channels; i++) {
         const int32_t width = b->widths[i], start = b->starts[i], place = b->places[i];
-        MPM_NEED(p, width >= 0 && start >= 0 && place >= 0 && (uint32_t)(start + width) <= t[0].count &&
-                        (uint32_t)(place + width) <= t[1].count && (uint32_t)(place + width) <= t[2].count, "a channel lies outside of its input or weights");
+        MPM_NEED(p,
+                 width >= 0 && start >= 0 && place >= 0 && (uint32_t)(start + width) <= t[0].count &&
+                     (uint32_t)(place + width) <= t[1].count && (uint32_t)(place + width) <= t[2].count,
+                 "a channel lies outside of its input or weights");
     }
     b->in = t[0].data;
     b->weights = t[1].data;
@@ -282,7 +289,8 @@ static MPM_ONCE enum mpm_status prepare_subtraction(struct mpm_prep *p) {
     MPM_TRY(out_type(p, 0, MPM_UINT32, &out));
     MPM_TRY(out_type(p, 1, MPM_UINT32, &noise));
     for (i = 0; i < 9; i++) MPM_TRY(mpm_custom_number(p, i, &n[i]));
-    MPM_NEED(p, in.count == out.count && in.count == noise.count && n[4] >= 0 && (uint32_t)n[4] == in.count, "input and outputs differ in shape");
+    MPM_NEED(p, in.count == out.count && in.count == noise.count && n[4] >= 0 && (uint32_t)n[4] == in.count,
+             "input and outputs differ in shape");
     MPM_NEED(p, n[7] >= 0 && n[7] <= 31 && n[8] >= 0 && n[8] <= 31, "the bits are out of range");
     s->rest_odd = (uint32_t)n[0], s->part_odd = (uint32_t)n[1], s->least = (uint32_t)n[3];
     s->rest = (uint32_t)n[5], s->part = (uint32_t)n[6];
@@ -312,7 +320,8 @@ static uint32_t gain_of(uint32_t x, const int16_t *lut) {
     sum = (lut[2] * fraction) >> 5;
     sum = mpm_wrapping_add(sum, (int32_t)((uint32_t)lut[1] << 5));
     sum = (int32_t)((uint32_t)sum * (uint32_t)fraction);
-    return (uint32_t)(int16_t)(mpm_wrapping_add(sum, 1 << 14) / 32768 - (mpm_wrapping_add(sum, 1 << 14) % 32768 < 0) + lut[0]);
+    return (uint32_t)(int16_t)(mpm_wrapping_add(sum, 1 << 14) / 32768 - (mpm_wrapping_add(sum, 1 << 14) % 32768 < 0) +
+                               lut[0]);
 }
 
 static enum mpm_status run_pcan(struct mpm_interpreter *m, const void *params) {
@@ -335,7 +344,8 @@ static MPM_ONCE enum mpm_status prepare_pcan(struct mpm_prep *p) {
     MPM_TRY(in_type(p, 1, MPM_UINT32, &noise));
     MPM_TRY(in_type(p, 2, MPM_INT16, &lut));
     MPM_TRY(mpm_custom_number(p, 0, &c->number));
-    MPM_NEED(p, noise.count == c->count && lut.count >= LUT_SIZE && c->number >= 0 && c->number <= 63, "noise, table or shift do not fit");
+    MPM_NEED(p, noise.count == c->count && lut.count >= LUT_SIZE && c->number >= 0 && c->number <= 63,
+             "noise, table or shift do not fit");
     c->other = noise.data;
     c->other_out = lut.data; /* is read */
     mpm_may_overlay(p, 0);
@@ -388,10 +398,13 @@ static MPM_ONCE enum mpm_status prepare_log(struct mpm_prep *p) {
 }
 
 const struct mpm_kernel mpm_signal_window = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalWindow", prepare_window};
-const struct mpm_kernel mpm_signal_fft_auto_scale = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFftAutoScale", prepare_auto_scale};
+const struct mpm_kernel mpm_signal_fft_auto_scale = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFftAutoScale",
+                                                     prepare_auto_scale};
 const struct mpm_kernel mpm_signal_energy = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalEnergy", prepare_energy};
 const struct mpm_kernel mpm_signal_filter_bank = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBank", prepare_bank};
-const struct mpm_kernel mpm_signal_square_root = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSquareRoot", prepare_root};
-const struct mpm_kernel mpm_signal_subtraction = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSpectralSubtraction", prepare_subtraction};
+const struct mpm_kernel mpm_signal_square_root = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSquareRoot",
+                                                  prepare_root};
+const struct mpm_kernel mpm_signal_subtraction = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankSpectralSubtraction",
+                                                  prepare_subtraction};
 const struct mpm_kernel mpm_signal_pcan = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalPCAN", prepare_pcan};
 const struct mpm_kernel mpm_signal_log = {MPM_OP_CUSTOM, MPM_ANY_TYPE, 0, "SignalFilterBankLog", prepare_log};

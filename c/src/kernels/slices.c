@@ -33,7 +33,9 @@ static MPM_ONCE enum mpm_status prepare_slice(struct mpm_prep *p) {
     mpm_strides(&in, step);
     for (i = 0; i < in.rank; i++) {
         const int32_t count = size[i] < 0 ? in.dims[i] - begin[i] : size[i];
-        MPM_NEED(p, begin[i] >= 0 && begin[i] <= in.dims[i] && count >= 0 && count <= in.dims[i] - begin[i] && count == out.dims[i],
+        MPM_NEED(p,
+                 begin[i] >= 0 && begin[i] <= in.dims[i] && count >= 0 && count <= in.dims[i] - begin[i] &&
+                     count == out.dims[i],
                  "the slice is not inside the input, or not the output's shape");
         dims[i].count = count;
         dims[i].from = step[i];
@@ -41,7 +43,8 @@ static MPM_ONCE enum mpm_status prepare_slice(struct mpm_prep *p) {
     }
     mpm_strides(&out, step);
     for (i = 0; i < in.rank; i++) dims[i].to = step[i];
-    MPM_TRY(mpm_keep_move(p, &list, element(&in, out.count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type), in.rank, dims));
+    MPM_TRY(mpm_keep_move(p, &list, element(&in, out.count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type),
+                          in.rank, dims));
     return finish(p, list);
 }
 
@@ -53,7 +56,8 @@ struct strided {
 /* NumPy's rules for one dim: where it begins and how many there are. */
 static int32_t strided_dim(const struct strided *s, uint32_t i, int32_t size, int32_t *begin) {
     const int32_t step = s->step[i], low = step > 0 ? 0 : -1, high = step > 0 ? size : size - 1;
-    int32_t from = s->begin[i] < 0 ? s->begin[i] + size : s->begin[i], to = s->end[i] < 0 ? s->end[i] + size : s->end[i];
+    int32_t from = s->begin[i] < 0 ? s->begin[i] + size : s->begin[i],
+            to = s->end[i] < 0 ? s->end[i] + size : s->end[i];
     if (s->begin_mask >> i & 1) from = step > 0 ? low : high;
     if (s->end_mask >> i & 1) to = step > 0 ? high : low;
     from = from < low ? low : from > high ? high : from;
@@ -102,7 +106,8 @@ static MPM_ONCE enum mpm_status prepare_strided_slice(struct mpm_prep *p) {
         start += begin * step[i];
     }
     MPM_NEED(p, count == out.count, "the slice is not the output's shape");
-    MPM_TRY(mpm_keep_move(p, &list, element(&in, count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type), in.rank, dims));
+    MPM_TRY(mpm_keep_move(p, &list, element(&in, count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type), in.rank,
+                          dims));
     return finish(p, list);
 }
 
@@ -118,7 +123,8 @@ static MPM_ONCE enum mpm_status cut(struct mpm_prep *p, uint32_t input, int32_t 
         struct mpm_dim dims[2];
         uint32_t part;
         MPM_TRY(mpm_out(p, i, &out));
-        MPM_NEED(p, in.type == out.type && out.rank + (squeezed ? 1u : 0u) == in.rank, "input and output differ in type or rank");
+        MPM_NEED(p, in.type == out.type && out.rank + (squeezed ? 1u : 0u) == in.rank,
+                 "input and output differ in type or rank");
         part = squeezed ? 1 : (uint32_t)out.dims[dim];
         MPM_NEED(p, part <= (uint32_t)in.dims[dim] - at && out.count == mpm_span(&in, 0, dim) * part * inner,
                  "the outputs are not the parts of the input");
@@ -127,7 +133,8 @@ static MPM_ONCE enum mpm_status cut(struct mpm_prep *p, uint32_t input, int32_t 
         dims[0].to = (int32_t)(part * inner);
         dims[1].count = (int32_t)(part * inner);
         dims[1].from = dims[1].to = 1;
-        MPM_TRY(mpm_keep_move(p, &list, element(&in, (int32_t)(at * inner)), out.data, mpm_type_bytes(in.type), 2, dims));
+        MPM_TRY(
+            mpm_keep_move(p, &list, element(&in, (int32_t)(at * inner)), out.data, mpm_type_bytes(in.type), 2, dims));
         at += part;
     }
     MPM_NEED(p, at == (uint32_t)in.dims[dim], "the outputs are not all of the input");
@@ -146,7 +153,9 @@ static MPM_ONCE enum mpm_status prepare_split_v(struct mpm_prep *p) {
     return cut(p, 0, axis[0], 0);
 }
 
-static MPM_ONCE enum mpm_status prepare_unpack(struct mpm_prep *p) { return cut(p, 0, mpm_field_i32(&p->m->file, p->options, 1, 0), 1); }
+static MPM_ONCE enum mpm_status prepare_unpack(struct mpm_prep *p) {
+    return cut(p, 0, mpm_field_i32(&p->m->file, p->options, 1, 0), 1);
+}
 
 static MPM_ONCE enum mpm_status prepare_transpose(struct mpm_prep *p) {
     struct mpm_tensor in, out;
@@ -193,7 +202,8 @@ static MPM_ONCE enum mpm_status prepare_reverse(struct mpm_prep *p) {
         dims[i].from = -step[i];
         start += (in.dims[i] - 1) * step[i];
     }
-    MPM_TRY(mpm_keep_move(p, &list, element(&in, in.count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type), in.rank, dims));
+    MPM_TRY(mpm_keep_move(p, &list, element(&in, in.count == 0 ? 0 : start), out.data, mpm_type_bytes(in.type), in.rank,
+                          dims));
     return finish(p, list);
 }
 

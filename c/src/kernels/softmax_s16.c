@@ -92,7 +92,8 @@ static void row(const struct softmax *s, const int16_t *in, int16_t *out) {
     scale = (int32_t)((((uint64_t)sum << (zeros - 1)) + (1u << 13)) >> 14) - (1 << 15) - (1 << 16);
     scale = look_up(reciprocal_table, mpm_clamp(scale, -32768, 32767));
     for (i = 0; i < s->depth; i++)
-        out[i] = (int16_t)mpm_clamp((int32_t)(((int64_t)out[i] * scale + (1 << (30 - zeros))) >> (31 - zeros)), 0, 32767);
+        out[i] =
+            (int16_t)mpm_clamp((int32_t)(((int64_t)out[i] * scale + (1 << (30 - zeros))) >> (31 - zeros)), 0, 32767);
 }
 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
@@ -111,8 +112,10 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     if (s == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0, "input and output do not fit");
-    MPM_SUPPORT(p, in.zero_point == 0 && out.zero_point == 0 && out.scale * 32768 > 0.999f && out.scale * 32768 < 1.001f,
+    MPM_NEED(p, in.rank >= 1 && in.type == out.type && in.count == out.count && in.scale > 0,
+             "input and output do not fit");
+    MPM_SUPPORT(p,
+                in.zero_point == 0 && out.zero_point == 0 && out.scale * 32768 > 0.999f && out.scale * 32768 < 1.001f,
                 "the output must have scale 1/32768, and both zero point 0");
     MPM_SUPPORT(p, in.dims[in.rank - 1] <= 65536, "more than 65,536 elements in a row");
     real = (double)in.scale * (double)mpm_field_f32(&p->m->file, p->options, 0, 0.0f) / (10.0 / 65535.0);

@@ -60,9 +60,12 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_SUPPORT(p, out.type == MPM_INT8 || out.type == MPM_INT16, "int8 goes to int8 or int16");
     MPM_NEED(p, in.scale > 0, "the input has no scale");
     s->to_16 = out.type == MPM_INT16;
-    MPM_SUPPORT(p, s->to_16 ? out.zero_point == -32768 : out.zero_point == -128 && out.scale >= 1.0f / 256 && out.scale <= 1.0f / 256,
+    MPM_SUPPORT(p,
+                s->to_16 ? out.zero_point == -32768
+                         : out.zero_point == -128 && out.scale >= 1.0f / 256 && out.scale <= 1.0f / 256,
                 "the output must have scale 1/256 and zero point -128 (int16: 1/65536 and -32768)");
-    real = (double)mpm_field_f32(&p->m->file, p->options, 0, 0.0f) * (double)in.scale * (double)(1 << (31 - SCALED_BITS));
+    real =
+        (double)mpm_field_f32(&p->m->file, p->options, 0, 0.0f) * (double)in.scale * (double)(1 << (31 - SCALED_BITS));
     if (real > 2147483647.0) real = 2147483647.0;
     MPM_SUPPORT(p, real > 1.0, "beta times the input's scale is too small");
     scaled = mpm_multiplier_of_double(real);

@@ -56,7 +56,8 @@ static enum mpm_status run_stacker(struct mpm_interpreter *m, const void *params
     (void)m;
     if (q->more == 0) { /* the first frame also stands for those before it */
         q->more = 1;
-        for (i = 0; i < s->frames; i++, q->more += s->room) memcpy(q->samples + q->more - 1, s->in, s->room * sizeof(int16_t));
+        for (i = 0; i < s->frames; i++, q->more += s->room)
+            memcpy(q->samples + q->more - 1, s->in, s->room * sizeof(int16_t));
     }
     memcpy(q->samples + q->more - 1, s->in, s->room * sizeof(int16_t));
     q->more += s->room;
@@ -98,7 +99,8 @@ static enum mpm_status run_overlap(struct mpm_interpreter *m, const void *params
         for (f = 0; f < s->frames; f++, in += (size_t)s->size * bytes, out += (size_t)s->step * bytes) {
             for (i = 0; i < s->size; i++) {
                 int16_t *whole = (int16_t *)(void *)sum + i;
-                if (s->is_16) *whole = (int16_t)mpm_clamp(*whole + ((const int16_t *)(const void *)in)[i], -32768, 32767);
+                if (s->is_16)
+                    *whole = (int16_t)mpm_clamp(*whole + ((const int16_t *)(const void *)in)[i], -32768, 32767);
                 else ((float *)(void *)sum)[i] += ((const float *)(const void *)in)[i];
             }
             memcpy(out, sum, (size_t)s->step * bytes);
@@ -110,14 +112,16 @@ static enum mpm_status run_overlap(struct mpm_interpreter *m, const void *params
 
 #define MOST 65535 /* of any option */
 
-static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct stream **made, struct mpm_tensor *in, struct mpm_tensor *out,
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct stream **made, struct mpm_tensor *in,
+                                      struct mpm_tensor *out,
                                       enum mpm_status (*run)(struct mpm_interpreter *m, const void *params)) {
     struct stream *s = mpm_keep(p, sizeof *s);
     if (s == NULL) return MPM_ARENA_TOO_SMALL;
     *made = s;
     MPM_TRY(mpm_in(p, 0, in));
     MPM_TRY(mpm_out(p, 0, out));
-    MPM_SUPPORT(p, in->type == out->type && (in->type == MPM_INT16 || (in->type == MPM_FLOAT32 && run == run_overlap)), "this type is not supported here");
+    MPM_SUPPORT(p, in->type == out->type && (in->type == MPM_INT16 || (in->type == MPM_FLOAT32 && run == run_overlap)),
+                "this type is not supported here");
     MPM_NEED(p, in->rank >= 1 && in->count > 0, "the input is empty");
     s->in = in->data;
     s->out = out->data;
@@ -159,7 +163,8 @@ static MPM_ONCE enum mpm_status prepare_framer(struct mpm_prep *p) {
     MPM_TRY(option(p, 1, &s->step));
     MPM_TRY(option(p, 2, &prefill));
     inner = (uint32_t)in.dims[in.rank - 1];
-    MPM_NEED(p, s->step >= 1 && s->step <= s->size && inner % s->step == 0, "frame, step and input do not fit together");
+    MPM_NEED(p, s->step >= 1 && s->step <= s->size && inner % s->step == 0,
+             "frame, step and input do not fit together");
     s->rows = in.count / inner;
     s->frames = inner / s->step;
     MPM_NEED(p, out.count == (uint64_t)s->rows * s->frames * s->size, "the output's shape does not follow");
@@ -178,8 +183,10 @@ static MPM_ONCE enum mpm_status prepare_stacker(struct mpm_prep *p) {
     MPM_TRY(option(p, 1, &s->frames)); /* to the left */
     MPM_TRY(option(p, 2, &right));
     MPM_TRY(option(p, 3, &step));
-    MPM_NEED(p, step >= 1 && step <= s->frames + right + 1 && s->room >= 1 && in.count == s->room &&
-                    out.count == (uint64_t)s->room * (s->frames + right + 1), "channels, context, step and shapes do not fit together");
+    MPM_NEED(p,
+             step >= 1 && step <= s->frames + right + 1 && s->room >= 1 && in.count == s->room &&
+                 out.count == (uint64_t)s->room * (s->frames + right + 1),
+             "channels, context, step and shapes do not fit together");
     s->size = out.count;
     s->step = s->room * step;
     return keep_state(p, s, queue_bytes(s->size + s->room));
@@ -205,7 +212,8 @@ static MPM_ONCE enum mpm_status prepare_overlap(struct mpm_prep *p) {
     s->size = (uint32_t)in.dims[in.rank - 1];
     s->frames = (uint32_t)in.dims[in.rank - 2];
     s->rows = in.count / s->size / s->frames;
-    MPM_NEED(p, s->step >= 1 && s->step <= s->size && out.count == (uint64_t)s->rows * s->frames * s->step, "step, input and output do not fit together");
+    MPM_NEED(p, s->step >= 1 && s->step <= s->size && out.count == (uint64_t)s->rows * s->frames * s->step,
+             "step, input and output do not fit together");
     return keep_state(p, s, (uint64_t)s->rows * s->size * (s->is_16 ? 2 : 4));
 }
 

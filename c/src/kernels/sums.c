@@ -9,7 +9,8 @@ struct sum_scale {
     int32_t multiplier, shift, in_zero, out_zero;
 };
 
-static MPM_ONCE enum mpm_status scale_of(struct mpm_prep *p, struct sum_scale *s, const struct mpm_tensor *in, const struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status scale_of(struct mpm_prep *p, struct sum_scale *s, const struct mpm_tensor *in,
+                                         const struct mpm_tensor *out) {
     struct mpm_multiplier m;
     if (in->type == MPM_FLOAT32) return MPM_OK;
     MPM_NEED(p, in->scale > 0 && out->scale > 0, "input or output has no scale");
@@ -46,7 +47,8 @@ static enum mpm_status run_add_n(struct mpm_interpreter *m, const void *params) 
     for (i = 0; i < o->count; i++) {
         if (o->is_8) {
             int32_t sum = zero_of(&o->scale);
-            for (k = 0; k < o->inputs; k++) sum = mpm_wrapping_add(sum, fine(((const int8_t *)o->in[k])[i] - o->scale.in_zero));
+            for (k = 0; k < o->inputs; k++)
+                sum = mpm_wrapping_add(sum, fine(((const int8_t *)o->in[k])[i] - o->scale.in_zero));
             ((int8_t *)o->out)[i] = finished(&o->scale, sum);
         } else {
             float sum = 0.0f;
@@ -64,8 +66,10 @@ static MPM_ONCE enum mpm_status prepare_add_n(struct mpm_prep *p) {
     if (o == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(mpm_in(p, 0, &first));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_SUPPORT(p, (first.type == MPM_FLOAT32 || first.type == MPM_INT8) && out.type == first.type, "float32 or int8 only");
-    MPM_NEED(p, p->inputs.count >= 2 && first.count == out.count, "at least two inputs of the output's shape are needed");
+    MPM_SUPPORT(p, (first.type == MPM_FLOAT32 || first.type == MPM_INT8) && out.type == first.type,
+                "float32 or int8 only");
+    MPM_NEED(p, p->inputs.count >= 2 && first.count == out.count,
+             "at least two inputs of the output's shape are needed");
     for (k = 0; k < p->inputs.count; k++) {
         MPM_TRY(mpm_in(p, k, &in));
         MPM_NEED(p, in.type == first.type && mpm_same_shape(&in, &first), "the inputs differ in type or shape");

@@ -48,10 +48,14 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p) {
     MPM_TRY(mpm_in(p, 2, &time));
     MPM_TRY(mpm_in(p, 4, &state));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_SUPPORT(p, feature.type == MPM_FLOAT32 && time.type == MPM_FLOAT32 && state.type == MPM_FLOAT32 && out.type == MPM_FLOAT32,
+    MPM_SUPPORT(p,
+                feature.type == MPM_FLOAT32 && time.type == MPM_FLOAT32 && state.type == MPM_FLOAT32 &&
+                    out.type == MPM_FLOAT32,
                 "hybrid quantisation: a float32 input with weights or a state of another type");
-    MPM_NEED(p, in.rank == 2 && feature.rank == 2 && time.rank == 2 && in.dims[1] == feature.dims[1] && time.dims[0] == feature.dims[0] &&
-                    time.dims[1] > 0, "the weights' shapes do not fit");
+    MPM_NEED(p,
+             in.rank == 2 && feature.rank == 2 && time.rank == 2 && in.dims[1] == feature.dims[1] &&
+                 time.dims[0] == feature.dims[0] && time.dims[1] > 0,
+             "the weights' shapes do not fit");
     MPM_NEED(p, rank >= 1 && feature.dims[0] % rank == 0, "the rank does not divide the number of filters");
     s->batch = (uint32_t)in.dims[0];
     s->rank = (uint32_t)rank;

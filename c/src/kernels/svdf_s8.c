@@ -38,7 +38,8 @@ static void features(const struct svdf *s, const int8_t *in, const int8_t *weigh
 /* Moves the memories of `count` filters one step on; their products with the weights in time go to `sums`. Fours of
  * loads and stores side by side become one of a word. A function of its own, so that it has all registers. */
 #define REMEMBER(T, NAME) \
-    static MPM_APART void NAME(const struct svdf *s, T *memory, const T *weights, const int32_t *fed, uint32_t count, int32_t *sums) { \
+    static MPM_APART void NAME(const struct svdf *s, T *memory, const T *weights, const int32_t *fed, uint32_t count, \
+                               int32_t *sums) { \
         const int32_t zero = s->state_zero; \
         const ptrdiff_t steps = s->memory - 1; \
         for (; count > 0; count--, memory++, weights++) { \
@@ -96,7 +97,8 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     uint32_t b;
     (void)m;
     for (b = 0; b < s->batch; b++)
-        example(s, s->in + (size_t)b * s->depth, (size_t)b * s->units * s->rank * s->memory, s->out + (size_t)b * s->units);
+        example(s, s->in + (size_t)b * s->depth, (size_t)b * s->units * s->rank * s->memory,
+                s->out + (size_t)b * s->units);
     return MPM_OK;
 }
 
@@ -109,8 +111,10 @@ static MPM_ONCE enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const
     MPM_NEED(p, in->rank == 2 && feature_weights->rank == 2 && time->rank == 2 && in->dims[1] > 0 && time->dims[1] > 0,
              "input and weights must have 2 dims");
     MPM_NEED(p, rank >= 1 && feature_weights->dims[0] % rank == 0, "the rank does not divide the number of filters");
-    MPM_SUPPORT(p, in->dims[0] <= 255 && rank <= 255 && in->dims[1] <= 65535 && time->dims[1] <= 65535 &&
-                       feature_weights->dims[0] / rank <= 65535, "more than 255 in batch or rank, or 65,535 in another dim");
+    MPM_SUPPORT(p,
+                in->dims[0] <= 255 && rank <= 255 && in->dims[1] <= 65535 && time->dims[1] <= 65535 &&
+                    feature_weights->dims[0] / rank <= 65535,
+                "more than 255 in batch or rank, or 65,535 in another dim");
     s->batch = (uint8_t)in->dims[0];
     s->rank = (uint8_t)rank;
     s->units = (uint16_t)(feature_weights->dims[0] / rank);

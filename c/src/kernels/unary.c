@@ -27,14 +27,16 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     return MPM_OK;
 }
 
-static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct unary **made, struct mpm_tensor *in, struct mpm_tensor *out) {
+static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct unary **made, struct mpm_tensor *in,
+                                      struct mpm_tensor *out) {
     struct unary *o = mpm_keep(p, sizeof *o);
     if (o == NULL) return MPM_ARENA_TOO_SMALL;
     *made = o;
     MPM_TRY(mpm_in(p, 0, in));
     MPM_TRY(mpm_out(p, 0, out));
     MPM_NEED(p, in->type == out->type && in->count == out->count, "input and output differ in type or shape");
-    MPM_NEED(p, (in->type != MPM_INT8 && in->type != MPM_INT16) || (in->scale > 0 && out->scale > 0), "input or output has no scale");
+    MPM_NEED(p, (in->type != MPM_INT8 && in->type != MPM_INT16) || (in->scale > 0 && out->scale > 0),
+             "input or output has no scale");
     o->in = in->data;
     o->out = out->data;
     o->count = in->count;
@@ -58,11 +60,13 @@ static MPM_ONCE enum mpm_status begin(struct mpm_prep *p, struct unary **made, s
     }
 
 static int32_t rescaled(const struct unary *o, int32_t x) {
-    return mpm_clamp(mpm_wrapping_add(mpm_scaled(x - o->in_zero, o->multiplier, o->shift), o->out_zero), o->low, o->high);
+    return mpm_clamp(mpm_wrapping_add(mpm_scaled(x - o->in_zero, o->multiplier, o->shift), o->out_zero), o->low,
+                     o->high);
 }
 static int32_t leaky(const struct unary *o, int32_t x) {
     const int32_t v = x - o->in_zero;
-    const int32_t y = v >= 0 ? mpm_scaled(v, o->multiplier, o->shift) : mpm_scaled(v, o->alpha_multiplier, o->alpha_shift);
+    const int32_t y =
+        v >= 0 ? mpm_scaled(v, o->multiplier, o->shift) : mpm_scaled(v, o->alpha_multiplier, o->alpha_shift);
     return mpm_clamp(mpm_wrapping_add(y, o->out_zero), o->low, o->high);
 }
 static int32_t magnitude(const struct unary *o, int32_t x) {
@@ -150,7 +154,8 @@ static MPM_ONCE enum mpm_status prepare_not(struct mpm_prep *p) {
 }
 const struct mpm_kernel mpm_logical_not = {MPM_OP_LOGICAL_NOT, MPM_ANY_TYPE, 0, NULL, prepare_not};
 
-static MPM_ONCE enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type, inner_fn s8, inner_fn s16, inner_fn f32) {
+static MPM_ONCE enum mpm_status choose(struct mpm_prep *p, struct unary *o, uint32_t type, inner_fn s8, inner_fn s16,
+                                       inner_fn f32) {
     o->inner = type == MPM_INT8 ? s8 : type == MPM_INT16 ? s16 : type == MPM_FLOAT32 ? f32 : NULL;
     MPM_SUPPORT(p, o->inner != NULL, "this type is not supported here");
     o->low = type == MPM_INT16 ? -32768 : -128;
@@ -219,7 +224,8 @@ static MPM_ONCE enum mpm_status prepare_leaky_relu(struct mpm_prep *p) {
 }
 
 /* The input in Q4.27 for int8; for int16 in units of 1 / (3 * 4096), or of a power of two of it. */
-static MPM_ONCE enum mpm_status sigmoid_input(struct mpm_prep *p, struct unary *o, const struct mpm_tensor *in, int powers) {
+static MPM_ONCE enum mpm_status sigmoid_input(struct mpm_prep *p, struct unary *o, const struct mpm_tensor *in,
+                                              int powers) {
     if (in->type == MPM_INT8) {
         const struct mpm_multiplier m = mpm_multiplier_of(in->scale, 134217728.0f, 1.0f); /* 2^27 */
         o->multiplier = m.value;

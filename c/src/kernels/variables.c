@@ -12,7 +12,9 @@ static int same_text(struct mpm_file *f, uint32_t a, uint32_t b, uint32_t field)
 }
 
 /* Container and name of two VAR_HANDLEs, both given by the places of their options. */
-static int same_variable(struct mpm_file *f, uint32_t a, uint32_t b) { return same_text(f, a, b, 0) && same_text(f, a, b, 1); }
+static int same_variable(struct mpm_file *f, uint32_t a, uint32_t b) {
+    return same_text(f, a, b, 0) && same_text(f, a, b, 1);
+}
 
 static uint32_t first_number(struct mpm_file *f, uint32_t op, uint32_t field, uint32_t index) {
     const struct mpm_vector all = mpm_vector(f, op, field, 4);
@@ -30,7 +32,9 @@ static uint32_t find_handle(struct mpm_prep *p, uint32_t graph, uint32_t tensor,
         for (i = 0; i < count; i++) {
             const uint32_t op = mpm_element(f, table, GRAPH_OPS, i);
             if (mpm_builtin_of(f, mpm_code_of(p, op)) != MPM_OP_VAR_HANDLE) continue;
-            if (graph != 0 ? first_number(f, op, OP_OUTPUTS, 0) == tensor : same_variable(f, mpm_child(f, op, OP_OPTIONS), options)) return op;
+            if (graph != 0 ? first_number(f, op, OP_OUTPUTS, 0) == tensor
+                           : same_variable(f, mpm_child(f, op, OP_OPTIONS), options))
+                return op;
         }
         if (graph != 0) return 0;
     }
@@ -42,7 +46,8 @@ static MPM_ONCE enum mpm_status value_of(struct mpm_prep *p, uint32_t options, s
     struct mpm_file *f = &p->m->file;
     uint32_t g, i;
     for (g = 0; g < p->m->graph_count; g++) {
-        const uint32_t graph = mpm_element(f, p->model, MODEL_SUBGRAPHS, g), count = mpm_vector(f, graph, GRAPH_OPS, 4).count;
+        const uint32_t graph = mpm_element(f, p->model, MODEL_SUBGRAPHS, g),
+                       count = mpm_vector(f, graph, GRAPH_OPS, 4).count;
         for (i = 0; i < count && f->bad == 0; i++) {
             const uint32_t op = mpm_element(f, graph, GRAPH_OPS, i);
             uint32_t handle;
@@ -94,7 +99,8 @@ static enum mpm_status find(struct mpm_interpreter *m, const struct access *a, v
     const struct mpm_resource *r = m->resources;
     while (r != NULL && r->id != *a->handle) r = r->next;
     if (r == NULL || r->bytes != a->bytes) {
-        m->error.what = r == NULL ? MPM_TEXT("a handle is that of no variable") : MPM_TEXT("a variable has another size");
+        m->error.what =
+            r == NULL ? MPM_TEXT("a handle is that of no variable") : MPM_TEXT("a variable has another size");
         return MPM_BAD_VALUE;
     }
     *data = r->data;

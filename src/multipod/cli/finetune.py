@@ -59,6 +59,6 @@ def finetune(
     from multipod.runs.request import TrainRequest
 
     train = tuple(part.strip() for part in parts.split(",") if part.strip())
-    asked = FineTuning("", str(task.absolute()), train=train, sentinels=not no_sentinels, **numbers)
+    asked = FineTuning(str(task.absolute()), train, sentinels=not no_sentinels, **numbers)
     request = TrainRequest(changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where))
     return exit_code_of(finetune_run(pretrained, asked, request, reset_optimizer=reset_optimizer, options=where))

@@ -1,15 +1,16 @@
 """`multipod micro`: runs, shows and measures `.tflite` files with the embedded runtime."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from multipod.micro.interpreter import Interpreter
-    from multipod.micro.model_file import Subgraph
+from multipod.errors import MicroError
+from multipod.micro import bundle as firmware
+from multipod.micro import model_file
+from multipod.micro.drawing import draw
+from multipod.micro.interpreter import Interpreter, random_inputs
+from multipod.micro.model_file import SubgraphInfo
 
 MODEL = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
@@ -30,8 +31,6 @@ def micro() -> None:
 )
 def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out: Path | None) -> None:
     """Run MODEL once and print its outputs."""
-    import numpy as np
-
     interpreter = _open(model, arena)
     arrays = [np.load(path) for path in inputs] if inputs else random_inputs(interpreter, seed)
     outputs = interpreter.run(*arrays)
@@ -47,8 +46,6 @@ def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out
 @click.option("--tensors", is_flag=True, help="List the tensors too.")
 def inspect(model: Path, tensors: bool) -> None:
     """List the operators of MODEL, with what goes in and out."""
-    from multipod.micro import model_file
-
     graphs = model_file.read(model.read_bytes())
     if not graphs:
         click.echo(f"{model}: no subgraph can be read.")
@@ -94,10 +91,10 @@ def profile(model: Path, repeats: int) -> None:
     """Time each operator of MODEL on this machine."""
     interpreter = _open(model)
     rows = interpreter.profile(*random_inputs(interpreter, 0), repeats=repeats)
-    whole = sum(seconds for _, seconds in rows) or 1.0
+    total_s = sum(seconds for _, seconds in rows) or 1.0
     for k, (name, seconds) in enumerate(rows):
-        click.echo(f"{k:3} {name:32} {seconds * 1e6:10.2f} us {100 * seconds / whole:5.1f} %")
-    click.echo(f"    {'all':32} {whole * 1e6:10.2f} us, the mean of {repeats}")
+        click.echo(f"{k:3} {name:32} {seconds * 1e6:10.2f} us {100 * seconds / total_s:5.1f} %")
+    click.echo(f"    {'all':32} {total_s * 1e6:10.2f} us, the mean of {repeats}")
 
 
 @micro.command()
@@ -105,18 +102,14 @@ def profile(model: Path, repeats: int) -> None:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the plan.")
 def plan(model: Path, out: Path | None) -> None:
     """Show where MODEL's activations lie in the arena, and when."""
-    from multipod.micro import model_file
-    from multipod.micro.drawing import draw
-
     interpreter = _open(model)
     graph = model_file.read(model.read_bytes())[0]
-    for one in sorted(interpreter.plan, key=lambda buffer: (buffer.first, buffer.offset)):
-        name = "scratch" if one.tensor < 0 else graph.tensors[one.tensor].name
-        last = min(one.last, max(len(graph.operators) - 1, 0))
-        place = " in place" if one.shares else ""
-        click.echo(
-            f"ops {one.first:3} to {last:3}  bytes {one.offset:>9,} to {one.offset + one.size:>9,}  {name}{place}"
-        )
+    for buffer in sorted(interpreter.plan, key=lambda buffer: (buffer.first, buffer.offset)):
+        name = "scratch" if buffer.tensor < 0 else graph.tensors[buffer.tensor].name
+        last = min(buffer.last, max(len(graph.operators) - 1, 0))
+        note = " in place" if buffer.shares else ""
+        end = buffer.offset + buffer.size
+        click.echo(f"ops {buffer.first:3} to {last:3}  bytes {buffer.offset:>9,} to {end:>9,}  {name}{note}")
     click.echo(f"{interpreter.report.planned:,} bytes at most")
     if out:
         names = [op.name for op in graph.operators]
@@ -132,46 +125,21 @@ def plan(model: Path, out: Path | None) -> None:
               help="Built in, one for each input, in order.  [default: random numbers]")  # fmt: skip
 def bundle(model: Path, target: str, out: Path, inputs: tuple[Path, ...]) -> None:
     """Write a firmware project that runs MODEL: sources, kernel table, linker script, Makefile, main."""
-    import numpy as np
-
-    from multipod.micro.bundle import TARGETS, kernels_of
-    from multipod.micro.bundle import bundle as write
-
     data = model.read_bytes()
     _open(model)
-    write(data, target, out, [np.load(path) for path in inputs] if inputs else None, model.stem)
-    click.echo(f"{out}: {len(kernels_of(data))} kernels for {target}. Build it with: make -C {out}")
-    click.echo(f"It needs {TARGETS[target].prefix}gcc; Debian: {TARGETS[target].packages}")
+    firmware.bundle(data, target, out, [np.load(path) for path in inputs] if inputs else None, model.stem)
+    click.echo(f"{out}: {len(firmware.kernels_of(data))} kernels for {target}. Build it with: make -C {out}")
+    click.echo(f"It needs {firmware.TARGETS[target].prefix}gcc; Debian: {firmware.TARGETS[target].packages}")
 
 
-def random_inputs(interpreter: "Interpreter", seed: int) -> list["np.ndarray"]:
-    """Uniform over an integer's range, and over -1 to 1 for floats."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    made = []
-    for own in interpreter.inputs:
-        if own.dtype.kind == "f":
-            made.append(rng.uniform(-1, 1, own.shape).astype(own.dtype))
-        elif own.dtype.kind == "b":
-            made.append(rng.integers(0, 2, own.shape).astype(own.dtype))
-        else:
-            limits = np.iinfo(own.dtype)
-            made.append(rng.integers(limits.min, limits.max, own.shape, own.dtype, endpoint=True))
-    return made
-
-
-def _open(model: Path, arena: int | None = None) -> "Interpreter":
-    from multipod.errors import MicroError
-    from multipod.micro.interpreter import Interpreter
-
+def _open(model: Path, arena: int | None = None) -> Interpreter:
     try:
         return Interpreter(model.read_bytes(), arena)
     except MicroError as error:
         raise MicroError(f"{model}: {error}") from None
 
 
-def _ends(graph: "Subgraph", numbers: tuple[int, ...]) -> str:
+def _ends(graph: SubgraphInfo, numbers: tuple[int, ...]) -> str:
     tensors = graph.tensors
     texts = []
     for number in numbers:

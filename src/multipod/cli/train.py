@@ -1,10 +1,9 @@
 """`multipod train`: trains a recipe, or goes on with a run."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -15,8 +14,8 @@ from multipod.errors import PlanError
 from multipod.plan.models import MODELS
 from multipod.plan.search import read_plan
 from multipod.runs.options import RuntimeOptions
-from multipod.train.events import Ended
-from multipod.train.observers.progress import summary_table
+from multipod.train.observers.progress import make_progress
+from multipod.train.observers.summary import Summary
 
 if TYPE_CHECKING:
     from multipod.data.reading import InputOptions
@@ -173,36 +172,10 @@ class ConsoleObservers:
 
     def __call__(self, folder: "RunFolder", first: bool) -> "Sequence[Observer]":
         """Makes them for a run in `folder`; the `first` of this process also say where they write."""
-        from multipod.train.observers import progress
-
         if self._quiet:
             return ()
         console = Console()
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
-        bar = progress.Bar(console) if console.is_terminal else progress.PlainLines(sys.stdout)
-        return bar, Summary(console)
-
-
-class Summary:
-    """Prints the table at the end of a run, and how to go on with one that was stopped."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._ended: Any = None
-
-    def __call__(self, event: Any) -> None:
-        """Remembers the end."""
-
-        if isinstance(event, Ended):
-            self._ended = event
-
-    def close(self) -> None:
-        """Prints, once the progress bar is gone."""
-
-        if self._ended is None:
-            return
-        self._console.print(summary_table(self._ended))
-        if self._ended.resume:
-            self._console.print(f"Go on with:\n  {self._ended.resume}", soft_wrap=True, highlight=False)
+        return make_progress(console), Summary(console)

@@ -20,14 +20,18 @@ from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.experiments.perceptron import Cloze, Perceptron
 from multipod.experiments.ranks import Settings, Study, curves, first_epochs, grid
 from multipod.metrics.objective import Classification
+from multipod.optim.adamw import AdamW
+from multipod.optim.lamb import Lamb
 from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Constant, WarmUp
+from multipod.optim.sgd import Sgd
 
 SOURCE = "arXiv:2006.02924"
 SEEDS = (0, 1, 2)
 OPTIMIZERS = {
-    "momentum": (Optimizer("sgd", rate=1.0, warmup=0.05, decay="constant", nesterov=False), (0.01, 0.03, 0.1)),
-    "adam": (Optimizer("adamw", rate=1.0, warmup=0.05, decay="constant"), (0.001, 0.002, 0.004)),
-    "lamb": (Optimizer("lamb", rate=1.0, warmup=0.05, decay="constant"), (0.0025, 0.005, 0.01)),
+    "momentum": (Sgd(WarmUp(Constant(1.0), 0.05), nesterov=False), (0.01, 0.03, 0.1)),
+    "adam": (AdamW(WarmUp(Constant(1.0), 0.05)), (0.001, 0.002, 0.004)),
+    "lamb": (Lamb(WarmUp(Constant(1.0), 0.05)), (0.0025, 0.005, 0.01)),
 }
 """Of each its rates at the small batch. Their changes are proportional to the rate, so all rates are one program."""
 

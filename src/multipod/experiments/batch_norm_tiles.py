@@ -14,7 +14,8 @@ from multipod.experiments.perceptron import Perceptron
 from multipod.experiments.ranks import Settings, Study, curves, grid
 from multipod.metrics.objective import Classification
 from multipod.nn.images.batch_norm import Moving
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.sgd import Sgd
 
 SOURCE = "arXiv:1811.06992, section 3.4"
 SEEDS = (0, 1, 2)
@@ -67,7 +68,7 @@ def measured(tile: int, moving: Moving) -> TileResult:
     train, test = digits.train().arrays, digits.test().arrays
     tiles = DEVICES // tile
     model = Perceptron(norm=True, tile=(1, 1), moving=moving, tiles=tiles)
-    optimizer = Optimizer("sgd", rate=1.0, warmup=0.1, decay="cosine", nesterov=False)
+    optimizer = Sgd(WarmUp(Cosine(1.0), 0.1), nesterov=False)
 
     def build(settings: Settings) -> optax.GradientTransformation:
         return optax.chain(optimizer.build(study.updates * EPOCHS), optax.scale(settings["rate"]))

@@ -29,7 +29,9 @@ from multipod.models.resnet import SmallResNet
 from multipod.models.transformer import small_transformer
 from multipod.nn.images.conv_norm import ConvNorm, Style
 from multipod.nn.model import FlaxModel
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.lamb import Lamb
+from multipod.optim.lars import Lars
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.pytrees import Batch
 from multipod.recipe.recipe import Recipe
 from multipod.step.inspect import totals
@@ -147,9 +149,9 @@ def _cases() -> list[tuple[Recipe, tuple[Layout, ...]]]:
     data = Docstrings(source_length=64, target_length=16, vocab=1024)
     words = Recipe(
         "transformer", small_transformer(data.vocab), data, TokenClassification(label_smoothing=0.1),
-        Optimizer("lamb", 0.01), 16, UPDATES,
+        Lamb(WarmUp(Cosine(0.01), 0.1)), 16, UPDATES,
     )  # fmt: skip
-    images = replace(words, objective=Classification(), optimizer=Optimizer("lars", 1.0))
+    images = replace(words, objective=Classification(), optimizer=Lars(WarmUp(Cosine(1.0), 0.1)))
     resnet = replace(
         images, name="resnet", data=Noise(16, 1), model=SmallResNet(classes=4, blocks=(1, 1, 1), activation="silu")
     )

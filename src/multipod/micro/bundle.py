@@ -1,6 +1,5 @@
 """Writes a firmware project around a model: C sources, the kernels it needs, a linker script, a Makefile, a main."""
 
-import ctypes
 import re
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import numpy as np
 
 from multipod.errors import MicroError, nearest
 from multipod.micro import library, model_file
-from multipod.micro.interpreter import Interpreter
+from multipod.micro.interpreter import Interpreter, random_inputs
 from multipod.micro.schema import NUMBERS, TYPES
 
 ANY_TYPE = 255
@@ -83,7 +82,7 @@ def bundle(
             f"bundle: {len(model):,} bytes of model and {arena:,} of arena do not fit {target} as QEMU has it, with "
             f"{chip.code[1]:,} bytes of flash and {chip.ram[1]:,} of RAM. Take a larger target or a smaller model."
         )
-    values = list(inputs) if inputs is not None else _random(interpreter)
+    values = list(inputs) if inputs is not None else random_inputs(interpreter)
     outputs = interpreter.run(*values)
     folder.mkdir(parents=True, exist_ok=True)
     _copy_runtime(folder / "runtime")
@@ -117,9 +116,9 @@ def kernels_of(model: bytes) -> list[str]:
         for op in graph.operators:
             number, custom = NUMBERS.get(op.name, CUSTOM), op.name.removeprefix("custom ")
             types = [TYPES[graph.tensors[i].dtype] if i >= 0 else ANY_TYPE for i in op.inputs]
-            for name, (builtin, kind, place, own) in table.items():
-                fits = kind == ANY_TYPE or (place < len(types) and types[place] == kind)
-                if builtin == number and fits and own in ("", custom):
+            for name, (builtin, kind, deciding, custom_name) in table.items():
+                fits = kind == ANY_TYPE or (deciding < len(types) and types[deciding] == kind)
+                if builtin == number and fits and custom_name in ("", custom):
                     wanted.append(name)
     return list(dict.fromkeys(wanted))
 
@@ -127,20 +126,12 @@ def kernels_of(model: bytes) -> list[str]:
 def _table() -> dict[str, tuple[int, int, int, str]]:
     """Every kernel of the compiled runtime: its operator's number, its type, which input has it, its custom name."""
 
-    class Kernel(ctypes.Structure):
-        _fields_ = (
-            ("builtin", ctypes.c_int16),
-            ("type", ctypes.c_uint8),
-            ("type_input", ctypes.c_uint8),
-            ("custom", ctypes.c_char_p),
-        )
-
     text = (library.source_folder() / "src" / "kernels.h").read_text()
-    found = {}
+    kernels = {}
     for name in re.findall(r"\bX\((mpm_\w+)\)", text):
-        kernel = Kernel.in_dll(library.load(), name)
-        found[name] = (kernel.builtin, kernel.type, kernel.type_input, (kernel.custom or b"").decode())
-    return found
+        kernel = library.KernelStruct.in_dll(library.load(), name)
+        kernels[name] = (kernel.builtin, kernel.type, kernel.type_input, (kernel.custom or b"").decode())
+    return kernels
 
 
 def _copy_runtime(folder: Path) -> None:
@@ -149,20 +140,6 @@ def _copy_runtime(folder: Path) -> None:
         shutil.copytree(source / part, folder / part, dirs_exist_ok=True)
     (folder / "src" / "all_kernels.c").unlink()
     shutil.copy(source / "firmware" / "startup.c", folder / "startup.c")
-
-
-def _random(interpreter: Interpreter) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    made = []
-    for own in interpreter.inputs:
-        if own.dtype.kind == "f":
-            made.append(rng.uniform(-1, 1, own.shape).astype(own.dtype))
-        elif own.dtype.kind == "b":
-            made.append(rng.integers(0, 2, own.shape).astype(own.dtype))
-        else:
-            limits = np.iinfo(own.dtype)
-            made.append(rng.integers(limits.min, limits.max, own.shape, own.dtype, endpoint=True))
-    return made
 
 
 def _bytes_text(data: bytes) -> str:

@@ -16,7 +16,7 @@ def draw(plan: Sequence[PlannedBuffer], operators: Sequence[str], tensors: Seque
     top = max((buffer.offset + buffer.size for buffer in plan), default=0) or 1
     x = (WIDTH - 2 * MARGIN) / steps
     y = (HEIGHT - 2 * MARGIN) / top
-    body = [_box(buffer, steps, x, y, tensors) for buffer in sorted(plan, key=lambda one: one.shares)]
+    body = [_box(buffer, steps, x, y, tensors) for buffer in sorted(plan, key=lambda buffer: buffer.shares)]
     body += [_label(k, name, x) for k, name in enumerate(operators) if steps <= 40]
     body.append(
         f'<text x="{MARGIN}" y="{MARGIN - 14}" font-size="13">{top:,} bytes at most, {len(plan)} buffers, '
@@ -42,6 +42,6 @@ def _box(buffer: PlannedBuffer, steps: int, x: float, y: float, tensors: Sequenc
 
 
 def _label(k: int, name: str, x: float) -> str:
-    place = f"{MARGIN + (k + 0.5) * x:.1f},{HEIGHT - MARGIN + 8}"
-    at_x, at_y = place.split(",")
-    return f'<text x="{at_x}" y="{at_y}" font-size="8" transform="rotate(60 {place})">{k} {escape(name)}</text>'
+    point = f"{MARGIN + (k + 0.5) * x:.1f},{HEIGHT - MARGIN + 8}"
+    at_x, at_y = point.split(",")
+    return f'<text x="{at_x}" y="{at_y}" font-size="8" transform="rotate(60 {point})">{k} {escape(name)}</text>'

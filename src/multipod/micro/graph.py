@@ -67,20 +67,20 @@ class Op:
 
     @property
     def output(self) -> Tensor:
-        """Its only output."""
+        """The only output."""
         (only,) = self.outputs
         return only
 
     @property
     def tensors_in(self) -> tuple[Tensor, ...]:
-        """Its inputs, without those left out."""
+        """The inputs, without those left out."""
         return tuple(tensor for tensor in self.inputs if tensor is not None)
 
     def input(self, number: int) -> Tensor:
         """The input with this number, which must be there."""
-        found = self.inputs[number]
-        assert found is not None
-        return found
+        tensor = self.inputs[number]
+        assert tensor is not None
+        return tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +136,12 @@ def constant(value: Any, dtype: str | None = None, name: str = "constant") -> Te
 def without_dead(graph: Graph) -> Graph:
     """The graph without operators whose outputs nothing reads."""
     needed: set[Tensor] = set(graph.outputs)
-    kept: list[Op] = []
+    needed_ops: list[Op] = []
     for op in reversed(graph.ops):
         if needed.intersection(op.outputs):
-            kept.append(op)
+            needed_ops.append(op)
             needed.update(op.tensors_in)
-    return replace(graph, ops=tuple(reversed(kept)))
+    return replace(graph, ops=tuple(reversed(needed_ops)))
 
 
 def substituted(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
@@ -164,17 +164,17 @@ def merged(graph: Graph) -> Graph:
     """The graph without operators that do what another has done already."""
     first: dict[Any, Op] = {}
     new: dict[Tensor, Tensor] = {}
-    kept: list[Op] = []
+    remaining: list[Op] = []
     for op in graph.ops:
         swapped = replace(op, inputs=tuple(None if t is None else new.get(t, t) for t in op.inputs))
         key = (op.kind, tuple(map(_identity, swapped.inputs)), repr(sorted(op.options.items())))
         same = None if inner_graphs(op) or set(op.outputs) & set(graph.outputs) else first.get(key)
         if same is None:
             first.setdefault(key, op)
-            kept.append(swapped)
+            remaining.append(swapped)
         else:
             new.update(zip(op.outputs, same.outputs, strict=True))
-    return replace(graph, ops=tuple(kept))
+    return replace(graph, ops=tuple(remaining))
 
 
 def _identity(tensor: Tensor | None) -> Any:

@@ -71,7 +71,7 @@ class Arena:
 
     def __init__(self, scratch_bytes: int, persistent_bytes: int = 0) -> None:
         self.memory, self.persistent = _aligned(scratch_bytes), _aligned(persistent_bytes)
-        self.state = library.Arena()
+        self.state = library.ArenaStruct()
         library.load().mpm_arena_init_split(
             ctypes.byref(self.state),
             ctypes.c_void_p(self.memory.ctypes.data),
@@ -157,13 +157,15 @@ class Interpreter:
         if len(inputs) != len(self.inputs):
             raise MicroError(f"the model has {len(self.inputs)} inputs, and run got {len(inputs)}.")
         arrays = [np.asarray(value) for value in inputs]
-        for i, (array, own) in enumerate(zip(arrays, self.inputs, strict=True)):
-            if array.shape != own.shape or array.dtype != own.dtype:
-                wrong.append(f"input {i} is {own.dtype}{list(own.shape)}, and run got {array.dtype}{list(array.shape)}")
+        for i, (array, view) in enumerate(zip(arrays, self.inputs, strict=True)):
+            if array.shape != view.shape or array.dtype != view.dtype:
+                wrong.append(
+                    f"input {i} is {view.dtype}{list(view.shape)}, and run got {array.dtype}{list(array.shape)}"
+                )
         if wrong:
             raise MicroError("; ".join(wrong) + ". Give arrays of just these shapes and dtypes.")
-        for array, own in zip(arrays, self.inputs, strict=True):
-            own[...] = array
+        for array, view in zip(arrays, self.inputs, strict=True):
+            view[...] = array
 
     def _start(self, arena: Arena) -> int:
         """Starts in this arena; returns the size that is needed, and raises for all faults but a small one."""
@@ -185,8 +187,8 @@ class Interpreter:
         return self._numbers[0]
 
     def _read_plan(self) -> list[PlannedBuffer]:
-        size = ctypes.sizeof(library.Buffer) * self._numbers[8]
-        return _planned((library.Buffer * self._numbers[8]).from_buffer_copy(self._arena.memory[:size].tobytes()))
+        size = ctypes.sizeof(library.BufferStruct) * self._numbers[8]
+        return _planned((library.BufferStruct * self._numbers[8]).from_buffer_copy(self._arena.memory[:size].tobytes()))
 
     def _error(self) -> tuple[list[int], str]:
         numbers, what = (ctypes.c_int64 * 5)(), ctypes.c_char_p()
@@ -202,7 +204,7 @@ class Interpreter:
 
     def _tensor(self, kind: str, index: int) -> np.ndarray:
         """A view of an input or output in the arena."""
-        tensor = library.Tensor()
+        tensor = library.TensorStruct()
         self._check(getattr(self._library, f"mpm_{kind}_info")(self._state, index, ctypes.byref(tensor)))
         shape = tuple(tensor.dims[: tensor.rank])
         if tensor.type not in DTYPES:
@@ -211,6 +213,21 @@ class Interpreter:
             return np.zeros(shape, DTYPES[tensor.type])
         data = ctypes.cast(tensor.data, ctypes.POINTER(ctypes.c_uint8))
         return np.ctypeslib.as_array(data, (tensor.bytes,)).view(DTYPES[tensor.type]).reshape(shape)
+
+
+def random_inputs(interpreter: Interpreter, seed: int = 0) -> list[np.ndarray]:
+    """Random inputs for a model: uniform over an integer's range, and over -1 to 1 for floats."""
+    rng = np.random.default_rng(seed)
+    inputs = []
+    for view in interpreter.inputs:
+        if view.dtype.kind == "f":
+            inputs.append(rng.uniform(-1, 1, view.shape).astype(view.dtype))
+        elif view.dtype.kind == "b":
+            inputs.append(rng.integers(0, 2, view.shape).astype(view.dtype))
+        else:
+            limits = np.iinfo(view.dtype)
+            inputs.append(rng.integers(limits.min, limits.max, view.shape, view.dtype, endpoint=True))
+    return inputs
 
 
 def _aligned(size: int) -> np.ndarray:
@@ -239,7 +256,7 @@ def _check_room(needed: int, numbers: Any, arena_bytes: int | None, arena: Arena
         )
     if arena is None:
         return
-    table = ctypes.sizeof(library.Buffer) * numbers[8]  # the start works on it
+    table = ctypes.sizeof(library.BufferStruct) * numbers[8]  # the start works on it
     persistent, state = numbers[2], arena.state
     scratch = max(numbers[1], table)
     left = state.persistent_bytes or max(0, state.scratch_bytes - max(scratch, state.scratch_used))
@@ -254,14 +271,14 @@ def _check_room(needed: int, numbers: Any, arena_bytes: int | None, arena: Arena
 
 
 def _planned(buffers: Any) -> list[PlannedBuffer]:
-    found = []
+    planned = []
     for i, buffer in enumerate(buffers):
         if buffer.root == VARIABLE:
             continue
         offset = buffers[buffer.root].offset
         tensor = -1 if buffer.tensor >= SCRATCH else buffer.tensor
-        found.append(PlannedBuffer(offset, buffer.bytes, tensor, buffer.first, buffer.last, buffer.root != i))
-    return found
+        planned.append(PlannedBuffer(offset, buffer.bytes, tensor, buffer.first, buffer.last, buffer.root != i))
+    return planned
 
 
 def _sentence(model: bytes, status: int, at: int, tensor: int, op: int, subgraph: int, what: str) -> str:

@@ -11,7 +11,7 @@ FLAGS = ("-std=c11", "-O3")
 """The runtime is strict C11: the flags that its own Makefile warns with are not needed here."""
 
 
-class Tensor(ctypes.Structure):
+class TensorStruct(ctypes.Structure):
     """`struct mpm_tensor` of `c/include/mpm.h`."""
 
     _fields_ = (
@@ -31,7 +31,7 @@ class Tensor(ctypes.Structure):
     )
 
 
-class Buffer(ctypes.Structure):
+class BufferStruct(ctypes.Structure):
     """`struct mpm_buffer` of `c/src/kernel.h`: one entry of the memory plan."""
 
     _fields_ = (
@@ -44,7 +44,7 @@ class Buffer(ctypes.Structure):
     )
 
 
-class Arena(ctypes.Structure):
+class ArenaStruct(ctypes.Structure):
     """`struct mpm_arena` of `c/include/mpm.h`."""
 
     _fields_ = (
@@ -54,6 +54,17 @@ class Arena(ctypes.Structure):
         ("persistent_bytes", ctypes.c_uint32),
         ("scratch_used", ctypes.c_uint32),
         ("persistent_used", ctypes.c_uint32),
+    )
+
+
+class KernelStruct(ctypes.Structure):
+    """`struct mpm_kernel` of `c/src/kernel.h`, without the function that prepares it."""
+
+    _fields_ = (
+        ("builtin", ctypes.c_int16),
+        ("type", ctypes.c_uint8),
+        ("type_input", ctypes.c_uint8),
+        ("custom", ctypes.c_char_p),
     )
 
 

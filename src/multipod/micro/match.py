@@ -36,7 +36,7 @@ class Const:
 
 
 @dataclass
-class Found:
+class Match:
     """What a pattern matched: tensors and operators by name."""
 
     op: Op
@@ -49,7 +49,7 @@ class Found:
         return self.tensors[name]
 
 
-Builder = Callable[[Found], "Sequence[Op] | Tensor | None"]
+Builder = Callable[[Match], "Sequence[Op] | Tensor | None"]
 """The operators that replace the root of a match, the last of which makes the root's output; or a tensor that the
 root's output equals; or None: not this one after all."""
 
@@ -80,7 +80,7 @@ def replaced(op: Op, inputs: Sequence[Tensor | None], output: Tensor, **options:
 
 def becomes(kind: str, *names: str, **options: object) -> Builder:
     """A builder of one operator of the named tensors."""
-    return lambda found: [new(kind, [found[name] for name in names], found.op.output, found.op.source, **options)]
+    return lambda match: [new(kind, [match[name] for name in names], match.op.output, match.op.source, **options)]
 
 
 def rewritten(graph: Graph, rules: Sequence[Rule]) -> Graph:
@@ -116,11 +116,11 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
     for op in reversed(graph.ops):
         if op in touched:
             continue
-        for found, rule in _matches(op, by_kind.get(op.kind, ()), makers, uses):
-            involved = {op, *found.ops.values()}
+        for match, rule in _matches(op, by_kind.get(op.kind, ()), makers, uses):
+            involved = {op, *match.ops.values()}
             if involved & touched:
                 continue
-            result = rule.build(found)
+            result = rule.build(match)
             if isinstance(result, Tensor):
                 if op.output in graph.outputs and result not in makers:
                     continue  # an output must be made by an operator
@@ -140,19 +140,19 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
 
 def _matches(
     op: Op, rules: Sequence[Rule], makers: Mapping[Tensor, Op], uses: Mapping[Tensor, int]
-) -> Iterator[tuple[Found, Rule]]:
+) -> Iterator[tuple[Match, Rule]]:
     for rule in rules:
-        for found in _op(rule.pattern, op, Found(op, uses=uses, makers=makers), makers):
-            yield found, rule
+        for match in _op(rule.pattern, op, Match(op, uses=uses, makers=makers), makers):
+            yield match, rule
 
 
-def _op(pattern: Node, op: Op, found: Found, makers: Mapping[Tensor, Op]) -> Iterator[Found]:
+def _op(pattern: Node, op: Op, match: Match, makers: Mapping[Tensor, Op]) -> Iterator[Match]:
     if op.kind not in pattern.kind.split("|") or len(pattern.inputs) > len(op.inputs):
         return
     if op.kind in pattern.kind.split("|") and op.options.get("fused_activation_function", "NONE") != "NONE":
         return  # what is fused already ends a pattern
-    here = Found(
-        found.op, dict(found.tensors), {**found.ops, pattern.name or f"#{len(found.ops)}": op}, found.uses, found.makers
+    here = Match(
+        match.op, dict(match.tensors), {**match.ops, pattern.name or f"#{len(match.ops)}": op}, match.uses, match.makers
     )
     orders = [op.inputs]
     if op.kind in SYMMETRIC and len(pattern.inputs) == 2:
@@ -162,28 +162,28 @@ def _op(pattern: Node, op: Op, found: Found, makers: Mapping[Tensor, Op]) -> Ite
 
 
 def _inputs(
-    patterns: Sequence[Pattern], tensors: Sequence[Tensor | None], found: Found, makers: Mapping[Tensor, Op]
-) -> Iterator[Found]:
+    patterns: Sequence[Pattern], tensors: Sequence[Tensor | None], match: Match, makers: Mapping[Tensor, Op]
+) -> Iterator[Match]:
     if not patterns:
-        yield found
+        yield match
         return
     tensor = tensors[0]
     if tensor is None:
         return
-    for step in _tensor(patterns[0], tensor, found, makers):
+    for step in _tensor(patterns[0], tensor, match, makers):
         yield from _inputs(patterns[1:], tensors[1:], step, makers)
 
 
-def _tensor(pattern: Pattern, tensor: Tensor, found: Found, makers: Mapping[Tensor, Op]) -> Iterator[Found]:
+def _tensor(pattern: Pattern, tensor: Tensor, match: Match, makers: Mapping[Tensor, Op]) -> Iterator[Match]:
     if isinstance(pattern, str):
-        if found.tensors.get(pattern, tensor) is tensor:
-            yield Found(found.op, {**found.tensors, pattern: tensor}, found.ops, found.uses, found.makers)
+        if match.tensors.get(pattern, tensor) is tensor:
+            yield Match(match.op, {**match.tensors, pattern: tensor}, match.ops, match.uses, match.makers)
     elif isinstance(pattern, Const):
         if tensor.constant and (pattern.number is None or close(tensor, pattern.number)):
             named = {pattern.name: tensor} if pattern.name else {}
-            yield Found(found.op, {**found.tensors, **named}, found.ops, found.uses, found.makers)
-    elif tensor in makers and not (pattern.once and found.uses[tensor] > 1):
-        yield from _op(pattern, makers[tensor], found, makers)
+            yield Match(match.op, {**match.tensors, **named}, match.ops, match.uses, match.makers)
+    elif tensor in makers and not (pattern.once and match.uses[tensor] > 1):
+        yield from _op(pattern, makers[tensor], match, makers)
 
 
 def close(tensor: Tensor, number: float) -> bool:

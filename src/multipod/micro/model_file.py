@@ -1,4 +1,4 @@
-"""Reads of a `.tflite` file what people want to see: operators, tensors, their names.
+"""Reads what people want to see of a `.tflite` file: operators, tensors, their names.
 
 Nothing here is trusted: the C runtime checks the file, and this module only puts names to what it found. A
 field that cannot be read is simply absent, so that a message about a broken file can still be written.
@@ -34,7 +34,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorInfo:
     """An operator: its name and the numbers of its tensors; -1 stands for one left out."""
 
     name: str
@@ -43,16 +43,16 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Subgraph:
+class SubgraphInfo:
     """Operators in the order in which they run, and the tensors they speak of."""
 
     tensors: tuple[TensorInfo, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorInfo, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-def read(model: bytes) -> tuple[Subgraph, ...]:
+def read(model: bytes) -> tuple[SubgraphInfo, ...]:
     """The subgraphs of a file, the main one first; none of a file that is broken."""
     try:
         root = _Table(model, struct.unpack_from("<I", model, 0)[0])
@@ -78,12 +78,12 @@ def _code(code: "_Table") -> str:
     return OPERATOR_NAMES.get(number, f"operator {number}")
 
 
-def _subgraph(graph: "_Table", codes: list[str], filled: list[bool]) -> Subgraph:
+def _subgraph(graph: "_Table", codes: list[str], filled: list[bool]) -> SubgraphInfo:
     operators = (
-        Operator(codes[op.scalar(0, "I", 0)], tuple(op.vector(1, "i")), tuple(op.vector(2, "i")))
+        OperatorInfo(codes[op.scalar(0, "I", 0)], tuple(op.vector(1, "i")), tuple(op.vector(2, "i")))
         for op in graph.tables(3)
     )
-    return Subgraph(
+    return SubgraphInfo(
         tuple(_tensor(tensor, filled) for tensor in graph.tables(0)),
         tuple(operators),
         tuple(graph.vector(1, "i")),

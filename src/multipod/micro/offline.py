@@ -61,8 +61,8 @@ def shared_lives(graph: Graph) -> tuple[list[Life], dict[Tensor, int]]:
             number[tensor] = len(pieces)
             pieces.append(life)
         else:
-            number[tensor] = place = number[below]
-            pieces[place] = Life(pieces[place].size, pieces[place].first, max(pieces[place].last, life.last))
+            number[tensor] = piece = number[below]
+            pieces[piece] = Life(pieces[piece].size, pieces[piece].first, max(pieces[piece].last, life.last))
     return pieces, number
 
 
@@ -79,12 +79,12 @@ def placed(order: Sequence[int], all_lives: Sequence[Life]) -> tuple[list[int], 
     for number in order:
         life = all_lives[number]
         taken = sorted((offsets[i], offsets[i] + all_lives[i].size) for i in done if all_lives[i].meets(life))
-        place = 0
+        offset = 0
         for start, end in taken:
-            if start - place >= life.size:
+            if start - offset >= life.size:
                 break
-            place = max(place, end)
-        offsets[number] = place
+            offset = max(offset, end)
+        offsets[number] = offset
         done.append(number)
     return offsets, max((o + x.size for o, x in zip(offsets, all_lives, strict=True)), default=0)
 
@@ -104,12 +104,12 @@ def plan(all_lives: Sequence[Life]) -> tuple[list[int], int]:
     )
     orders = [sorted(numbers, key=key) for key in keys]
     bound = lower_bound(all_lives)
-    best = min((placed(order, all_lives) for order in orders), key=lambda found: found[1])
+    best = min((placed(order, all_lives) for order in orders), key=lambda tried: tried[1])
     for start in orders:
         order, seen = start, set[tuple[int, ...]]()
         for _ in range(TRIES // len(orders)):
             offsets, total = placed(order, all_lives)
-            best = min(best, (offsets, total), key=lambda found: found[1])
+            best = min(best, (offsets, total), key=lambda tried: tried[1])
             if best[1] <= bound or tuple(order) in seen:
                 break
             seen.add(tuple(order))

@@ -13,7 +13,7 @@ from multipod.micro.graph import Graph, Op, Tensor, constant, merged
 from multipod.micro.layout_rules import LAYOUT
 from multipod.micro.lowering.constants import small
 from multipod.micro.lowering.padding import same_padding
-from multipod.micro.match import Builder, Const, Found, Rule, new, node, replaced, rewritten
+from multipod.micro.match import Builder, Const, Match, Rule, new, node, replaced, rewritten
 from multipod.micro.operators.operator import Weighted
 from multipod.micro.operators.slices import TRUSTED_INDEX
 from multipod.micro.operators.table import OPERATORS, weights_of
@@ -32,27 +32,27 @@ def simplified(graph: Graph) -> Graph:
 # --- builders -------------------------------------------------------------------------------------------------------
 
 
-def _division(found: Found) -> list[Op] | None:
-    c = found["c"].values
+def _division(match: Match) -> list[Op] | None:
+    c = match["c"].values
     if c.dtype != np.float32 or (c == 0).any():
         return None
-    return [new("MUL", [found["x"], constant(1 / c)], found.op.output, found.op.source)]
+    return [new("MUL", [match["x"], constant(1 / c)], match.op.output, match.op.source)]
 
 
-def _difference(found: Found) -> list[Op] | None:
-    if found["c"].dtype != "float32":
+def _difference(match: Match) -> list[Op] | None:
+    if match["c"].dtype != "float32":
         return None
-    return [new("ADD", [found["x"], constant(-found["c"].values)], found.op.output, found.op.source)]
+    return [new("ADD", [match["x"], constant(-match["c"].values)], match.op.output, match.op.source)]
 
 
 def _two_constants(kind: str) -> Builder:
     combine = np.multiply if kind == "MUL" else np.add
 
-    def build(found: Found) -> list[Op] | None:
-        c = small(combine(found["c"].values, found["d"].values))
-        if np.broadcast_shapes(found["x"].shape, c.shape) != found.op.output.shape:
+    def build(match: Match) -> list[Op] | None:
+        c = small(combine(match["c"].values, match["d"].values))
+        if np.broadcast_shapes(match["x"].shape, c.shape) != match.op.output.shape:
             return None
-        return [new(kind, [found["x"], constant(c)], found.op.output, found.op.source)]
+        return [new(kind, [match["x"], constant(c)], match.op.output, match.op.source)]
 
     return build
 
@@ -60,52 +60,52 @@ def _two_constants(kind: str) -> Builder:
 def _identity(number: float) -> Builder:
     """The other operand, if the constant is all `number` and does not widen it."""
 
-    def build(found: Found) -> Tensor | None:
-        same = found["x"].shape == found.op.output.shape and (found["c"].values == number).all()
-        return found["x"] if same else None
+    def build(match: Match) -> Tensor | None:
+        same = match["x"].shape == match.op.output.shape and (match["c"].values == number).all()
+        return match["x"] if same else None
 
     return build
 
 
-def _without_broadcast(found: Found) -> list[Op] | None:
+def _without_broadcast(match: Match) -> list[Op] | None:
     """Element-wise operators repeat elements themselves, where the other operand has the whole shape."""
-    makers = found.ops["wide"]
-    inputs = [makers.input(0) if tensor is makers.output else tensor for tensor in found.op.inputs]
-    if np.broadcast_shapes(*(t.shape for t in inputs if t is not None)) != found.op.output.shape:
+    makers = match.ops["wide"]
+    inputs = [makers.input(0) if tensor is makers.output else tensor for tensor in match.op.inputs]
+    if np.broadcast_shapes(*(t.shape for t in inputs if t is not None)) != match.op.output.shape:
         return None
-    return [replace(found.op, inputs=tuple(inputs))]
+    return [replace(match.op, inputs=tuple(inputs))]
 
 
-def _centred_variance(found: Found) -> list[Op] | None:
+def _centred_variance(match: Match) -> list[Op] | None:
     """mean(x^2) - mean(x)^2 = mean((x - mean(x))^2).
 
     The first form, the usual one in layer norms, is a small difference of large numbers: in int8 little is left of it.
     """
-    x, squares, mean = found["x"], found.ops["squares"], found.ops["mean"]
-    if not np.array_equal(found["axes"].values, found["axes2"].values):
+    x, squares, mean = match["x"], match.ops["squares"], match.ops["mean"]
+    if not np.array_equal(match["axes"].values, match["axes2"].values):
         return None
-    kept = tuple(1 if dim in [int(axis) % len(x.shape) for axis in np.ravel(found["axes"].values)] else size
+    kept = tuple(1 if dim in [int(axis) % len(x.shape) for axis in np.ravel(match["axes"].values)] else size
                  for dim, size in enumerate(x.shape))  # fmt: skip
-    name, source = found.op.output.name, found.op.source
+    name, source = match.op.output.name, match.op.source
     average, apart, power = (Tensor(name + end, shape) for end, shape in
                              (("_mean", kept), ("_apart", x.shape), ("_square", x.shape)))  # fmt: skip
     return [
         replaced(mean, list(mean.inputs), average, keep_dims=True),
         new("SUB", [x, average], apart, source),
         new("SQUARE", [apart], power, source),
-        replaced(squares, [power, squares.inputs[1]], found.op.output),
+        replaced(squares, [power, squares.inputs[1]], match.op.output),
     ]
 
 
-def _reduce_reshape(found: Found) -> list[Op] | None:
+def _reduce_reshape(match: Match) -> list[Op] | None:
     """A reduction that drops the dims itself, where all that the reshape does is to drop them."""
-    reduce, x = found.ops["reduce"], found["x"]
-    axes = [int(axis) for axis in np.ravel(found["axes"].values)]
-    if not reduce.options["keep_dims"] or not found.op.output.shape:
+    reduce, x = match.ops["reduce"], match["x"]
+    axes = [int(axis) for axis in np.ravel(match["axes"].values)]
+    if not reduce.options["keep_dims"] or not match.op.output.shape:
         return None
-    if found.op.output.shape != tuple(size for dim, size in enumerate(x.shape) if dim not in axes):
+    if match.op.output.shape != tuple(size for dim, size in enumerate(x.shape) if dim not in axes):
         return None
-    return [replaced(reduce, list(reduce.inputs), found.op.output, keep_dims=False)]
+    return [replaced(reduce, list(reduce.inputs), match.op.output, keep_dims=False)]
 
 
 def _per_channel(c: Tensor, op: Op) -> np.ndarray | None:
@@ -117,71 +117,71 @@ def _per_channel(c: Tensor, op: Op) -> np.ndarray | None:
     return np.broadcast_to(value, (out,)).astype(np.float32)
 
 
-def _fold_scale(found: Found) -> list[Op] | None:
+def _fold_scale(match: Match) -> list[Op] | None:
     """(w x + b) c = (w c) x + b c: batch norm's factor disappears into the weights."""
-    op = found.ops["w"]
-    c = _per_channel(found["c"], op)
+    op = match.ops["w"]
+    c = _per_channel(match["c"], op)
     kernel = weights_of(op)
     assert kernel is not None
     weights, bias = op.input(kernel.weights), op.input(kernel.bias)
-    if c is None or found.op.output.shape != op.output.shape or not weights.constant:
+    if c is None or match.op.output.shape != op.output.shape or not weights.constant:
         return None
     shape = [1] * len(weights.shape)
     shape[kernel.channel_dim] = -1
     inputs = list(op.inputs)
     inputs[kernel.weights] = replace(weights, data=(weights.values * c.reshape(shape)).astype(np.float32))
     inputs[kernel.bias] = replace(bias, data=(bias.values * c).astype(np.float32))
-    return [replaced(op, inputs, found.op.output)]
+    return [replaced(op, inputs, match.op.output)]
 
 
-def _fold_bias(found: Found) -> list[Op] | None:
+def _fold_bias(match: Match) -> list[Op] | None:
     """(w x + b) + c = w x + (b + c)."""
-    op = found.ops["w"]
-    c = _per_channel(found["c"], op)
+    op = match.ops["w"]
+    c = _per_channel(match["c"], op)
     kernel = weights_of(op)
     assert kernel is not None
     bias = op.input(kernel.bias)
-    if c is None or found.op.output.shape != op.output.shape:
+    if c is None or match.op.output.shape != op.output.shape:
         return None
     inputs = list(op.inputs)
     inputs[kernel.bias] = replace(bias, data=(bias.values + c).astype(np.float32))
-    return [replaced(op, inputs, found.op.output)]
+    return [replaced(op, inputs, match.op.output)]
 
 
-def _fold_input_scale(found: Found) -> list[Op] | None:
+def _fold_input_scale(match: Match) -> list[Op] | None:
     """w (x c) + b = (w c) x + b for one number c, such as the 1/255 of images."""
-    op, c = found.op, found["c"].values
+    op, c = match.op, match["c"].values
     kernel = weights_of(op)
     assert kernel is not None
     weights = op.input(kernel.weights)
-    if c.size != 1 or found["x"].shape != op.input(kernel.data).shape or not weights.constant:
+    if c.size != 1 or match["x"].shape != op.input(kernel.data).shape or not weights.constant:
         return None
     inputs = list(op.inputs)
-    inputs[kernel.data] = found["x"]
+    inputs[kernel.data] = match["x"]
     inputs[kernel.weights] = replace(weights, data=(weights.values * c.ravel()[0]).astype(np.float32))
     return [replaced(op, inputs, op.output)]
 
 
-def _distribute(found: Found) -> list[Op] | None:
+def _distribute(match: Match) -> list[Op] | None:
     """(x + a) m = x m + a m, so that what follows a normalisation is one product and one sum."""
-    a, m = found["a"].values, found["m"].values
-    if found["x"].shape != found.op.output.shape or a.dtype != np.float32:
+    a, m = match["a"].values, match["m"].values
+    if match["x"].shape != match.op.output.shape or a.dtype != np.float32:
         return None
-    scaled = Tensor(found.op.output.name + "_scaled", found.op.output.shape)
+    scaled = Tensor(match.op.output.name + "_scaled", match.op.output.shape)
     return [
-        new("MUL", [found["x"], found["m"]], scaled, found.op.source),
-        new("ADD", [scaled, constant(small(a * m))], found.op.output, found.op.source),
+        new("MUL", [match["x"], match["m"]], scaled, match.op.source),
+        new("ADD", [scaled, constant(small(a * m))], match.op.output, match.op.source),
     ]
 
 
-def _fuse(found: Found) -> list[Op]:
-    op = found.ops["w"]
-    return [replaced(op, list(op.inputs), found.op.output, fused_activation_function=found.op.kind)]
+def _fuse(match: Match) -> list[Op]:
+    op = match.ops["w"]
+    return [replaced(op, list(op.inputs), match.op.output, fused_activation_function=match.op.kind)]
 
 
-def _fold_padding(found: Found) -> list[Op] | None:
+def _fold_padding(match: Match) -> list[Op] | None:
     """PAD and VALID in one, where together they are what SAME means."""
-    op, x = found.op, found["x"]
+    op, x = match.op, match["x"]
     if op.options["padding"] != "VALID":
         return None
     kernel = op.input(1).shape[1:3]
@@ -189,24 +189,24 @@ def _fold_padding(found: Found) -> list[Op] | None:
     reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
     strides = (op.options["stride_h"], op.options["stride_w"])
     same = [same_padding(*sizes) for sizes in zip(x.shape[1:3], reach, strides, strict=True)]
-    around = [tuple(map(int, one)) for one in found["widths"].values]
+    around = [tuple(map(int, pair)) for pair in match["widths"].values]
     if around != [(0, 0), *same, (0, 0)]:
         return None
     return [replaced(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
 
 
-def _convolution_of_patches(found: Found) -> list[Op] | None:
+def _convolution_of_patches(match: Match) -> list[Op] | None:
     """A dense layer on shifted copies of an image, side by side, is a convolution; so some write it in JAX."""
-    op, parts = found.op, _flat_parts(found, found.ops["cat"])
-    slices = [found.makers.get(part) for part in parts]
-    if len(op.output.shape) != 4 or any(one is None or one.kind not in ("SLICE", "STRIDED_SLICE") for one in slices):
+    op, parts = match.op, _flat_parts(match, match.ops["cat"])
+    slices = [match.makers.get(part) for part in parts]
+    if len(op.output.shape) != 4 or any(cut is None or cut.kind not in ("SLICE", "STRIDED_SLICE") for cut in slices):
         return None
-    cuts = [one for one in slices if one is not None]
-    image, begins = cuts[0].input(0), [[int(v) for v in one.input(1).values] for one in cuts]
-    strides = [[int(v) for v in one.input(3).values] if one.kind == "STRIDED_SLICE" else [1] * 4 for one in cuts]
+    cuts = [cut for cut in slices if cut is not None]
+    image, begins = cuts[0].input(0), [[int(v) for v in cut.input(1).values] for cut in cuts]
+    strides = [[int(v) for v in cut.input(3).values] if cut.kind == "STRIDED_SLICE" else [1] * 4 for cut in cuts]
     height, width = (max(begin[dim] for begin in begins) + 1 for dim in (1, 2))
     raster = [[0, dy, dx, 0] for dy in range(height) for dx in range(width)]
-    if begins != raster or any(one.input(0) is not image for one in cuts) or any(s != strides[0] for s in strides):
+    if begins != raster or any(cut.input(0) is not image for cut in cuts) or any(s != strides[0] for s in strides):
         return None
     n, rows, columns, channels = image.shape
     step = strides[0]
@@ -222,22 +222,22 @@ def _convolution_of_patches(found: Found) -> list[Op] | None:
     return [Op("CONV_2D", (image, constant(kernel), op.inputs[2]), op.outputs, options, op.source)]
 
 
-def _flat_parts(found: Found, op: Op) -> list[Tensor]:
+def _flat_parts(match: Match, op: Op) -> list[Tensor]:
     """The parts of a concatenation along the last dim, those of concatenations inside it among them."""
     if op.options["axis"] != len(op.output.shape) - 1:
         return [op.output]
     parts: list[Tensor] = []
     for tensor in op.tensors_in:
-        maker = found.makers.get(tensor)
+        maker = match.makers.get(tensor)
         inner = maker is not None and maker.kind == "CONCATENATION"
-        parts += _flat_parts(found, maker) if inner and maker is not None else [tensor]
+        parts += _flat_parts(match, maker) if inner and maker is not None else [tensor]
     return parts
 
 
-def _over_root(found: Found) -> list[Op]:
-    root = Tensor(found["v"].name + "_rsqrt", found["v"].shape)
-    inverse = new("RSQRT", [found["v"]], root, found.op.source)
-    return [inverse, new("MUL", [found["x"], root], found.op.output, found.op.source)]
+def _over_root(match: Match) -> list[Op]:
+    root = Tensor(match["v"].name + "_rsqrt", match["v"].shape)
+    inverse = new("RSQRT", [match["v"]], root, match.op.source)
+    return [inverse, new("MUL", [match["x"], root], match.op.output, match.op.source)]
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from multipod.micro.operators.operator import Options
 from multipod.micro.operators.table import OPERATORS
 
 ALIGNMENT = 16
-"""Of every constant in the file: runtimes read weights where they lie."""
+"""Bytes to which every constant in the file is aligned: runtimes read weights where they lie."""
 
 
 def write(graph: Graph, *, description: str = "", metadata: Mapping[str, bytes] | None = None) -> bytes:
@@ -136,7 +136,7 @@ class _File:
             self.offsets([self.operator(op, number) for op in graph.ops]),
             self.builder.CreateString(graph.name),
         )
-        return self.table(*(_Field(place, "UOffsetTRelative", part) for place, part in enumerate(parts)))
+        return self.table(*(_Field(number, "UOffsetTRelative", part) for number, part in enumerate(parts)))
 
     def tensor(self, tensor: Tensor) -> int:
         fields = [
@@ -176,12 +176,12 @@ class _File:
         assert not unknown, (op.kind, unknown)
         fields = []
         for name, value in op.options.items():
-            place, kind, default = options.fields[name]
+            slot_number, kind, default = options.fields[name]
             number = _NUMBERS[kind](value) if kind in _NUMBERS else value
             if kind == "graph":
                 number = self.graphs.index(value)
             slot = {"bool": "Bool", "float32": "Float32", "int32": "Int32", "graph": "Int32"}.get(kind, "Int8")
-            fields.append(_Field(place, slot, number, default))
+            fields.append(_Field(slot_number, slot, number, default))
         return fields
 
     def signature(self, graph: Graph) -> int:
@@ -199,7 +199,7 @@ class _File:
             for tensors in (graph.inputs, graph.outputs)
         ]
         key = self.builder.CreateString("serving_default")
-        return self.table(*(_Field(place, "UOffsetTRelative", part) for place, part in enumerate((*maps, key))))
+        return self.table(*(_Field(number, "UOffsetTRelative", part) for number, part in enumerate((*maps, key))))
 
 
 _NUMBERS: dict[str, Callable[[Any], int]] = {

@@ -1,11 +1,14 @@
 """LARS in its two published forms of momentum."""
 
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.optim.numbers import below_one, not_negative, positive
+from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.optim.tensors import TensorRules, name_of
 from multipod.optim.trust import trust_ratio
 
@@ -87,3 +90,45 @@ def lars(
         return change, LarsState(state.updates + 1, velocity)
 
     return optax.GradientTransformation(init, update)
+
+
+@dataclass(frozen=True)
+class Lars(RegularizedOptimizer):
+    """LARS in its unscaled form, as `lars` writes it.
+
+    Attributes:
+      momentum: of velocities that hold the rates at which they were made.
+      trust_coefficient: eta, the length of a step as a part of the length of the weights.
+      eps: beside the norms.
+    """
+
+    scaled: ClassVar[bool] = False
+
+    _: KW_ONLY
+    momentum: float = 0.9
+    trust_coefficient: float = 0.001
+    eps: float = 0.0
+
+    def _wrong(self) -> list[str]:
+        numbers = positive(trust_coefficient=self.trust_coefficient) + not_negative(eps=self.eps)
+        return super()._wrong() + below_one(momentum=self.momentum) + numbers
+
+    def step(self, rate: optax.Schedule) -> optax.GradientTransformation:
+        """Returns `lars` in the form of this class; decay in the loss alone still counts in lambda."""
+        return lars(
+            rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            trust_coefficient=self.trust_coefficient,
+            eps=self.eps,
+            scaled=self.scaled,
+            add_decay=self.weight_decay_in != "loss",
+            rules=self.rules,
+        )
+
+
+@dataclass(frozen=True)
+class LarsScaled(Lars):
+    """LARS in its scaled form: today's rate multiplies the whole velocity, as in MLPerf v0.6."""
+
+    scaled: ClassVar[bool] = True

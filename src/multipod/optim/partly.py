@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from multipod.errors import RecipeError, nearest
+from multipod.optim.optimizer import Builds
 
 Rule = Callable[[str], bool]
 
@@ -52,7 +53,7 @@ class Partly:
       train: names of `SUBSETS`, or parts of paths such as `encoder/0/`; what one of them names is updated.
     """
 
-    optimizer: Any
+    optimizer: Builds
     train: tuple[str, ...] = ("all",)
 
     def __post_init__(self) -> None:

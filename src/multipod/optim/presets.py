@@ -8,10 +8,15 @@ the LARS table of arXiv:1909.09756 and of table 2 of arXiv:2011.00071 were noted
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from multipod.errors import RecipeError, nearest
+from multipod.optim.adamw import AdamW
+from multipod.optim.lamb import Lamb
+from multipod.optim.lars import Lars, LarsScaled
 from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Drops, Exponential, Linear, Polynomial, Rsqrt, WarmUp
+from multipod.optim.rmsprop import RmsProp
+from multipod.optim.sgd import Sgd
 
 IMAGENET_EXAMPLES = 1_281_167
 """Training images of ILSVRC 2012."""
@@ -46,7 +51,7 @@ def preset(name: str) -> Preset:
 
 
 def _resnet(
-    name: Literal["lars", "lars_scaled"],
+    form: type[Lars],
     batch: int,
     rate: float,
     warmup_epochs: float,
@@ -57,16 +62,12 @@ def _resnet(
     eps: float = 0.0,
 ) -> Preset:
     """ResNet-50 with LARS. The scaled form has its weight decay in the loss, the other in the optimizer."""
-    optimizer = Optimizer(
-        name,
-        rate=rate,
+    optimizer = form(
+        WarmUp(Polynomial(rate, end=1e-4), _warmup(batch, warmup_epochs, updates)),
         momentum=momentum,
         weight_decay=weight_decay,
-        weight_decay_in="loss" if name == "lars_scaled" else "optimizer",
+        weight_decay_in="loss" if form is LarsScaled else "optimizer",
         eps=eps,
-        warmup=_warmup(batch, warmup_epochs, updates),
-        decay="polynomial",
-        end_rate=1e-4,
     )
     return Preset(optimizer, batch, updates, source)
 
@@ -74,48 +75,24 @@ def _resnet(
 def _efficientnet_rmsprop(batch: int) -> Preset:
     """EfficientNet's own optimizer, its rate 0.016 for each 256 examples; the stairs begin at update 0."""
     updates = batches(batch, 350)
-    optimizer = Optimizer(
-        "rmsprop",
-        rate=0.016 * batch / 256,
-        weight_decay=1e-5,
-        weight_decay_in="loss",
-        eps=1e-3,
-        beta2=0.9,
-        warmup=_warmup(batch, 5, updates),
-        decay="exponential",
-        decay_rate=0.97,
-        decay_every=2.4 / 350,
-        decay_from_start=True,
-    )
+    stairs = Exponential(0.016 * batch / 256, factor=0.97, every=2.4 / 350, from_start=True)
+    rate = WarmUp(stairs, _warmup(batch, 5, updates))
+    optimizer = RmsProp(rate, weight_decay=1e-5, weight_decay_in="loss", eps=1e-3, beta2=0.9)
     return Preset(optimizer, batch, updates, f"{_EFFICIENTNET}, row RMSProp {batch}")
 
 
 def _efficientnet_lars(batch: int, rate_per_256: float, warmup_epochs: int) -> Preset:
     """EfficientNet with LARS; the released code decays weights both in the loss and in the optimizer."""
     updates = batches(batch, 350)
-    optimizer = Optimizer(
-        "lars",
-        rate=rate_per_256 * batch / 256,
-        weight_decay=1e-5,
-        weight_decay_in="both",
-        warmup=_warmup(batch, warmup_epochs, updates),
-        decay="polynomial",
-        end_rate=0.1,
-    )
+    rate = WarmUp(Polynomial(rate_per_256 * batch / 256, end=0.1), _warmup(batch, warmup_epochs, updates))
+    optimizer = Lars(rate, weight_decay=1e-5, weight_decay_in="both")
     return Preset(optimizer, batch, updates, f"{_EFFICIENTNET}, row LARS {batch}")
 
 
 def _transformer(constant: float, warmup_updates: int, betas: tuple[float, float], batch: int, source: str) -> Preset:
     """Transformer-big (1024 features) with Adam and the rsqrt schedule."""
-    optimizer = Optimizer(
-        "adamw",
-        rate=constant / math.sqrt(1024 * warmup_updates),
-        momentum=betas[0],
-        beta2=betas[1],
-        eps=1e-9,
-        warmup_updates=warmup_updates,
-        decay="rsqrt",
-    )
+    rate = WarmUp(Rsqrt(constant / math.sqrt(1024 * warmup_updates)), updates=warmup_updates)
+    optimizer = AdamW(rate, beta1=betas[0], beta2=betas[1], eps=1e-9)
     return Preset(optimizer, batch, 0, source)
 
 
@@ -137,38 +114,29 @@ _EFFICIENTNET = "arXiv:2011.00071, table 2; forms from the authors' released cod
 
 PRESETS: dict[str, Preset] = {
     # arXiv:1909.09756: one pod, LARS scaled.
-    "resnet50-4k-lars-scaled": _resnet("lars_scaled", 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4),
-    "resnet50-16k-lars-scaled": _resnet("lars_scaled", 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4),
-    "resnet50-32k-lars-scaled": _resnet("lars_scaled", 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5),
-    "resnet50-32k-lars-scaled-256": _resnet(
-        "lars_scaled", 32768, 33.0, 25, 2983, f"{_V06}, 256 cores", weight_decay=2e-4
-    ),
-    "resnet50-32k-lars": _resnet("lars", 32768, 31.2, 25, 2983, f"{_ABLATION}: unscaled; length as the scaled run's"),
+    "resnet50-4k-lars-scaled": _resnet(LarsScaled, 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4),
+    "resnet50-16k-lars-scaled": _resnet(LarsScaled, 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4),
+    "resnet50-32k-lars-scaled": _resnet(LarsScaled, 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5),
+    "resnet50-32k-lars-scaled-256": _resnet(LarsScaled, 32768, 33.0, 25, 2983, f"{_V06}, 256 cores", weight_decay=2e-4),
+    "resnet50-32k-lars": _resnet(Lars, 32768, 31.2, 25, 2983, f"{_ABLATION}: unscaled; length as the scaled run's"),
     "resnet50-32k-lars-tuned": _resnet(
-        "lars", 32768, 29.0, 18, batches(32768, 64), f"{_ABLATION}: unscaled, tuned; {_V07}, JAX", momentum=0.929
+        Lars, 32768, 29.0, 18, batches(32768, 64), f"{_ABLATION}: unscaled, tuned; {_V07}, JAX", momentum=0.929
     ),
     # arXiv:2011.03641: the multipod.
-    "resnet50-8k-lars": _resnet(
-        "lars", 8192, 10.0, 5, batches(8192, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4
-    ),
+    "resnet50-8k-lars": _resnet(Lars, 8192, 10.0, 5, batches(8192, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4),
     "resnet50-16k-lars": _resnet(
-        "lars", 16384, 25.0, 5, batches(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4
+        Lars, 16384, 25.0, 5, batches(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4
     ),
-    "resnet50-64k-lars": _resnet("lars", 65536, 24.699, 31, 1738, f"{_V07}, TensorFlow", momentum=0.951807),
-    "resnet50-64k-lars-jax": _resnet("lars", 65536, 23.081, 33, 1817, f"{_V07}, JAX", momentum=0.953721),
+    "resnet50-64k-lars": _resnet(Lars, 65536, 24.699, 31, 1738, f"{_V07}, TensorFlow", momentum=0.951807),
+    "resnet50-64k-lars-jax": _resnet(Lars, 65536, 23.081, 33, 1817, f"{_V07}, JAX", momentum=0.953721),
     "bert-8k-lamb": Preset(
-        Optimizer(
-            "lamb",
-            rate=0.00288293,
-            momentum=0.88,
+        Lamb(
+            # The warm-up of 287 begins at update -76; the decay over 560 counts from 0: the rate jumps at 211.
+            WarmUp(Linear(0.00288293, from_start=True), 211 / 560, start=76 / 287),
+            beta1=0.88,
             beta2=0.88,
             eps=1e-6,
             weight_decay=0.0166629,
-            # The warm-up of 287 begins at update -76; the decay over 560 counts from 0: the rate jumps at 211.
-            warmup=211 / 560,
-            warmup_start=76 / 287,
-            decay="linear",
-            decay_from_start=True,
             clip=1.0,
             clip_before_sum=True,
         ),
@@ -182,22 +150,15 @@ PRESETS: dict[str, Preset] = {
     "transformer-512-adam": _transformer(2.0, 1000, (0.9, 0.98), 512, _V06),
     "transformer-2k-adam": _transformer(1.3, 550, (0.86, 0.92), 2048, _V06),
     "maskrcnn-128-sgd": Preset(
-        Optimizer(
-            "sgd",
-            rate=0.16,
-            nesterov=False,
-            warmup=1000 / 14784,
-            decay="drops",
-            drops=(9750 / 14784, 13000 / 14784),
-        ),
+        Sgd(WarmUp(Drops(0.16, at=(9750 / 14784, 13000 / 14784)), 1000 / 14784), nesterov=False),
         128,
         14784,
         f"{_V06}; start of the warm-up and weight decay not known: 0",
     ),
     # arXiv:1811.06992: ImageNet on one pod.
-    "resnet50-16k-lars-2018": _resnet("lars_scaled", 16384, 25.0, 5, batches(16384, 90), _SUPERCOMPUTER),
-    "resnet50-32k-lars-2018": _resnet("lars_scaled", 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
-    "resnet50-64k-lars-2018": _resnet("lars_scaled", 65536, 35.0, 34, batches(65536, 90), _SUPERCOMPUTER),
+    "resnet50-16k-lars-2018": _resnet(LarsScaled, 16384, 25.0, 5, batches(16384, 90), _SUPERCOMPUTER),
+    "resnet50-32k-lars-2018": _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
+    "resnet50-64k-lars-2018": _resnet(LarsScaled, 65536, 35.0, 34, batches(65536, 90), _SUPERCOMPUTER),
     # arXiv:2011.00071: EfficientNet. The rows of B2 and of B5 differ only in how far they scale.
     "efficientnet-b2-4k-rmsprop": _efficientnet_rmsprop(4096),
     "efficientnet-b2-8k-rmsprop": _efficientnet_rmsprop(8192),

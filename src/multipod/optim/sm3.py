@@ -1,5 +1,6 @@
 """SM3-II: Adagrad with an accumulator for each row and column instead of one for each weight."""
 
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.optim.numbers import below_one
+from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.optim.tensors import TensorRules, name_of
 
 
@@ -58,3 +61,24 @@ def _largest(nu: jax.Array, dims: range) -> tuple[jax.Array, ...]:
     if len(dims) < 2:
         return (nu,)
     return tuple(jnp.max(nu, axis=tuple(d for d in dims if d != kept), keepdims=True) for kept in dims)
+
+
+@dataclass(frozen=True)
+class Sm3(RegularizedOptimizer):
+    """SM3-II with a moving mean of its steps.
+
+    Attributes:
+      momentum: the decay of that mean; 0 keeps none.
+    """
+
+    _: KW_ONLY
+    momentum: float = 0.9
+
+    def _wrong(self) -> list[str]:
+        return super()._wrong() + below_one(momentum=self.momentum)
+
+    def step(self, rate: optax.Schedule) -> optax.GradientTransformation:
+        """Returns `scale_by_sm3` between the weight decay and the momentum."""
+        momentum = [optax.ema(self.momentum, debias=False)] if self.momentum else []
+        parts = (self.add_decay(), scale_by_sm3(self.rules), *momentum, optax.scale_by_learning_rate(rate))
+        return optax.chain(*parts)

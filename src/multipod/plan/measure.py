@@ -17,7 +17,9 @@ from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.bert import tiny_bert
 from multipod.models.resnet import SmallResNet
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.sgd import Sgd
 from multipod.plan.calibrate import Fit, Measurement, fit
 from multipod.plan.machine import Machine
 from multipod.plan.predict import Choice, predict_step
@@ -67,7 +69,7 @@ def images(width: int, size: int, batch: int, blocks: tuple[int, ...] = (1, 1), 
         SmallResNet(channels=3, width=width, blocks=blocks),
         Made("images", size, 10),
         Classification(),
-        Optimizer("sgd", rate=0.01, momentum=0.9),
+        Sgd(WarmUp(Cosine(0.01), 0.1), momentum=0.9),
         batch=batch,
         updates=10,
         layout=layout or Layout((1, 1)),
@@ -81,7 +83,7 @@ def words(features: int, length: int, batch: int, layout: Layout | None = None) 
         tiny_bert(512, length, features=features, hidden=4 * features, heads=max(2, features // 64)),
         Made("words", length, 512),
         TokenClassification(tokens_per_example=8),
-        Optimizer("adamw", rate=1e-3),
+        AdamW(WarmUp(Cosine(1e-3), 0.1)),
         batch=batch,
         updates=10,
         layout=layout or Layout((1, 1)),

@@ -17,6 +17,8 @@ from multipod.errors import LayoutError, PlanError, RecipeError
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import abstract_mesh
+from multipod.optim.optimizer import Builds
+from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.remembered import remembered
@@ -80,7 +82,7 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         expert_parameters=known.expert_parameters,
         cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
         layers=known.layers,
-        optimizer=getattr(recipe.optimizer, "name", "adam").replace("lars_scaled", "lars"),
+        optimizer=_update_of(recipe.optimizer),
         slots=known.slots,
         wire_bytes=2 if recipe.layout.sum_dtype == "bfloat16" else known.wire_bytes,
         norm_group_messages=known.norm_messages,
@@ -91,6 +93,12 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         dtype=_dtype(recipe),
         source=f"the step of the recipe {recipe.name}, traced",
     )
+
+
+def _update_of(optimizer: Builds) -> str:
+    """Returns the optimizer's name in `multipod.plan.workload.UPDATE_BYTES`; Adam's for those that are like it."""
+    name = next((name for name, kind in OPTIMIZERS.items() if kind is type(optimizer)), "adam")
+    return {"adafactor": "adam", "lars_scaled": "lars"}.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,7 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
     mesh = abstract_mesh(layout)
     program = StagedProgram(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
     found = []
-    for part, weights in zip(whole, program.pipe.weights, strict=True):
+    for part, weights in zip(whole, program.pipe.setup.weights, strict=True):
         held = {
             name: jax.ShapeDtypeStruct(NamedSharding(mesh, program.specs[name]).shard_shape(leaf.shape), leaf.dtype)
             for name, leaf in weights.items()
@@ -290,9 +298,11 @@ def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tupl
     pipe = StagedProgram(small, abstract_mesh(layout)).pipe
     found: list[Part] = []
     x: Any = ()
-    tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.tied, ())]]
-    for n, (part, weights, passes) in enumerate(zip(pipe.parts, pipe.weights, pipe.passes, strict=True)):
-        forward, whole = _passes(part.function, weights, x, pipe.aux, lanes)
+    tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.setup.tied, ())]]
+    for n, (part, weights, passes) in enumerate(
+        zip(pipe.setup.parts, pipe.setup.weights, pipe.setup.passes, strict=True)
+    ):
+        forward, whole = _passes(part.function, weights, x, pipe.setup.aux, lanes)
         sent = 0.0 if n == parts - 1 else _bytes(passes.y)
         shared = tuple((name, float(weights[name].size)) for name in sorted(tied[n]))
         found.append(Part(forward, whole, _slots(weights), _slots(passes.saved, of_bytes=True), sent, shared))

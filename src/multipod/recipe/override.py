@@ -1,45 +1,69 @@
-"""Typed changes to a recipe by dotted names: `optimizer.rate=0.2`."""
+"""Typed changes to a recipe by dotted names: `optimizer.rate=0.2`, `optimizer=lars`.
+
+A name is a path through the fields of dataclasses, or an alias of one: a dataclass may declare
+
+    aliases: ClassVar[Mapping[str, str]] = {"warmup": "rate.share"}
+
+by which `optimizer.warmup` leads to the field `share` of its `rate`; the empty path is the dataclass itself, for the
+choice of its type. A field that may hold one of several types (`multipod.recipe.choices`) is set by the name of one:
+it keeps the fields that both have. A name that a wrapper has not is looked for in what it is put around; a name that
+only a wrapper has puts it there.
+"""
 
 import contextlib
 import dataclasses
 import re
 import typing
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from multipod.errors import RecipeError, nearest
+from multipod.recipe.draft import Draft, draft_of, optional_dataclass
 
 T = TypeVar("T")
 
 
-def override(value: T, changes: Sequence[str]) -> T:
-    """`value` (a recipe) with each `name=text` applied, the last of a name; the text is read as the field's type says.
+class Place(NamedTuple):
+    """What a dotted name leads to: a field of a draft, or the draft itself where `field` is empty."""
 
-    A group is changed in one go, so that fields which fit only together may be given in any order.
+    draft: Draft
+    field: str
+
+
+class _Unknown(Exception):
+    """A name that leads nowhere: the draft that has it not, and the path to that."""
+
+    def __init__(self, draft: Draft, path: Sequence[str]) -> None:
+        self.draft, self.path = draft, ".".join(path)
+
+
+def override(value: T, changes: Sequence[str]) -> T:
+    """Returns `value` (a recipe) with each `name=text` applied, the last of a name.
+
+    Texts are read as the types of the fields say. All is changed in one go, so that fields which fit only together can
+    be given in any order.
 
     Raises:
       RecipeError: no such field (with the nearest names), or a text of another type.
     """
-    wanted: dict[str, Any] = {}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise RecipeError(
-                f"--set {change!r} is not of the form name=value. Write, for example, optimizer.rate=0.2."
-            )
-        path = name.strip().split(".")
-        _check(value, name.strip(), path)
-        group = wanted
-        for head in path[:-1]:
-            group = group.setdefault(head, {})
-        group[path[-1]] = name.strip(), text.strip()
-    return cast(T, _changed(value, wanted))
+    settings = dict(map(_setting, changes))
+    if not settings:
+        return value
+    root = _draft(value)
+    # Types first, since fields are those of the type that is chosen; outer ones before what they hold.
+    chosen = [
+        name for name in sorted(settings, key=lambda name: name.count(".")) if _choose(root, name, settings[name])
+    ]
+    for name, text in settings.items():
+        if name not in chosen:
+            _set(root, value, name, text)
+    return cast(T, root.build())
 
 
 def names(value: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all fields that can be set."""
+    """Yields the dotted names of all fields that can be set."""
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
@@ -48,32 +72,118 @@ def names(value: Any, prefix: str = "") -> Iterator[str]:
             yield prefix + field.name
 
 
-def _check(root: Any, name: str, path: Sequence[str]) -> None:
-    """Refuses a name that is no field, or a group of fields."""
-    value = root
-    for head in path:
-        known = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-        if head not in known:
-            raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, names(root))}")
-        value = getattr(value, head)
-    if dataclasses.is_dataclass(value):
-        raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(names(value, name + '.'))}.")
+def aliases_of(kind: type) -> Mapping[str, str]:
+    """Returns the short names that a dataclass declares for fields further inside."""
+    return getattr(kind, "aliases", {})
 
 
-def _changed(value: Any, wanted: dict[str, Any]) -> Any:
-    """`value` with all fields changed at once: one alone may not fit what the others still are."""
-    kinds = typing.get_type_hints(type(value))
-    fields = {
-        head: _changed(getattr(value, head), inner)
-        if isinstance(inner, dict)
-        else _read(inner[1], kinds[head], inner[0])
-        for head, inner in wanted.items()
-    }
-    return dataclasses.replace(value, **fields)
+def _draft(value: Any) -> Draft:
+    from multipod.recipe.choices import CHOICES  # which brings JAX in, and the command line starts without it
+
+    return draft_of(value, CHOICES)
+
+
+def _setting(change: str) -> tuple[str, str]:
+    name, equals, text = change.partition("=")
+    if not equals:
+        raise RecipeError(f"--set {change!r} is not of the form name=value. Write, for example, optimizer.rate=0.2.")
+    return name.strip(), text.strip()
+
+
+def _choose(root: Draft, name: str, text: str) -> bool:
+    """Whether `name` leads to a value whose type `text` chooses; it is then chosen."""
+    try:
+        draft = _group(_find(root, name.split("."), wraps=False))
+    except _Unknown:
+        return False  # perhaps a field of a type that is chosen later
+    if draft is None or text not in draft.choice.types:
+        return False
+    draft.choose(text)
+    return True
+
+
+def _set(root: Draft, value: Any, name: str, text: str) -> None:
+    try:
+        place = _find(root, name.split("."))
+    except _Unknown as unknown:
+        kind = f" {unknown.path} is {unknown.draft.kind.__name__}." if unknown.path else ""
+        raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, _known(value))}{kind}") from None
+    draft = _group(place)
+    if place.field and text == "none" and optional_dataclass(place.draft.annotation(place.field)):
+        place.draft.values[place.field] = None
+    elif draft is None:
+        place.draft.values[place.field] = _read(text, place.draft.annotation(place.field), name)
+    elif text in draft.choice.types:
+        draft.choose(text)
+    elif draft.choice.types:
+        raise RecipeError(f"{name}: none is called {text!r}. {nearest(text, draft.choice.types)}")
+    else:
+        fields = names(draft.build(name), name + ".")
+        raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(fields)}.")
+
+
+def _group(place: Place) -> Draft | None:
+    """Returns the draft at a place; None where a plain value stands."""
+    return place.draft.child(place.field) if place.field else place.draft
+
+
+def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> Place:
+    """Returns the place of a dotted name; if it `wraps`, wrappers are put where the name asks for them."""
+    draft = root
+    for number, head in enumerate(path[:-1]):
+        alias = aliases_of(draft.kind).get(head)
+        place = _follow(draft, [alias] if alias and not draft.has(head) else [head], path[:number], wraps)
+        inner = _group(place)
+        if inner is None:
+            raise _Unknown(draft, path[:number])
+        draft = inner
+    alias = aliases_of(draft.kind).get(path[-1])
+    if alias == "":
+        return Place(draft, "")
+    return _follow(draft, [path[-1]] if alias is None else alias.split("."), path[:-1], wraps)
+
+
+def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: bool) -> Place:
+    """Returns the place that plain field names lead to from a draft, at the end of `path`."""
+    for name in fields[:-1]:
+        place = _holder(draft, name, path, wraps)
+        inner = _group(place)
+        if inner is None:
+            raise _Unknown(draft, path)
+        draft, path = inner, [*path, name]
+    return _holder(draft, fields[-1], path, wraps)
+
+
+def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> Place:
+    """Returns the place of a field: in the draft, in what it wraps, or in the wrapper that is then put around it."""
+    if draft.has(name):
+        return Place(draft, name)
+    inner = draft.child(draft.choice.inside) if draft.kind is draft.choice.wrapper else None
+    if inner is not None:
+        if inner.has(name):
+            return Place(inner, name)
+        raise _Unknown(inner, path)
+    if wraps and draft.can_wrap(name):
+        draft.wrap()
+        return Place(draft, name)
+    raise _Unknown(draft, path)
+
+
+def _known(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the names that can be set in a dataclass value, aliases among them."""
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        yield prefix + field.name
+        if dataclasses.is_dataclass(inner):
+            yield from _known(inner, f"{prefix}{field.name}.")
+    for alias in aliases_of(type(value)):
+        with contextlib.suppress(_Unknown):
+            _find(_draft(value), [alias])
+            yield prefix + alias
 
 
 def _read(text: str, kind: Any, name: str) -> Any:
-    """`text` as a value of type `kind`. Sizes may be written 2x4, lists with or without brackets."""
+    """Returns `text` as a value of type `kind`. Sizes may be written 2x4, lists with or without brackets."""
     error: Exception | None = None
     for candidate in _readings(text):
         try:

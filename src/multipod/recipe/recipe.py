@@ -1,28 +1,17 @@
 """The `Recipe`: everything that changes what a run learns, and nothing about where it is written."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import ClassVar
 
 from multipod.data.source import Data
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Objective
 from multipod.nn.model import Model
+from multipod.optim.optimizer import Builds
 from multipod.optim.pipemare import PipeMare
-from multipod.recipe.trouble import Trouble
-
-if TYPE_CHECKING:
-    import optax
-
-
-class Builds(Protocol):
-    """What a recipe needs of an optimizer: `multipod.optim.optimizer.Optimizer`, `Adafactor`, or your own dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def build(self, updates: int) -> "optax.GradientTransformation":
-        """The Optax transformation for a run of `updates`."""
-        ...
+from multipod.recipe.bad_updates import BadUpdateRules
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,7 @@ class Recipe:
       model: two functions on pytrees, see `multipod.nn.model.Model`.
       data: sources of training and test examples.
       objective: the values of an example, of which `loss` is minimised.
-      optimizer: an `Optimizer`, or anything with `build(updates)` that returns an Optax transformation.
+      optimizer: one of `multipod.optim.optimizers.OPTIMIZERS`, or your own (`Builds`).
       batch: examples in an update, over the whole mesh.
       updates: length of the run.
       layout: how the run lies on a mesh.
@@ -46,8 +35,10 @@ class Recipe:
         gradients added up: the memory of a smaller batch, the update of this one. (Batch norm sees the parts.)
       pipemare: of an asynchronous pipeline (`layout.schedule`), which of PipeMare's techniques it uses.
       seed: of the parameters, of the order of the data, and of its augmentation.
-      trouble: what is done about an update whose numbers are bad: not finite, or a spike.
+      bad_updates: what is done about an update whose numbers are bad: not finite, or a spike.
     """
+
+    aliases: ClassVar[Mapping[str, str]] = {"trouble": "bad_updates"}
 
     name: str
     model: Model
@@ -64,7 +55,7 @@ class Recipe:
     seed: int = 0
     accumulate: int = 1
     pipemare: PipeMare = field(default_factory=PipeMare)
-    trouble: Trouble = field(default_factory=Trouble)
+    bad_updates: BadUpdateRules = field(default_factory=BadUpdateRules)
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}

@@ -1,4 +1,4 @@
-"""A recipe as text (TOML), and what differs between two such texts."""
+"""A recipe as text (TOML) and back, and what differs between two such texts."""
 
 import dataclasses
 import tomllib
@@ -7,9 +7,15 @@ from typing import Any
 
 import tomli_w
 
-from multipod.layout.layout import COMBINATIONS
+from multipod.errors import RecipeError
+from multipod.layout.layout import COMBINATIONS, Layout
+from multipod.optim.optimizer import RegularizedOptimizer
+from multipod.recipe.bad_updates import BadUpdateRules
+from multipod.recipe.choices import CHOICES
+from multipod.recipe.old_forms import upgrade
+from multipod.recipe.override import aliases_of
+from multipod.recipe.read import read_value
 from multipod.recipe.recipe import Recipe
-from multipod.recipe.trouble import Trouble
 
 WHERE = (
     *("layout.mesh", "layout.failed", "layout.tile", "layout.rules"),
@@ -23,7 +29,7 @@ of them; a run that combines by it may lose chips all the same, since its tree i
 DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 """Fields that say where the data are. Whether they are the same data, `train.run_folder.check_data` asks the data."""
 
-TROUBLE = tuple(f"trouble.{name}" for name in ("kind", *(field.name for field in dataclasses.fields(Trouble))))
+BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdateRules))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
 
 RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_tables:TablePlacement"}
@@ -31,19 +37,34 @@ RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_t
 
 
 def to_text(recipe: Recipe) -> str:
-    """The whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
+    """Returns the whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
     return tomli_w.dumps(_table(recipe))
 
 
+def from_text(text: str) -> Recipe:
+    """Returns the recipe whose text `to_text` wrote, in this version or an older one.
+
+    Raises:
+      RecipeError: no TOML, a type that cannot be imported, or a field that its type does not have.
+    """
+    try:
+        table = upgrade(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(
+            f"the text of a recipe is no TOML: {error}. Write one with `multipod show RECIPE`."
+        ) from error
+    return read_value(table, Recipe, "recipe")
+
+
 def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
-    """What a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`.
+    """Returns what a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`.
 
     Where it does not go on `learning`, but is looked at, it may lie anywhere.
     """
-    before, after = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    before, after = (_flat_fields(text) for text in (old, new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
     moved = ("layout.failed", "layout.report_orthogonality") if combines and learning else WHERE
-    free = (*DATA_PLACES, *TROUBLE, *moved)
+    free = (*DATA_PLACES, *BAD_UPDATES, *moved)
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])
@@ -71,6 +92,26 @@ def _plain(value: Any) -> Any:
 
 def _kind(value: Any) -> str:
     return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', repr(value))}"
+
+
+def _flat_fields(text: str) -> dict[str, Any]:
+    """Returns the fields of a recipe's text in today's form, by the names that `--set` takes."""
+    return {_flat_name(name): value for name, value in _flat(upgrade(tomllib.loads(text))).items()}
+
+
+def _flat_name(name: str) -> str:
+    """Returns the alias of a field that has one: `optimizer.rate` of `optimizer.rate.then.peak`."""
+    group, _, path = name.partition(".")
+    for wrapper in (choice for choice in CHOICES.values() if choice.wrapper):
+        path = path.replace(f".{wrapper.inside}.", ".")
+    return f"{group}.{_ALIASES.get(group, {}).get(path, name.removeprefix(f'{group}.'))}" if path else name
+
+
+_ALIASES = {
+    group: {path: alias for alias, path in aliases_of(kind).items()}
+    for group, kind in {"optimizer": RegularizedOptimizer, "layout": Layout}.items()
+}
+"""The aliases of a recipe's groups of fields, by what they stand for."""
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

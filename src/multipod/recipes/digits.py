@@ -4,7 +4,8 @@ from multipod.data.digits import Digits
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification
 from multipod.models.resnet import SmallResNet
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.recipe.recipe import Recipe
 
 
@@ -15,7 +16,7 @@ def digits() -> Recipe:
         model=SmallResNet(activation="silu"),  # smooth: the loss curve is the same to 1e-6 on any mesh
         data=Digits(),
         objective=Classification(label_smoothing=0.1),
-        optimizer=Optimizer("adamw", rate=4e-3, weight_decay=0.02, warmup=0.2),
+        optimizer=AdamW(WarmUp(Cosine(4e-3), 0.2), weight_decay=0.02),
         layout=Layout(gradient_sum="ordered"),
         batch=128,
         updates=336,

@@ -10,7 +10,8 @@ from typing import Any
 from multipod.data.clicks.records import Clicks
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm_published import kaggle, mlperf
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
 
 
@@ -33,7 +34,7 @@ def _recipe(name: str, model: Any, examples: int, batch: int, rate: float, targe
         model=model,
         data=Clicks(f"clicks/{name.removeprefix('dlrm-')}"),
         objective=BinaryClassification(target_auc=target),
-        optimizer=Optimizer("adagrad", rate=rate, warmup=0.0, decay="constant"),
+        optimizer=Adagrad(Constant(rate)),
         batch=batch,
         updates=updates,
         evaluate_every=examples // (20 * batch),

@@ -3,7 +3,8 @@
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
 
 
@@ -17,7 +18,7 @@ def dlrm_small() -> Recipe:
         model=Dlrm(rows=data.rows, bottom=(64,), top=(64,), tt_rows=20_000, tt_rank=8),
         data=data,
         objective=BinaryClassification(),
-        optimizer=Optimizer("adagrad", rate=0.04, warmup=0.0, decay="constant"),
+        optimizer=Adagrad(Constant(0.04)),
         batch=batch,
         updates=updates,
         evaluate_every=updates // 20,  # as MLPerf's DLRM is evaluated: twenty times an epoch

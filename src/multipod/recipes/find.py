@@ -1,6 +1,5 @@
 """Finds a recipe by its name in the table, or as `file.py:function`."""
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -37,8 +36,6 @@ def find(name: str) -> Callable[[], Recipe]:
     if name in RECIPES:
         module, function = RECIPES[name].split(":")
         return getattr(importlib.import_module(module), function)
-    if name.startswith("finetune:"):  # what `multipod finetune` asked for
-        return functools.partial(importlib.import_module("multipod.recipes.finetune").from_name, name)
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise RecipeError(f"no recipe {name!r}. {nearest(name, RECIPES)} Or write my_recipe.py:function.")

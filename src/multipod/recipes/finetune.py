@@ -1,7 +1,6 @@
 """The recipe of a fine-tuning: a pre-trained run's model on a task, with what ST-MoE's study changes."""
 
-import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from multipod.data.span_corruption import SpanCorruption
@@ -9,11 +8,10 @@ from multipod.data.tasks import Task
 from multipod.errors import RecipeError
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe
+from multipod.optim.optimizer import Optimizer
 from multipod.optim.partly import Partly
-from multipod.recipe.override import override
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
-
-PREFIX = "finetune:"
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,6 @@ class FineTuning:
     """What is asked for. The defaults are those that were best for sparse models (arXiv:2202.08906).
 
     Attributes:
-      recipe: the pre-trained run's recipe.
-      overrides: its changes, as `name=value`.
       task: the file of the task.
       train: which parameters are updated, see `multipod.optim.partly.SUBSETS`.
       rate: the constant learning rate.
@@ -34,10 +30,8 @@ class FineTuning:
       sentinels: mark what is to be told by a sentinel.
     """
 
-    recipe: str
     task: str
-    overrides: tuple[str, ...] = ()
-    train: tuple[str, ...] = field(default=("all",))
+    train: tuple[str, ...] = ("all",)
     rate: float = 1e-3
     batch: int = 32
     updates: int = 200
@@ -46,31 +40,17 @@ class FineTuning:
     capacity: float = 2.0
     sentinels: bool = True
 
-    def name(self) -> str:
-        """The name by which `multipod.recipes.find` knows the recipe."""
-        return PREFIX + json.dumps({one.name: getattr(self, one.name) for one in fields(self)})
 
-
-def from_name(name: str) -> Recipe:
-    """The recipe behind a name that `FineTuning.name` made."""
-    values = json.loads(name.removeprefix(PREFIX))
-    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return fine_tuned(FineTuning(**listed))
-
-
-def fine_tuned(asked: FineTuning) -> Recipe:
-    """The recipe.
+def fine_tuned(before: Recipe, asked: FineTuning) -> Recipe:
+    """Returns the recipe that fine-tunes the model of a run of the recipe `before`.
 
     Raises:
       RecipeError: the run is not of a model that can be fine-tuned so.
     """
-    from multipod.recipes.find import load
-
-    before = override(load(asked.recipe), list(asked.overrides))
-    model, data, optimizer = before.model, before.data, _constant(before.optimizer, asked.rate)
+    model, data, optimizer = before.model, before.data, _make_constant(before.optimizer, asked.rate)
     if not isinstance(model, StMoe) or not isinstance(data, SpanCorruption):
         raise RecipeError(
-            f"fine-tuning {asked.recipe}: it is a {type(model).__name__} on {type(data).__name__}. Text-to-text tasks "
+            f"fine-tuning {before.name}: it is a {type(model).__name__} on {type(data).__name__}. Text-to-text tasks "
             "need an StMoe that was trained by SpanCorruption: st-moe-small, or your own."
         )
     routing = replace(model.routing, evaluation_capacity=asked.capacity)
@@ -89,8 +69,8 @@ def fine_tuned(asked: FineTuning) -> Recipe:
     )
 
 
-def _constant(optimizer: Any, rate: float) -> Any:
-    """`optimizer` at a constant rate. Its state is that of the pre-training, so it has no warm-up."""
-    known = {one.name for one in fields(optimizer)}
-    changes = {"rate": rate, "decay": "constant", "warmup": 0.0, "warmup_updates": 0}
-    return replace(optimizer, **{name: value for name, value in changes.items() if name in known})
+def _make_constant(optimizer: Any, rate: float) -> Any:
+    """Returns `optimizer` at a constant rate. Its state is that of the pre-training, so it has no warm-up."""
+    known = {field.name for field in fields(optimizer)}
+    constant: Any = Constant(rate) if isinstance(optimizer, Optimizer) else rate
+    return replace(optimizer, rate=constant) if "rate" in known else optimizer

@@ -3,7 +3,8 @@
 from multipod.data.digits import Digits
 from multipod.metrics.objective import Classification
 from multipod.models.mlp import Mlp
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.rates import Cosine, WarmUp
+from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 
 
@@ -14,7 +15,7 @@ def mlp_small() -> Recipe:
         model=Mlp(),
         data=Digits(),
         objective=Classification(),
-        optimizer=Optimizer("sgd", rate=0.02, momentum=0.9, weight_decay=1e-4, warmup=0.05),
+        optimizer=Sgd(WarmUp(Cosine(0.02), 0.05), momentum=0.9, weight_decay=1e-4),
         batch=128,
         updates=330,
         evaluate_every=110,

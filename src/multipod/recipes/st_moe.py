@@ -5,6 +5,7 @@ from multipod.data.stdlib_text import StdlibText
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
 from multipod.optim.adafactor import Adafactor
+from multipod.optim.rates import Rsqrt, WarmUp
 from multipod.recipe.recipe import Recipe
 
 
@@ -16,7 +17,7 @@ def st_moe_small() -> Recipe:
         model=small_st_moe(data.vocab),
         data=data,
         objective=SparseTokens(),
-        optimizer=Adafactor(rate=0.05, warmup_updates=100),
+        optimizer=Adafactor(WarmUp(Rsqrt(0.05), updates=100)),
         batch=64,
         updates=900,
         evaluate_every=300,
@@ -42,7 +43,7 @@ def _published(name: str, model: StMoe, updates: int) -> Recipe:
         model=model,
         data=SpanCorruption(length=512, text=StdlibText(vocab=4096), sentinels=model.vocab - 4096),
         objective=SparseTokens(z=1e-4),
-        optimizer=Adafactor(rate=0.01, warmup_updates=10_000),
+        optimizer=Adafactor(WarmUp(Rsqrt(0.01), updates=10_000)),
         batch=2048,
         updates=updates,
         checkpoint_every=1000,

@@ -3,7 +3,8 @@
 from multipod.data.docstrings import Docstrings
 from multipod.metrics.objective import TokenClassification
 from multipod.models.transformer import small_transformer
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.recipe.recipe import Recipe
 
 
@@ -15,7 +16,7 @@ def stdlib_docs() -> Recipe:
         model=small_transformer(data.vocab),
         data=data,
         objective=TokenClassification(tokens_per_example=data.target_length, label_smoothing=0.1),
-        optimizer=Optimizer("adamw", rate=1e-3, weight_decay=0.01, warmup=0.1),
+        optimizer=AdamW(WarmUp(Cosine(1e-3), 0.1), weight_decay=0.01),
         batch=64,
         updates=600,
         evaluate_every=200,

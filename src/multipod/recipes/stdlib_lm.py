@@ -3,7 +3,8 @@
 from multipod.data.stdlib_text import Masking, StdlibText
 from multipod.metrics.objective import TokenClassification
 from multipod.models.bert import tiny_bert
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adamw import AdamW
+from multipod.optim.rates import Cosine, WarmUp
 from multipod.recipe.recipe import Recipe
 
 
@@ -16,7 +17,7 @@ def stdlib_lm() -> Recipe:
         model=tiny_bert(vocab, length),
         data=StdlibText(length=length, vocab=vocab, masking=masking),
         objective=TokenClassification(tokens_per_example=masking.most),  # every token weighs the same
-        optimizer=Optimizer("adamw", rate=2e-3, weight_decay=0.01, warmup=0.1),
+        optimizer=AdamW(WarmUp(Cosine(2e-3), 0.1), weight_decay=0.01),
         batch=64,
         updates=900,
         evaluate_every=300,

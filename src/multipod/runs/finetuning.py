@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from multipod.recipes.finetune import FineTuning
+from multipod.recipes.finetune import FineTuning, fine_tuned
 from multipod.runs.opening import restore_state
 from multipod.runs.options import RuntimeOptions
+from multipod.runs.recipes import configure_recipe, recorded_recipe
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.training import train_request
 from multipod.step.programs import AnyProgram
@@ -23,21 +24,20 @@ def finetune_run(
 ) -> RunResult:
     """Fine-tunes the model of the run in the folder `pretrained` in a new run.
 
-    `asked` needs no recipe and no overrides, which are the run's. Of `request` all but the recipe is used; its `at` is
-    the checkpoint of the pre-trained run to begin from.
+    Of `request` all but the recipe is used; its `at` is the checkpoint of the pre-trained run to begin from.
 
     Raises:
       RecipeError: the run's model cannot be fine-tuned so.
       CheckpointError: there is no such checkpoint.
     """
-    _, facts = open_folder(Path(pretrained))
-    asked = replace(asked, recipe=facts["recipe"], overrides=tuple(facts["overrides"]))
+    folder, facts = open_folder(Path(pretrained))
+    before = configure_recipe(recorded_recipe(folder, facts), facts["overrides"], RuntimeOptions())
     request = request or TrainRequest()
 
     def begin(program: AnyProgram) -> State:
         return pretrained_state(program, Path(pretrained), request.at, reset_optimizer)
 
-    return train_request(replace(request, recipe=asked.name(), at=None, begin=begin), options)
+    return train_request(replace(request, recipe=fine_tuned(before, asked), at=None, begin=begin), options)
 
 
 def pretrained_state(program: AnyProgram, run: Path, at: int | None, reset_optimizer: bool) -> State:

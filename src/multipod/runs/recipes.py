@@ -1,16 +1,19 @@
 """The recipe of a run: found by its name or given as a value, changed, and laid on the mesh that is here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 
 from multipod.layout.layout import Layout
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
+from multipod.recipe.text import from_text
 from multipod.recipes.find import load
 from multipod.runs.options import RuntimeOptions
 from multipod.topology.machines import parse
+from multipod.train.run_folder import RunFolder
 
 
 def configure_recipe(recipe: str | Recipe, changes: Sequence[str], options: RuntimeOptions) -> Recipe:
@@ -24,6 +27,21 @@ def configure_recipe(recipe: str | Recipe, changes: Sequence[str], options: Runt
     base = recipe if isinstance(recipe, Recipe) else load(recipe)
     changed = override(base, [*changes, *mesh])
     return replace(changed, layout=without_chips(changed.layout, options.fail)) if options.fail else changed
+
+
+def recorded_recipe(folder: RunFolder, facts: Mapping[str, Any]) -> str | Recipe:
+    """Returns the recipe that a run began with: the name by which it was found, or the value.
+
+    A recipe that was given as a value is read from the run's text, without the mesh, which is of the devices that were
+    there. So is that of a fine-tuning by an older version, whose name held JSON.
+
+    Raises:
+      RecipeError: the text names a type that cannot be imported.
+    """
+    if not facts.get("recipe_is_value") and not facts["recipe"].startswith("finetune:"):
+        return facts["recipe"]
+    recipe = from_text(folder.recipe.read_text())
+    return replace(recipe, layout=replace(recipe.layout, mesh=(), failed=()))
 
 
 def without_chips(layout: Layout, fail: Sequence[str]) -> Layout:

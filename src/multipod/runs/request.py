@@ -14,6 +14,7 @@ from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
+from multipod.runs.recipes import recorded_recipe
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.events import Ended, Observer
@@ -92,13 +93,13 @@ def remember(request: TrainRequest, options: RuntimeOptions, devices: int = 0) -
     """
     if request.resume is None:
         return request, options
-    _, facts = open_folder(request.resume)
-    if request.recipe and request.recipe != facts["recipe"]:
+    folder, facts = open_folder(request.resume)
+    if isinstance(request.recipe, str) and request.recipe not in ("", facts["recipe"]):
         raise RecipeError(
             f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
         )
-    asked = request.changes
-    request = replace(request, recipe=facts["recipe"], changes=[*facts["overrides"], *asked])
+    asked, recipe = request.changes, request.recipe or recorded_recipe(folder, facts)
+    request = replace(request, recipe=recipe, changes=[*facts["overrides"], *asked])
     mesh = tuple(facts.get("chips", facts["mesh"].values()))
     elsewhere = any(change.startswith("layout.mesh=") for change in asked)
     fits = math.prod(mesh) * facts.get("tile", 1) <= (devices or jax.device_count())

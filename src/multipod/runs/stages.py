@@ -90,6 +90,7 @@ def run_facts(program: AnyProgram, request: TrainRequest, options: RuntimeOption
     """What `run.json` says of this run, and what was planned, if it was."""
     cache = str(options.cache or "off")
     known = facts(program, recipe_name(request), list(request.changes), options.command, cache)
+    known |= {} if isinstance(request.recipe, str) else {"recipe_is_value": True}
     return known if request.plan is None else known | {"plan": request.plan}
 
 

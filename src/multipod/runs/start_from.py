@@ -13,7 +13,7 @@ from multipod.layout.mesh import abstract_mesh, make_mesh, replicated
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe
+from multipod.runs.recipes import configure_recipe, recorded_recipe
 from multipod.runs.request import TrainRequest
 from multipod.step.programs import AnyProgram, program_of
 from multipod.step.relaid import relaid
@@ -34,17 +34,18 @@ def start_from(request: TrainRequest, run: Path, options: RuntimeOptions) -> Tra
       RunFolderError, LayoutError: see `check_convertible`.
     """
     folder, facts = open_folder(run)
-    if request.recipe and request.recipe != facts["recipe"]:
+    if isinstance(request.recipe, str) and request.recipe not in ("", facts["recipe"]):
         raise RecipeError(f"{run} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out.")
-    before = configure_recipe(facts["recipe"], facts["overrides"], replace(options, mesh=None, fail=()))
+    recipe = request.recipe or recorded_recipe(folder, facts)
+    before = configure_recipe(recipe, facts["overrides"], replace(options, mesh=None, fail=()))
     check_same(folder, before)
     changes = [*facts["overrides"], *request.changes]
-    check_convertible(folder, facts, before, configure_recipe(facts["recipe"], changes, options))
+    check_convertible(folder, facts, before, configure_recipe(recipe, changes, options))
 
     def begin(program: AnyProgram) -> State:
         return convert_checkpoint(program, folder, facts, before, request.at)
 
-    return replace(request, recipe=facts["recipe"], changes=changes, begin=begin)
+    return replace(request, recipe=recipe, changes=changes, begin=begin)
 
 
 def check_convertible(folder: RunFolder, facts: dict[str, Any], before: Recipe, after: Recipe) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from multipod.errors import RunFolderError
+from multipod.errors import RecipeError, RunFolderError
 from multipod.recipe.recipe import Recipe
 from multipod.runs.alone import run_alone
 from multipod.runs.elastic import run_elastic
@@ -49,6 +49,8 @@ def train_run(
     """
     if resume is not None and out is not None:
         raise RunFolderError("resume goes on in the run's own folder: leave out `out`.")
+    if not recipe and resume is None and start_from is None:
+        raise RecipeError("say which recipe to train, or which run to go on with: runs.train('digits').")
 
     def tell(folder: RunFolder, first: bool) -> Sequence[Observer]:
         return observers

@@ -44,15 +44,17 @@ def stages_of(program: StagedProgram) -> list[StageShare]:
     found = []
     for stage in range(made.stages):
         own = [made.part(stage, chunk) for chunk in range(made.chunks)]
-        states = [jax.eval_shape(pipe.parts[n].optimizer.init, pipe.weights[n]) for n in own]
-        kept = sum(pipe.tables.keep[chunk][stage] * _bytes(pipe.passes[n].saved) for chunk, n in enumerate(own))
+        states = [jax.eval_shape(pipe.setup.parts[n].optimizer.init, pipe.setup.weights[n]) for n in own]
+        kept = sum(
+            pipe.setup.tables.keep[chunk][stage] * _bytes(pipe.setup.passes[n].saved) for chunk, n in enumerate(own)
+        )
         found.append(
             StageShare(
                 stage,
                 tuple(layer.name for n in own for layer in cut.parts[n]),
                 sum(costs[n] for n in own) / sum(costs),
-                sum(math.prod(leaf.shape) for n in own for leaf in jax.tree.leaves(pipe.weights[n])),
-                _bytes([pipe.weights[n] for n in own]),
+                sum(math.prod(leaf.shape) for n in own for leaf in jax.tree.leaves(pipe.setup.weights[n])),
+                _bytes([pipe.setup.weights[n] for n in own]),
                 _bytes(states),
                 kept,
                 program.proof.peak_live[stage],
@@ -95,7 +97,7 @@ def pipe_facts(program: StagedProgram) -> PipeFacts:
         float(busy),
         program.cut.balance,
         {name: device_bytes(part) for name, part in program.kept.items()},
-        _bytes(program.pipe.messages.slots),
+        _bytes(program.pipe.slots.messages.slots),
         tuple(program.cut.tied),
     )
 

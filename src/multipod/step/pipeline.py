@@ -10,6 +10,7 @@ from multipod.errors import RecipeError
 from multipod.execute.pipeline.delays import PipelinePart
 from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
+from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
@@ -80,7 +81,9 @@ def pipe_of(
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
     split = _split(parts, weights, specs) if specs else None
-    return Pipe(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    return Pipe(
+        PipelineSetup(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
+    )
 
 
 def _split(
@@ -120,7 +123,7 @@ def evaluations(
 
 def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
     """The whole model's parameters as those of the parts; tied ones are in several."""
-    return [{name: params[name] for name in own} for own in pipe.weights]
+    return [{name: params[name] for name in own} for own in pipe.setup.weights]
 
 
 def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:

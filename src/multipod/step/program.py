@@ -200,7 +200,7 @@ class Program:
     @property
     def watched(self) -> bool:
         """Whether an update looks at its own numbers (`step.guard`)."""
-        return self.recipe.trouble.watches or self.faulty
+        return self.recipe.bad_updates.watches or self.faulty
 
     def stop_flags(self, stop: int) -> jax.Array:
         """One int32 for each device, 1 to ask for a stop, 0 for none; `update` tells every process their sum."""
@@ -303,7 +303,7 @@ class Program:
         whole = rearranged(self.recipe, self.optimizer, (params, statistics, optimizer), state.update + 1)
         params, statistics, optimizer = whole
         if self.watched:
-            good, sums = judged(sums, travelled, asked.limits, self.recipe.trouble.watches)
+            good, sums = judged(sums, travelled, asked.limits, self.recipe.bad_updates.watches)
             kept = state.params, state.statistics, state.optimizer
             params, statistics, optimizer = chosen(good, (params, statistics, optimizer), kept)
         return State(params, statistics, optimizer, state.key, state.update + 1, state.position + 1), sums

@@ -80,7 +80,7 @@ def laid_of(program: AnyProgram, whole: WholeState) -> State:
     pipe, held = program.pipe, _by_path(whole.optimizer)
     weights = split_params(program.recipe, pipe, whole.params)
     states = []
-    for part, own in zip(pipe.parts, weights, strict=True):
+    for part, own in zip(pipe.setup.parts, weights, strict=True):
         fresh = part.optimizer.init(own)
         if program.recipe.layout.asynchronous:
             states.append((_taken(fresh[0], held), *(_begun(more, whole) for more in fresh[1:])))

@@ -2,7 +2,7 @@
 
 The rows are taken from a table before the model runs, and the loss is differentiated in them. Devices exchange the rows
 that they read with their gradients. The recipe's own Optax transformation then sees a table of these rows alone, with
-the state that belongs to them; under the optimizers of `multipod.optim.optimizer.SPARSE` that changes no number.
+the state that belongs to them; under a `SparseOptimizer` that changes no number.
 
 A device receives the rows of the whole batch, so that is what an exchange costs; a sum of whole gradients costs twice
 the table.
@@ -18,6 +18,7 @@ from jax import lax
 
 from multipod.errors import LayoutError, RecipeError
 from multipod.nn.model import ReadsRows, rows_name
+from multipod.optim.optimizer import SparseOptimizer
 from multipod.optim.sparse import RowGradient, row_gradient
 from multipod.recipe.recipe import Recipe
 
@@ -31,7 +32,7 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
       RecipeError: a model without tables of vectors.
       LayoutError: names what of the recipe needs gradients of whole tables.
     """
-    if not getattr(recipe.optimizer, "sparse", False):
+    if not (isinstance(recipe.optimizer, SparseOptimizer) and recipe.optimizer.sparse):
         return ()
     model = recipe.model
     if not isinstance(model, ReadsRows):

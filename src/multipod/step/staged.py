@@ -16,7 +16,7 @@ from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
 from multipod.execute.bucketing import all_reduce_tree
-from multipod.execute.pipeline.forward import go_forward
+from multipod.execute.pipeline.forward import run_forward
 from multipod.execute.pipeline.in_flight import PipeState, add_first_dim, drop_first_dim
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.check import lay
@@ -180,10 +180,10 @@ class StagedProgram:
                 f"accumulate={self.recipe.accumulate}: micro-batches are that already. Set accumulate=1 and "
                 "layout.micro_batches"
             )
-        if self.recipe.trouble.watches:
+        if self.recipe.bad_updates.watches:
             wrong.append(
-                f"trouble.action={self.recipe.trouble.action}: no stage sees the whole gradient that it judges. Take "
-                "ignore"
+                f"bad_updates.action={self.recipe.bad_updates.action}: no stage sees the whole gradient that it "
+                "judges. Take ignore"
             )
         if self.recipe.pipemare.warmup and layout.schedule not in ("pipemare", "pipedream"):
             wrong.append(
@@ -221,7 +221,7 @@ class StagedProgram:
     @cached_property
     def parameters(self) -> int:
         """How many the model has."""
-        return sum(math.prod(leaf.shape) for leaf in join_params(list(self.pipe.weights)).values())
+        return sum(math.prod(leaf.shape) for leaf in join_params(list(self.pipe.setup.weights)).values())
 
     def init(self) -> State:
         """The state before the first update, on the mesh."""
@@ -317,7 +317,7 @@ class StagedProgram:
         """
         rows = batch_sharding(self.mesh)
         flags = jax.ShapeDtypeStruct((data_devices(self.mesh),), jnp.int32, sharding=rows)
-        held = self.pipe.aux["batch"]
+        held = self.pipe.setup.aux["batch"]
         batch = {n: jax.ShapeDtypeStruct((self.rows, *s.shape[1:]), s.dtype, sharding=rows) for n, s in held.items()}
         update = jax.jit(self.update, donate_argnums=0, out_shardings=(self._shardings, replicated(self.mesh)))
         return update.lower(self.shapes, batch, flags)
@@ -361,7 +361,7 @@ class StagedProgram:
     @cached_property
     def _evaluated(self) -> Callable[[Any, Batch], tuple[Sums, Any]]:
         functions = evaluations(self.recipe, self.proof.schedule.parts, self.mesh, self.splits)
-        return jax.jit(lambda params, batch: go_forward(self.pipe, functions, params, self._cut_rows(batch)))
+        return jax.jit(lambda params, batch: run_forward(self.pipe.slots, functions, params, self._cut_rows(batch)))
 
     def whole_params(self, state: State) -> dict[str, jax.Array]:
         """The model's parameters after all updates, each whole on every device."""
@@ -371,7 +371,7 @@ class StagedProgram:
     def sum_alone(self) -> Callable[[Any], Any]:
         """The gradient sum over the data axes as a program of its own, to be timed; takes parameters for gradients."""
         stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
-        summed = lambda gradients: add_first_dim(self.pipe.summed(drop_first_dim(gradients)))  # noqa: E731
+        summed = lambda gradients: add_first_dim(self.pipe.sum_gradients(drop_first_dim(gradients)))  # noqa: E731
         return jax.jit(self._over_data(summed, (stage,), stage))
 
     def check(self, sums: Sums) -> None:

@@ -42,7 +42,7 @@ class BadUpdatePolicy:
     spikes: SpikeDetector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.spikes = SpikeDetector(self.program.recipe.trouble)
+        self.spikes = SpikeDetector(self.program.recipe.bad_updates)
 
     def asked(self, stop: int, flip: int = 0) -> Asked:
         """What goes with the next update: the wish to stop, and what is usual."""
@@ -66,15 +66,15 @@ class BadUpdatePolicy:
         if not int(sums["bad"]):
             self.spikes.add(*numbers)
             return JudgedUpdate(state, sums, None)
-        start, number, trouble = self.clock(), int(state.update), self.program.recipe.trouble
-        action: str = trouble.action
+        start, number, rules = self.clock(), int(state.update), self.program.recipe.bad_updates
+        action: str = rules.action
         cause = ""
-        if trouble.replay:
+        if rules.replay:
             state, sums, cause = self._repeat(update, state, batch, asked if again is None else again)
             action = action if cause else "repeated"
         if action != "repeated" and self.spikes.count_bad():
             action = "stop"
-            cause += f"; more than {trouble.most} bad updates among {trouble.window}"
+            cause += f"; more than {rules.most} bad updates among {rules.window}"
         limits = tuple(float(limit) for limit in np.asarray(asked.limits))
         event = BadUpdate(
             number,
@@ -116,7 +116,7 @@ def refuse_bad_update(bad: BadUpdate, update: int, folder: str) -> None:
     raise PoisonedError(
         f"update {bad.update}: {bad.kind} ({values}). {bad.verdict or 'It was not tried again'}. "
         f"The weights before it are saved as update {update}. To leave its batch out, go on with --resume "
-        f"{folder} --set trouble.action=skip."
+        f"{folder} --set bad_updates.action=skip."
     )
 
 

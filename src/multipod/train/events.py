@@ -6,7 +6,7 @@ updates are taken when the result of the update is there.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class SaveFailed:
 
 @dataclass(frozen=True)
 class BadUpdate:
-    """Update number `update` was bad, and this was done about it (`recipe.trouble`).
+    """Update number `update` was bad, and this was done about it (`recipe.bad_updates`).
 
     Attributes:
       update: number of the update, from 1.
@@ -232,8 +232,9 @@ EventSink = Callable[[Event], None]
 """Given each event, by process 0 alone. What it raises ends the run."""
 
 
+@runtime_checkable
 class Observer(Protocol):
-    """An `EventSink` that holds something: a file, the terminal. `multipod.train.observers` has them."""
+    """An `EventSink` that holds something: a file, the terminal. `multipod.train.observers.table` has them."""
 
     def __call__(self, event: Event) -> None:
         """Takes an event."""

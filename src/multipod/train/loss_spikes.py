@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from multipod.recipe.trouble import Trouble
+from multipod.recipe.bad_updates import BadUpdateRules
 
 LEAST = 16
 """Good updates before anything can be a spike."""
@@ -18,7 +18,7 @@ LEAST = 16
 class SpikeDetector:
     """Knows the numbers of recent good updates, and how many were bad."""
 
-    trouble: Trouble
+    rules: BadUpdateRules
     _losses: deque[float] = field(default_factory=deque)
     _norms: deque[float] = field(default_factory=deque)
     _bad: deque[int] = field(default_factory=deque)
@@ -33,20 +33,20 @@ class SpikeDetector:
         self._seen += 1
         for values, value in ((self._losses, loss), (self._norms, norm)):
             values.append(value)
-            if len(values) > self.trouble.window:
+            if len(values) > self.rules.window:
                 values.popleft()
 
     def count_bad(self) -> bool:
         """Counts a bad update; returns whether there were too many lately."""
         self._seen += 1
         self._bad.append(self._seen)
-        while self._bad[0] <= self._seen - self.trouble.window:
+        while self._bad[0] <= self._seen - self.rules.window:
             self._bad.popleft()
-        return len(self._bad) > self.trouble.most
+        return len(self._bad) > self.rules.most
 
     def _limit(self, values: deque[float]) -> float:
-        usual = statistics.median(values) if self.trouble.spike and len(values) >= LEAST else 0.0
-        return self.trouble.spike * usual if usual > 0 else math.inf
+        usual = statistics.median(values) if self.rules.spike and len(values) >= LEAST else 0.0
+        return self.rules.spike * usual if usual > 0 else math.inf
 
 
 def kind_of(loss: float, norm: float, limits: tuple[float, float]) -> str:

@@ -58,6 +58,11 @@ class TickTables:
     delays: np.ndarray
     segments: tuple[TickSegment, ...]
 
+    @property
+    def immediate(self) -> bool:
+        """Whether each message is read in the tick after the one that sends it, or never."""
+        return len(self.forward) == 1 and max(map(max, self.inbox)) == 1
+
 
 def build_tables(proof: PipelineProof) -> TickTables:
     """The tables of a proven schedule."""

@@ -32,7 +32,7 @@ SMALLER = (
     "--set",
     "model.hidden=128",
 )
-WATCHED = ("--set", "trouble.action=skip", "--set", "trouble.spike=10")
+WATCHED = ("--set", "bad_updates.action=skip", "--set", "bad_updates.spike=10")
 
 Found = dict[str, Any]
 """What `multipod chaos --json` wrote of a piece."""

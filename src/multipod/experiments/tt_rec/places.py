@@ -16,7 +16,8 @@ from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_tables import Placement, TablePlacement
-from multipod.optim.optimizer import Optimizer
+from multipod.optim.adagrad import Adagrad
+from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes
@@ -89,7 +90,7 @@ def _section(rows: Sequence[tuple[str, ...]]) -> Section:
 
 def _trained(model: Dlrm, layout: Layout, data: Synthetic) -> tuple[list[float], int, int, CompiledFacts]:
     recipe = Recipe(
-        "places", model, data, BinaryClassification(), Optimizer("adagrad", 0.04, warmup=0.0, decay="constant"), BATCH,
+        "places", model, data, BinaryClassification(), Adagrad(Constant(0.04)), BATCH,
         UPDATES, layout,
     )  # fmt: skip
     program = Program(recipe, make_mesh(layout))

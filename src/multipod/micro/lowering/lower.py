@@ -113,8 +113,8 @@ class Lowering:
             return result if isinstance(result, list) else [result]
         except CannotLowerError as problem:
             shapes = ", ".join(_aval_text(atom.aval) for atom in eqn.invars)
-            place = (self.source, f"{name}({shapes}): {problem}")
-            self.problems[place] = self.problems.get(place, 0) + 1
+            problem_at = (self.source, f"{name}({shapes}): {problem}")
+            self.problems[problem_at] = self.problems.get(problem_at, 0) + 1
             avals: list[Any] = [var.aval for var in eqn.outvars]
             return [self.fresh("missing", tuple(aval.shape), edge_dtype(aval.dtype)) for aval in avals]
 

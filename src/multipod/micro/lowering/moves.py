@@ -39,7 +39,7 @@ def transposed(low: Lowering, x: Value, permutation: tuple[int, ...]) -> Value:
     check_rank(len(merged))
     flat = low.emit("RESHAPE", [x, ints(merged)], merged)
     places = [order.index(number) for number in range(len(groups))]
-    turned = low.emit("TRANSPOSE", [flat, ints(places)], [merged[place] for place in places])
+    turned = low.emit("TRANSPOSE", [flat, ints(places)], [merged[number] for number in places])
     return low.emit("RESHAPE", [turned, ints(shape)], shape)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.match import Builder, Const, Found, Rule, becomes, new, node, replaced
+from multipod.micro.match import Builder, Const, Match, Rule, becomes, new, node, replaced
 from multipod.micro.operators.arithmetic import FUSED
 from multipod.micro.operators.formula import FormulaWriter, written
 from multipod.micro.operators.operator import AnyScale, AsTable, FixedScale, Operator, Options, SameScale
@@ -22,11 +22,11 @@ from multipod.micro.operators.values import ACTIVATIONS, elementwise
 def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
     """Rules for a function that keeps its input between two numbers, in either order."""
 
-    def build(found: Found) -> list[Op] | None:
-        bounds = zip((found["low"].values, found["high"].values), (low, high), strict=True)
+    def build(match: Match) -> list[Op] | None:
+        bounds = zip((match["low"].values, match["high"].values), (low, high), strict=True)
         if not all(values.size == 1 and (values == number).all() for values, number in bounds):
             return None
-        return [new(kind, [found["x"]], found.op.output, found.op.source)]
+        return [new(kind, [match["x"]], match.op.output, match.op.source)]
 
     name = kind.lower()
     return (
@@ -35,27 +35,27 @@ def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
     )
 
 
-def _relu(found: Found) -> list[Op] | None:
-    if found["x"].dtype != "float32":
+def _relu(match: Match) -> list[Op] | None:
+    if match["x"].dtype != "float32":
         return None
-    return [new("RELU", [found["x"]], found.op.output, found.op.source)]
+    return [new("RELU", [match["x"]], match.op.output, match.op.source)]
 
 
-def _leaky(found: Found) -> list[Op] | None:
-    slope = found["a"].values
+def _leaky(match: Match) -> list[Op] | None:
+    slope = match["a"].values
     if slope.size != 1 or not 0 < slope.ravel()[0] < 1:
         return None
-    return [new("LEAKY_RELU", [found["x"]], found.op.output, found.op.source, alpha=float(slope.ravel()[0]))]
+    return [new("LEAKY_RELU", [match["x"]], match.op.output, match.op.source, alpha=float(slope.ravel()[0]))]
 
 
 def _softmax(kind: str, **options: float) -> Builder:
     """A softmax over the last dim; over another one between two transposes."""
 
-    def build(found: Found) -> list[Op] | None:
-        x, op = found["x"], found.op
-        axes = [int(axis) % len(x.shape) for axis in np.ravel(found["axes"].values)]
+    def build(match: Match) -> list[Op] | None:
+        x, op = match["x"], match.op
+        axes = [int(axis) % len(x.shape) for axis in np.ravel(match["axes"].values)]
         if len(axes) != 1 or (
-            "axes2" in found.tensors and not np.array_equal(found["axes2"].values, found["axes"].values)
+            "axes2" in match.tensors and not np.array_equal(match["axes2"].values, match["axes"].values)
         ):
             return None
         last = len(x.shape) - 1
@@ -74,12 +74,12 @@ def _softmax(kind: str, **options: float) -> Builder:
     return build
 
 
-def _beta(found: Found) -> list[Op] | None:
+def _beta(match: Match) -> list[Op] | None:
     """softmax(c x) = softmax with beta c, for one positive number c."""
-    c = found["c"].values
-    if c.size != 1 or c.ravel()[0] <= 0 or found["x"].shape != found.op.output.shape:
+    c = match["c"].values
+    if c.size != 1 or c.ravel()[0] <= 0 or match["x"].shape != match.op.output.shape:
         return None
-    return [replaced(found.op, [found["x"]], found.op.output, beta=found.op.options["beta"] * float(c.ravel()[0]))]
+    return [replaced(match.op, [match["x"]], match.op.output, beta=match.op.options["beta"] * float(c.ravel()[0]))]
 
 
 _BELOW = node("MUL", "x", Const("a"))

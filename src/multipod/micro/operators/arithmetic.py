@@ -37,6 +37,12 @@ def _bound(kind: str, least: float) -> PrimitiveRule:
     return rule
 
 
+def atan2(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+    """ATAN2, which unlike its neighbours here repeats no elements."""
+    shape = shape_of(eqn)
+    return low.emit("ATAN2", [np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x for x in inputs], shape)
+
+
 def div(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """DIV of floats, FLOOR_DIV of integers."""
     kind = "DIV" if eqn.outvars[0].aval.dtype.name == "float32" else "FLOOR_DIV"
@@ -137,6 +143,7 @@ OPERATORS = (
         "SQUARED_DIFFERENCE", options=Options(76), since="1.13.1", evaluate=elementwise(lambda x, y: (x - y) ** 2),
         quantised=AnyScale(("int8",)),
     ),
+    Operator("ATAN2", Options(122), since="2.10.0", evaluate=elementwise(jnp.arctan2), primitives={"atan2": atan2}),
     Operator("FLOOR_DIV", since="1.14.0", evaluate=elementwise(jnp.floor_divide)),
     Operator("FLOOR_MOD", since="1.13.0", evaluate=elementwise(jnp.mod), primitives={"rem": rem}),
 )  # fmt: skip

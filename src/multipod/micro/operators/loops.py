@@ -74,11 +74,11 @@ def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Valu
 
         def step(loop: Any) -> Any:
             count, here, filled = loop
-            place = length - 1 - count if reverse else count
-            inputs = [jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in xs]
+            row = length - 1 - count if reverse else count
+            inputs = [jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in xs]
             result = jax.extend.core.jaxpr_as_fun(body)(*consts, *here, *inputs)
             new = [
-                jax.lax.dynamic_update_index_in_dim(stack, value, place, 0)
+                jax.lax.dynamic_update_index_in_dim(stack, value, row, 0)
                 for stack, value in zip(filled, result[carry:], strict=True)
             ]
             return count + 1, list(result[:carry]), new

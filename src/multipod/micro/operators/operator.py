@@ -81,7 +81,7 @@ class AsTable:
     activations: tuple[str, ...] = ()
 
 
-Quantised = AnyScale | SameScale | FixedScale | Weighted | AsTable
+Demands = AnyScale | SameScale | FixedScale | Weighted | AsTable
 """What the integer kernels of an operator demand of the scales around them. From TFLM's own checks."""
 
 
@@ -113,7 +113,7 @@ class Operator:
     versions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     variant: Callable[[Op, str], str] = lambda op, dtype: dtype
     evaluate: Evaluate | None = None
-    quantised: Quantised | None = None
+    quantised: Demands | None = None
     in_place: bool = False
     elementwise: int = 0
     broadcasts: bool = False
@@ -128,7 +128,7 @@ class Operator:
 
     @property
     def number(self) -> int:
-        """Its number in a file."""
+        """The number of the operator in a file."""
         return NUMBERS[self.name]
 
     def version(self, op: Op) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.lowering.moves import padded, reshaped
 from multipod.micro.lowering.padding import padding_of, same_padding, sizes_after
-from multipod.micro.match import Const, Found, Rule, node, replaced
+from multipod.micro.match import Const, Match, Rule, node, replaced
 from multipod.micro.operators.operator import Operator, Options, SameScale
 from multipod.micro.operators.values import fused
 
@@ -73,21 +73,21 @@ def _max_padding(low: Lowering, x: Value, around: Any, window: Any, strides: Any
     return padding_of(low, x, around, window, strides, LEAST)
 
 
-def _average_of_inside(found: Found) -> list[Op] | None:
+def _average_of_inside(match: Match) -> list[Op] | None:
     """An average that does not count the padding: the sum over the window times 1 / (elements inside)."""
-    pool, x = found.ops["pool"], found["x"]
+    pool, x = match.ops["pool"], match["x"]
     window = [pool.options["filter_height"], pool.options["filter_width"]]
     strides = [pool.options["stride_h"], pool.options["stride_w"]]
-    around = [tuple(map(int, pair)) for pair in found["widths"].values]
+    around = [tuple(map(int, pair)) for pair in match["widths"].values]
     same = [same_padding(*sizes) for sizes in zip(x.shape[1:3], window, strides, strict=True)]
     if around != [(0, 0), *same, (0, 0)] or pool.options["padding"] != "VALID":
         return None
     inside = [_inside(*sizes) for sizes in zip(x.shape[1:3], window, strides, strict=True)]
     factor = np.prod(window) / np.multiply.outer(*inside)
-    wide = np.broadcast_to(found["c"].values, (1, *pool.output.shape[1:]))
+    wide = np.broadcast_to(match["c"].values, (1, *pool.output.shape[1:]))
     if not np.allclose(wide, factor[None, :, :, None], rtol=1e-5):
         return None
-    return [replaced(pool, [x], found.op.output, padding="SAME")]
+    return [replaced(pool, [x], match.op.output, padding="SAME")]
 
 
 def _inside(size: int, window: int, stride: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from multipod.micro.graph import Op
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.lowering.moves import reshaped
-from multipod.micro.match import Const, Found, Rule, close, node
+from multipod.micro.match import Const, Match, Rule, close, node
 from multipod.micro.operators.operator import AnyScale, Operator, Options, SameScale
 
 REDUCE = Options(27, {"keep_dims": (0, "bool", 0)})
@@ -65,12 +65,12 @@ def cumsum(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     return low.emit("CUMSUM", [inputs[0], axis], shape_of(eqn), exclusive=False, reverse=eqn.params["reverse"])
 
 
-def _mean(found: Found) -> list[Op] | None:
-    x, total = found["x"], found.ops["sum"]
-    count = np.prod([x.shape[int(axis)] for axis in np.ravel(found["axes"].values)])
-    if not close(found["c"], 1 / count):
+def _mean(match: Match) -> list[Op] | None:
+    x, total = match["x"], match.ops["sum"]
+    count = np.prod([x.shape[int(axis)] for axis in np.ravel(match["axes"].values)])
+    if not close(match["c"], 1 / count):
         return None
-    return [Op("MEAN", total.inputs, (found.op.output,), total.options, total.source)]
+    return [Op("MEAN", total.inputs, (match.op.output,), total.options, total.source)]
 
 
 def _evaluate_cumsum(op: Op, xs: Any) -> Any:

@@ -11,7 +11,7 @@ from multipod.micro.graph import Op, Tensor
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
 from multipod.micro.lowering.moves import reshaped, sliced, transposed
-from multipod.micro.match import Const, Found, Rule, node, replaced
+from multipod.micro.match import Const, Match, Rule, node, replaced
 from multipod.micro.operators.operator import Operator, Options, SameScale
 
 
@@ -77,22 +77,22 @@ def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     table, index = inputs
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     dims = numbers.start_index_map
-    whole = all(
+    is_whole = all(
         size == full for dim, (size, full) in enumerate(zip(sizes, table.shape, strict=True)) if dim not in dims
     )
-    if len(dims) != 1 or numbers.operand_batching_dims or not whole or sizes[dims[0]] != 1:
+    if len(dims) != 1 or numbers.operand_batching_dims or not is_whole or sizes[dims[0]] != 1:
         raise CannotLowerError("is not a choice of whole slices along one dim (jnp.take along an axis is)")
     axis, shape = dims[0], shape_of(eqn)
     if low.tensor(table).dtype not in ("float32", "int8"):
         raise CannotLowerError("takes rows of integers")
     wanted = tuple(index.shape[:-1])
-    found = (*table.shape[:axis], *wanted, *table.shape[axis + 1 :])
+    rows_shape = (*table.shape[:axis], *wanted, *table.shape[axis + 1 :])
     if numbers.collapsed_slice_dims != (axis,) and numbers.collapsed_slice_dims != ():
         raise CannotLowerError("drops another dim than the one it chooses along")
     rows = reshaped(low, index, wanted)
     if isinstance(rows, np.ndarray):
         rows = np.clip(rows, 0, table.shape[axis] - 1).astype(np.int32)
-    result = low.emit("GATHER", [table, rows], found, axis=axis, batch_dims=0)
+    result = low.emit("GATHER", [table, rows], rows_shape, axis=axis, batch_dims=0)
     batch = [dim for dim in range(len(shape)) if dim not in numbers.offset_dims]
     kept = [dim for dim in range(len(table.shape)) if dim != axis or not numbers.collapsed_slice_dims]
     order = [*(("t", dim) for dim in range(axis)), *(("i", n) for n in range(len(wanted))),
@@ -106,21 +106,21 @@ def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
 # --- negative indices -----------------------------------------------------------------------------------------------
 
 
-def _index(found: Found) -> list[Op] | None:
+def _index(match: Match) -> list[Op] | None:
     """NumPy's negative indices count from the end; an index that a model computes does not."""
-    if not np.all(found["zero"].values == 0):
+    if not np.all(match["zero"].values == 0):
         return None
-    return [replaced(found.op, [found["table"], found["i"]], found.op.output)]
+    return [replaced(match.op, [match["table"], match["i"]], match.op.output)]
 
 
-def _index_reshaped(found: Found) -> list[Op] | None:
-    flat = found.ops["flat"]
-    if not np.all(found["zero"].values == 0):
+def _index_reshaped(match: Match) -> list[Op] | None:
+    flat = match.ops["flat"]
+    if not np.all(match["zero"].values == 0):
         return None
     rows = replace(flat.output, name=flat.output.name + "_i")
     return [
-        replaced(flat, [found["i"], flat.inputs[1]], rows),
-        replaced(found.op, [found["table"], rows], found.op.output),
+        replaced(flat, [match["i"], flat.inputs[1]], rows),
+        replaced(match.op, [match["table"], rows], match.op.output),
     ]
 
 

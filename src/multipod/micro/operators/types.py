@@ -30,7 +30,7 @@ OPERATORS = (
     ),
     Operator(
         "QUANTIZE", Options(89), since="1.14.0", versions={"int8": (2, "1.15.0"), "int16": (2, "1.15.0")},
-        evaluate=lambda op, xs: xs[0],
+        evaluate=lambda op, xs: xs[0], quantised=AnyScale(),
     ),
     Operator("DEQUANTIZE", versions={"int8": (2, "1.14.0"), "int16": (3, "1.15.0")}, evaluate=lambda op, xs: xs[0]),
     Operator(

@@ -217,7 +217,7 @@ def _options(number: int, *, depthwise: bool = False, dilated: bool = True) -> O
     names += ["fused_activation_function"] + ["dilation_w_factor", "dilation_h_factor"] * dilated
     types = {"padding": ("padding", 0), "fused_activation_function": ("activation", 0)}
     types |= {"dilation_w_factor": ("int32", 1), "dilation_h_factor": ("int32", 1)}
-    return Options(number, {name: (place, *types.get(name, ("int32", 0))) for place, name in enumerate(names)})
+    return Options(number, {name: (position, *types.get(name, ("int32", 0))) for position, name in enumerate(names)})
 
 
 def _depthwise_variant(op: Op, dtype: str) -> str:

@@ -58,11 +58,11 @@ def fine_tuned(
     def loss(values: list[jax.Array], inputs: Any, wanted: Any) -> jax.Array:
         constants = {tensor: value * size for tensor, value, size in zip(order, values, sizes, strict=True)}
 
-        def one(*example: Any) -> list[jax.Array]:
-            found = evaluate(graph, example, hook, constants)
-            return [found[tensor] for tensor in graph.outputs]
+        def outputs_of(*example: Any) -> list[jax.Array]:
+            computed = evaluate(graph, example, hook, constants)
+            return [computed[tensor] for tensor in graph.outputs]
 
-        outputs = jax.vmap(one)(*inputs)
+        outputs = jax.vmap(outputs_of)(*inputs)
         errors = [jnp.mean(jnp.square(y - t)) / s for y, t, s in zip(outputs, wanted, spreads, strict=True)]
         return sum(errors, jnp.zeros(()))
 
@@ -93,11 +93,11 @@ def _learnt(graph: Graph) -> list[Tensor]:
 
 
 def _outputs(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    def one(*example: Any) -> list[jax.Array]:
-        found = evaluate(graph, example)
-        return [found[tensor] for tensor in graph.outputs]
+    def outputs_of(*example: Any) -> list[jax.Array]:
+        computed = evaluate(graph, example)
+        return [computed[tensor] for tensor in graph.outputs]
 
-    return [np.asarray(y) for y in jax.jit(jax.vmap(one))(*arrays)]
+    return [np.asarray(y) for y in jax.jit(jax.vmap(outputs_of))(*arrays)]
 
 
 def _with_values(quantised: Quantised, values: dict[Tensor, np.ndarray]) -> Quantised:

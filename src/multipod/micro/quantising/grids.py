@@ -110,8 +110,8 @@ def grids(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> d
         fixed_grid = None if is_float(op, options) else kernels.fixed_grid(op, options.activations)
         if fixed_grid:
             fixed[groups.root(op.output)] = Quant((fixed_grid[0],), fixed_grid[1])
-    for tensor, one in seen.items():
-        spans[tensor] = span(one, options)
+    for tensor, statistics in seen.items():
+        spans[tensor] = span(statistics, options)
     merged: dict[Tensor, tuple[float, float]] = {}
     for tensor, (low, high) in spans.items():
         root = groups.root(tensor)

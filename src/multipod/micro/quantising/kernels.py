@@ -1,11 +1,11 @@
 """What integer kernels demand of the scales around an operator, as its record says."""
 
 from multipod.micro.graph import Op
-from multipod.micro.operators.operator import AsTable, FixedScale, Quantised, SameScale
+from multipod.micro.operators.operator import AsTable, Demands, FixedScale, SameScale
 from multipod.micro.operators.table import OPERATORS
 
 
-def demands(op: Op) -> Quantised | None:
+def demands(op: Op) -> Demands | None:
     """The demands of an operator's integer kernels; None if it has none."""
     return OPERATORS[op.kind].quantised
 

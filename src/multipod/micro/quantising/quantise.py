@@ -94,9 +94,9 @@ class Quantised:
         exact, rounded = traced_values(reference or self.graph), traced_values(self.graph, hook=self.rounding())
         signal, noise = np.zeros(len(tensors)), np.zeros(len(tensors))
         for chunk in chunks(arrays):
-            for place, (x, y) in enumerate(zip(exact(*chunk), rounded(*chunk), strict=True)):
-                signal[place] += float(np.square(np.asarray(x, np.float64)).sum())
-                noise[place] += float(np.square(np.asarray(x, np.float64) - np.asarray(y, np.float64)).sum())
+            for number, (x, y) in enumerate(zip(exact(*chunk), rounded(*chunk), strict=True)):
+                signal[number] += float(np.square(np.asarray(x, np.float64)).sum())
+                noise[number] += float(np.square(np.asarray(x, np.float64) - np.asarray(y, np.float64)).sum())
         makers = self.graph.producer
         rows = []
         for tensor, s, n in zip(tensors, signal, noise, strict=True):
@@ -131,14 +131,14 @@ def _with_own_constants(graph: Graph) -> Graph:
     """The graph with a constant of its own for each reader, since each may want another scale."""
     taken: set[Tensor] = set()
 
-    def own(tensor: Tensor | None) -> Tensor | None:
+    def owned(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or not tensor.constant:
             return tensor
         tensor = replace(tensor) if tensor in taken else tensor
         taken.add(tensor)
         return tensor
 
-    return replace(graph, ops=tuple(replace(op, inputs=tuple(map(own, op.inputs))) for op in graph.ops))
+    return replace(graph, ops=tuple(replace(op, inputs=tuple(map(owned, op.inputs))) for op in graph.ops))
 
 
 def bias_corrected(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> Graph:
@@ -286,11 +286,11 @@ class _Integers:
         scale = np.asarray(quant.scale) * data_in.quant.scale[0]
         real = bias.values / scale
         wide = "int32" if self.options.activations == "int8" else "int64"
-        whole = np.clip(np.round(real), -BIAS_LIMIT, BIAS_LIMIT).astype(wide)
+        stored_bias = np.clip(np.round(real), -BIAS_LIMIT, BIAS_LIMIT).astype(wide)
         axis = 0 if len(quant.scale) > 1 else -1
         inputs = [None if t is None else t for t in op.inputs]
         inputs[kernel.data] = data_in
         inputs[kernel.weights] = replace(weights, dtype=self.options.weights, data=stored, quant=quant)
         bias_quant = Quant(tuple(float(np.float32(s)) for s in scale), 0, axis)
-        inputs[kernel.bias] = replace(bias, dtype=wide, data=whole, quant=bias_quant)
+        inputs[kernel.bias] = replace(bias, dtype=wide, data=stored_bias, quant=bias_quant)
         return replace(op, inputs=tuple(inputs), outputs=(self.stored(op.output),))

@@ -39,7 +39,7 @@ def checked(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
     Raises:
       ExportError: there are none, a shape does not fit, or values are not finite; all of that is listed.
     """
-    examples = [tuple(one) if isinstance(one, tuple | list) else (one,) for one in calibration]
+    examples = [tuple(example) if isinstance(example, tuple | list) else (example,) for example in calibration]
     if not examples:
         raise ExportError(
             "calibration: there are no examples. Give some hundred that are like what the model will see."
@@ -62,8 +62,8 @@ def checked(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
             "calibration:\n  " + "\n  ".join(wrong[:8]) + more + "\nMend these examples or leave them out."
         )
     return [
-        np.stack([np.asarray(example[place], tensor.dtype) for example in examples])
-        for place, tensor in enumerate(graph.inputs)
+        np.stack([np.asarray(example[number], tensor.dtype) for example in examples])
+        for number, tensor in enumerate(graph.inputs)
     ]
 
 
@@ -77,11 +77,11 @@ def traced_values(graph: Graph, **kwargs: Any) -> Callable[..., list[jax.Array]]
     """A compiled function from examples to the values of `float_tensors(graph)`, examples first."""
     tensors = float_tensors(graph)
 
-    def one(*inputs: Any) -> list[jax.Array]:
+    def values_of(*inputs: Any) -> list[jax.Array]:
         values = evaluate(graph, inputs, **kwargs)
         return [values[tensor] for tensor in tensors]
 
-    return jax.jit(jax.vmap(one))
+    return jax.jit(jax.vmap(values_of))
 
 
 def float_tensors(graph: Graph) -> list[Tensor]:
@@ -100,11 +100,11 @@ def calibrate(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Tensor, Seen]:
     high = np.full(len(tensors), -np.inf)
     sums = [np.zeros(tensor.shape) for tensor in tensors]
     for chunk in chunks(arrays):
-        for place, value in enumerate(map(np.asarray, values(*chunk))):
+        for number, value in enumerate(map(np.asarray, values(*chunk))):
             real = np.abs(value) < FILL  # a maximum's padding is no value
-            low[place] = min(low[place], value.min(initial=np.inf, where=real | np.isnan(value)))
-            high[place] = max(high[place], value.max(initial=-np.inf, where=real | np.isnan(value)))
-            sums[place] += value.sum(0, dtype=np.float64)
+            low[number] = min(low[number], value.min(initial=np.inf, where=real | np.isnan(value)))
+            high[number] = max(high[number], value.max(initial=-np.inf, where=real | np.isnan(value)))
+            sums[number] += value.sum(0, dtype=np.float64)
     broken = [t.name for t, a, b in zip(tensors, low, high, strict=True) if not np.isfinite((a, b)).all()]
     if broken:
         raise ExportError(
@@ -113,13 +113,13 @@ def calibrate(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Tensor, Seen]:
         )
     histograms = [np.zeros(BINS) for _ in tensors]
     for chunk in chunks(arrays):
-        for place, value in enumerate(map(np.asarray, values(*chunk))):
-            span = (low[place], max(high[place], low[place] + 1e-6 * max(1.0, abs(low[place]))))
-            histograms[place] += np.histogram(value[np.abs(value) < FILL], BINS, span)[0]
+        for number, value in enumerate(map(np.asarray, values(*chunk))):
+            span = (low[number], max(high[number], low[number] + 1e-6 * max(1.0, abs(low[number]))))
+            histograms[number] += np.histogram(value[np.abs(value) < FILL], BINS, span)[0]
     count = len(arrays[0])
     return {
-        tensor: Seen(low[place], high[place], histograms[place], sums[place] / count)
-        for place, tensor in enumerate(tensors)
+        tensor: Seen(low[number], high[number], histograms[number], sums[number] / count)
+        for number, tensor in enumerate(tensors)
     }
 
 

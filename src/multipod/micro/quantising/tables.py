@@ -87,8 +87,8 @@ def _join(graph: Graph, before: Op, after: Op) -> Graph:
     first = before if before.kind == "TABLE" else _table(before)
     second = after if after.kind == "TABLE" else _table(after)
     f, g = first.options["function"], second.options["function"]
-    whole = Graph(f.inputs, g.outputs, f.ops + g.ops, "table")
-    joined = Op("TABLE", first.inputs, second.outputs, {"function": whole}, after.source)
+    chain = Graph(f.inputs, g.outputs, f.ops + g.ops, "table")
+    joined = Op("TABLE", first.inputs, second.outputs, {"function": chain}, after.source)
     ops = [joined if op is after else op for op in graph.ops if op is not before]
     return replace(graph, ops=sorted_ops(ops))
 

@@ -4,13 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from multipod.train.events import (
@@ -121,7 +120,7 @@ class PlainLines:
     Values and times on a line of progress are means over the updates since the line of progress before it.
     """
 
-    def __init__(self, stream: TextIO, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, stream: IO[str], every_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         self._stream = stream
         self._every_s = every_s
         self._run = _RunProgress(clock)
@@ -254,11 +253,6 @@ class Bar:
         self._console.print(Text(line, style))
 
 
-def summary_table(ended: Ended) -> Table:
-    """What a run came to, as a table of two columns; a dash stands where nothing was measured."""
-    table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for name, value in text.summary_rows(ended):
-        table.add_row(Text(name), Text(value))
-    return table
+def make_progress(console: Console) -> Bar | PlainLines:
+    """A bar on a terminal, lines anywhere else."""
+    return Bar(console) if console.is_terminal else PlainLines(console.file)

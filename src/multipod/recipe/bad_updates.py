@@ -9,8 +9,8 @@ Action = Literal["ignore", "skip", "roll-back", "stop"]
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What counts as trouble, and what is done.
+class BadUpdateRules:
+    """What counts as a bad update, and what is done about it.
 
     An update is bad when its loss or its gradient is not finite, or far above what was usual. It then changes nothing:
     the devices keep the weights, statistics and optimizer state they had. It is first done once more in place; if it is
@@ -42,7 +42,9 @@ class Trouble:
         if self.most < 0:
             wrong.append(f"most={self.most} (at least 0)")
         if wrong:
-            raise RecipeError(f"trouble: {', '.join(wrong)}. Change it in the recipe or with --set trouble.spike=5.")
+            raise RecipeError(
+                f"bad_updates: {', '.join(wrong)}. Change it in the recipe or with --set bad_updates.spike=5."
+            )
 
     @property
     def watches(self) -> bool:

@@ -1,0 +1,19 @@
+"""Fields that hold one of several types, and the names by which `--set` chooses among them.
+
+A field is known by its annotation, so that every field annotated so takes these names: `--set optimizer=lars` works as
+`Recipe.optimizer` is annotated `Builds`. A new field of this kind is one line in `CHOICES`.
+"""
+
+from typing import Any
+
+from multipod.optim.optimizer import Builds
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.optim.rates import RATES, Decay, Rate, WarmUp
+from multipod.recipe.draft import Choice
+
+CHOICES: dict[Any, Choice] = {
+    Builds: Choice(OPTIMIZERS),
+    Rate: Choice(RATES, WarmUp, "then"),
+    Decay: Choice(RATES),
+}
+"""What a field takes, by its annotation."""

@@ -1,0 +1,92 @@
+"""Recipe texts of older versions in today's form, table by table.
+
+A run folder keeps the text that its run began with, and a run goes on for years: what a field or a type was called once
+is read for good. A change of names is one line in `OLD_FORMS`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multipod.optim.optimizers import OPTIMIZERS
+from multipod.optim.rates import RATES, WarmUp
+from multipod.optim.tensors import TensorRules
+
+Table = dict[str, Any]
+
+RATE_FIELDS = {"peak": "rate", "end": "end_rate", "factor": "decay_rate", "every": "decay_every", "at": "drops"}
+"""What the fields of rates were called when they were an optimizer's; the others have kept their names."""
+
+
+def upgrade(table: Table) -> Table:
+    """Returns the table of a recipe, or of a part of one, in today's form; `kind` says what a part is of."""
+    table = OLD_FORMS.get(table.get("kind", ""), dict)(table)
+    return {name: _upgraded(value) for name, value in table.items()}
+
+
+def _upgraded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return upgrade(value)
+    return [_upgraded(item) for item in value] if isinstance(value, list) else value
+
+
+def _recipe(old: Table) -> Table:
+    """Renames the field `trouble`. (A recipe is a table without a kind, as are dicts, which have no such name.)"""
+    return {{"trouble": "bad_updates"}.get(name, name): value for name, value in old.items()}
+
+
+def _optimizer(old: Table) -> Table:
+    """Of one type with the fields of all optimizers and rates, takes what its optimizer read."""
+    kind = OPTIMIZERS[old["name"]]
+    known = old | {"beta1": old["momentum"], "rules": {"kind": _name(TensorRules)}}
+    known["rules"] |= {"skip": old["skip"], "stacked": old["stacked"]}
+    known["clip_before_sum"] &= old["clip"] > 0
+    for field in dataclasses.fields(kind):
+        if field.name in ("beta2", "eps") and not old[field.name]:
+            known[field.name] = field.default  # zero stood for it
+    return {"kind": _name(kind)} | {name: known[name] for name in _fields(kind, known)} | {"rate": _rate(old)}
+
+
+def _rate(old: Mapping[str, Any]) -> Table:
+    kind = RATES[old["decay"]]
+    known = {name: old[was] for name, was in RATE_FIELDS.items() if was in old}
+    known |= {"power": old.get("power"), "from_start": old.get("decay_from_start")}
+    decay = {"kind": _name(kind)} | {name: known[name] for name in _fields(kind, known)}
+    updates, share = old["warmup_updates"], old.get("warmup", 0.0)
+    length = {"share": 0.0 if updates else share, "updates": updates, "start": old.get("warmup_start", 0.0)}
+    return {"kind": _name(WarmUp), "then": decay} | length
+
+
+def _adafactor(old: Table) -> Table:
+    """Adafactor had its rate, warm-up and decay as fields of its own."""
+    if isinstance(old["rate"], dict):
+        return old
+    rate = _rate({name: value for name, value in old.items() if name != "decay_rate"})
+    return {name: value for name, value in old.items() if name not in ("warmup_updates", "decay")} | {"rate": rate}
+
+
+def _warm_up(table: Table) -> Table:
+    """A warm-up without length is what it is put around."""
+    return table if table["share"] or table["updates"] else table["then"]
+
+
+def _renamed(kind: str) -> Callable[[Table], Table]:
+    return lambda table: table | {"kind": kind}
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _fields(kind: Any, known: Mapping[str, Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.name in known]
+
+
+OLD_FORMS: dict[str, Callable[[Table], Table]] = {
+    "": _recipe,
+    "multipod.optim.adafactor:Adafactor": _adafactor,
+    "multipod.optim.optimizer:Optimizer": _optimizer,
+    "multipod.optim.rates:WarmUp": _warm_up,
+    "multipod.recipe.trouble:Trouble": _renamed("multipod.recipe.bad_updates:BadUpdateRules"),
+}
+"""What makes today's form of a table, by its `kind` as it was written then."""

@@ -1,0 +1,92 @@
+"""The observers that a run can have, by name. Another one is a file here and a line in `OBSERVERS`."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from multipod.errors import RunFolderError
+from multipod.train.events import Event, EventSink, Observer
+from multipod.train.observers.csv import CsvTable
+from multipod.train.observers.jsonl import JsonLines
+from multipod.train.observers.progress import make_progress
+from multipod.train.observers.summary import Summary
+from multipod.train.observers.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from multipod.train.run_folder import RunFolder  # which imports JAX, and commands that list loggers do not
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """What an observer is made for.
+
+    Attributes:
+      folder: the run's folder.
+      console: where it prints.
+    """
+
+    folder: "RunFolder"
+    console: Console
+
+
+OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
+    "jsonl": lambda run: JsonLines(run.folder.metrics),
+    "tensorboard": lambda run: TensorBoard(run.folder.tensorboard),
+    "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
+    "progress": lambda run: make_progress(run.console),
+    "summary": lambda run: Summary(run.console),
+}
+"""How each observer is made, in the order in which they are told and closed last to first."""
+
+FILES = ("jsonl", "tensorboard")
+"""What every run has: `--resume` and the report read the first."""
+
+PRINTED = ("progress", "summary")
+"""What a run has besides, unless it is to be quiet."""
+
+
+def make_observers(run: ObservedRun, names: Iterable[str]) -> list[Observer]:
+    """The observers of these names, each once; whoever asks for them closes them.
+
+    Raises:
+      RunFolderError: there is no observer of a name.
+      OSError: a file cannot be opened.
+    """
+    wanted = list(dict.fromkeys(names))
+    refuse_unknown_observers(wanted)
+    return [OBSERVERS[name](run) for name in wanted]
+
+
+def refuse_unknown_observers(names: Iterable[str]) -> None:
+    """Refuses names that stand for no observer.
+
+    Raises:
+      RunFolderError: with the nearest name, and all there are.
+    """
+    for name in names:
+        if name not in OBSERVERS:
+            near = difflib.get_close_matches(name, OBSERVERS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise RunFolderError(f"--log {name}: there is no such logger.{hint} Known: {', '.join(OBSERVERS)}.")
+
+
+class CallOnly:
+    """An observer of a function that has nothing to close."""
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+
+    def __call__(self, event: Event) -> None:
+        """Passes the event on."""
+        self._sink(event)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def as_observer(sink: EventSink) -> Observer:
+    """The sink itself if it can be closed; else an observer that passes events on to it."""
+    return sink if isinstance(sink, Observer) else CallOnly(sink)
