@@ -53,7 +53,7 @@ def test_sizes_of_mlperfs_dlrm():
     assert model.layer_parameters == {"bottom": 171_392, "top": 2_197_505}
     assert mlperf(interaction="masked").layer_parameters["top"] == 2_584_577
     assert model.interactions == 351
-    assert model.table_parameters == 24_034_227_072
+    assert model.embeddings.parameters == 24_034_227_072
     shapes = jax.eval_shape(model.init, jax.random.key(0))[0]
     assert sum(math.prod(leaf.shape) for leaf in shapes.values()) == 24_034_227_072 + 171_392 + 2_197_505
 
@@ -193,7 +193,7 @@ def test_models_that_cannot_be(fields, said):
 
 def test_ids_of_another_number_of_fields():
     with pytest.raises(RecipeError, match=r"ids of shape \(2, 3\), and 4 fields take 4 a row"):
-        SMALL.embedded(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
+        SMALL.embeddings.embed(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
 
 
 def test_mlperfs_tables_lie_as_the_multipod_had_them():
@@ -281,4 +281,4 @@ def test_the_experiment_counts_as_published_and_hashes_to_equal_size():
     assert len(section.rows) == 4
     data = Synthetic(rows=(3000, 50, 7))
     hashed = hashed_to(data, 16 * 157)
-    assert hashed.table_parameters == 16 * (100 + 50 + 7)
+    assert hashed.embeddings.parameters == 16 * (100 + 50 + 7)
