@@ -14,7 +14,7 @@ from multipod.execute.sums import SUMS
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout, default_shape, parse_shape
 from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
-from multipod.step.gradients import over_data
+from multipod.step.specs import over_data
 
 pytestmark = pytest.mark.jax_version
 

@@ -22,7 +22,7 @@ from multipod.layout.sync import Sync
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
 
@@ -33,13 +33,13 @@ MADE = {"words": words, "pictures": pictures}
 def trained(name, layout, updates=10, accumulate=1):
     """The program, its compiled update, the losses, the last state and the sums of the evaluation."""
     recipe = MADE[name](layout, accumulate=accumulate)
-    program = Program(recipe, make_mesh(layout))
+    program = program_of(recipe, make_mesh(layout))
     update, state = program.compile_update(), program.init()
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(program.rows), program.padded)
     incoming, losses = batches.start(0), []
     for _ in range(updates):
-        batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
-        state, sums = update(state, batch, program.stop_flags(False))
+        batch = program.place_batch(next(incoming), np.arange(program.rows), program.rows)
+        state, sums = update(state, batch, program.controls())
         jax.block_until_ready(state)
         losses.append(float(sums["loss"]))
     return program, update, losses, state, evaluate(program, state, recipe.data.test())
@@ -138,7 +138,7 @@ def test_beam_search_under_the_same_plan():
     batch = {"source": recipe.data.test().read(np.arange(4))["source"]}
 
     def search(params):
-        with logical_axis_rules(program.mesh, program.splits):
+        with logical_axis_rules(program.mesh, program.placement.splits):
             return recipe.model.translate(params, batch, start=0, end=1, length=6)
 
     found = jax.jit(search)(state.params)
@@ -151,7 +151,7 @@ def test_beam_search_under_the_same_plan():
 
 def test_images_are_exchanged_at_their_edges_and_never_gathered_whole():
     recipe = pictures(Layout((1, 2), split=ModelSplit(spatial=(4,))), height=64, width=8)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     found = facts_of(program.lowered.compile()).collectives
     row = 8 * 8 * 4 * 4  # examples x width x features of the widest stage x bytes
     moved = [one for one in found if one.axes(dict(program.mesh.shape)) == ("spatial",)]
@@ -193,7 +193,7 @@ def test_optimizer_state_falls_as_one_over_the_devices(optimizer):
     def held(layout):
         recipe = words(layout)
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, name=optimizer))
-        shapes = Program(recipe, make_mesh(layout)).shapes
+        shapes = program_of(recipe, make_mesh(layout)).shapes
         return device_bytes(shapes.optimizer), device_bytes(shapes.params)
 
     state, params = held(Layout((1, 1)))
@@ -232,7 +232,7 @@ def refused(recipe=words, mesh=(), **fields):
 
     def build():
         layout = from_fields({"mesh": mesh, **fields})
-        program = Program(recipe(layout), make_mesh(layout))
+        program = program_of(recipe(layout), make_mesh(layout))
         return program.rows, program.shapes
 
     with pytest.raises(LayoutError) as caught:
@@ -283,8 +283,10 @@ def test_axes_that_split_nothing_or_need_other_devices():
 
 def test_tensors_that_nothing_splits_are_named():
     split, *_ = trained("words", FEATURES)
-    stay = unsplit_tensors(split.recipe.layout, split.tensors, split.placements)
+    stay = unsplit_tensors(split.recipe.layout, split.placement.tensors, split.placement.placements)
     assert stay["encoder_norm/scale"] == 64
-    assert not tensors_without_rules(split.tensors, split.placements)
-    images = Program(pictures(), make_mesh(Layout((1, 1))))
-    assert set(tensors_without_rules(images.tensors, images.placements)) == set(images.tensors)
+    assert not tensors_without_rules(split.placement.tensors, split.placement.placements)
+    images = program_of(pictures(), make_mesh(Layout((1, 1))))
+    assert set(tensors_without_rules(images.placement.tensors, images.placement.placements)) == set(
+        images.placement.tensors
+    )

@@ -25,7 +25,7 @@ from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
 from multipod.plan.workload import Part
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import Program, program_of
 
 LEAST = 8
 """Examples: with fewer, constants would rule, so only memory is taken from programs of fewer."""
@@ -111,7 +111,7 @@ class Splits:
 
     def _can(self, split: ModelSplit) -> bool:
         try:
-            _ = self._program(split, LEAST).path
+            _ = self._program(split, LEAST).shapes
         except LayoutError:
             return False
         return True
@@ -159,7 +159,7 @@ def _around(examples: float) -> tuple[int, int]:
 def _program(recipe: Recipe, split: ModelSplit, examples: int) -> Program:
     layout = Layout((1, 1), split=replace(split, rules=recipe.layout.split.rules))
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
-    return Program(small, make_mesh(layout))
+    return program_of(small, make_mesh(layout))
 
 
 @lru_cache(maxsize=256)
