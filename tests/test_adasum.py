@@ -19,7 +19,7 @@ from test_step import largest_difference, trained
 from tiny_recipe import Perceptron
 
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, leaves
-from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even_bounds, make_step
 from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
@@ -38,7 +38,7 @@ from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.text import differences, to_text
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.step.state import fresh_state
 from multipod.topology.topology import Topology
 from multipod.train.checkpoint import Checkpoints
@@ -199,7 +199,7 @@ def test_schedules_are_proven(chips, node):
     assert proof.steps == len(schedule.steps)
     sums = [one for one in dot_sums(schedule) if one is not None]
     assert len(sums) == sum(map(bool, combinations(schedule)))
-    verify(Schedule("all-reduce", "group", Topology((chips,)), 1, even(1), group_sum(range(chips))))
+    verify(Schedule("all-reduce", "group", Topology((chips,)), 1, even_bounds(1), group_sum(range(chips))))
 
 
 @pytest.mark.parametrize("topology", [Topology((16,)), Topology((9,)), HOLED], ids=str)
@@ -236,7 +236,9 @@ def test_means_inside_nodes_adasum_between():
 
 
 def by_hand(*steps, chips=4):
-    return Schedule("all-reduce", "by hand", Topology((chips,)), 2, even(2), [make_step(*step) for step in steps])
+    return Schedule(
+        "all-reduce", "by hand", Topology((chips,)), 2, even_bounds(2), [make_step(*step) for step in steps]
+    )
 
 
 BACK = ([1, 0], [0, 1], [1, 0], None, COPY)
@@ -390,7 +392,7 @@ def test_too_many_vectors_are_refused():
 
 
 def trained_by_hand(recipe, updates, rows=1):
-    """The same training on one device, with an optimizer and a state for each of eight; changes by the float64 tree."""
+    """Training on one device, with an optimizer and a state for each of eight; changes by the float64 tree."""
     optimizer = recipe.optimizer.build(recipe.updates)
     state = fresh_state(recipe, optimizer)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch))
@@ -451,7 +453,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
         saved.wait()
         assert largest_difference(saved.restore(program.shapes), state) == 0
     layout = replace(layout, failed=((0, 1), (1, 3)))
-    fewer = Program(replace(recipe, layout=layout), make_mesh(layout))
+    fewer = program_of(replace(recipe, layout=layout), make_mesh(layout))
     left = topology_of(layout, fewer.mesh).chips
     with closing(Checkpoints(tmp_path, keep=1, chips=left)) as saved:
         resumed = saved.restore(fewer.shapes)
@@ -463,7 +465,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     told = pytest.raises(CheckpointError, match="chips 1 have no optimizer state in it: it was saved by chips 0, 2, 3")
     with closing(Checkpoints(tmp_path, keep=1, chips=range(8))) as saved, told:
         saved.restore(program.shapes)
-    alone = Program(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
+    alone = program_of(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
     with closing(Checkpoints(tmp_path, keep=1, read_only=True)) as saved:
         seen = saved.restore(alone.shapes, weights_only=True)
     assert seen.optimizer is None
@@ -472,7 +474,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
 
 def test_a_poisoned_update_is_refused_by_name(small):
     recipe = small(model=Perceptron(), gradient_sum="adasum")
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     poisoned = np.zeros((8, len(jax.tree.leaves(program.shapes.params))), bool)
     poisoned[3, 0] = True
     with pytest.raises(PoisonedError, match=r"update: not finite: .+ on rank 3\. The weights are lost: lower the rate"):

@@ -40,7 +40,7 @@ FIELD_ROOMS = {
     "data": ["data"],
     "model": ["models", "nn"],
     "objective": ["metrics"],
-    "trouble": ["recipe"],
+    "bad_updates": ["recipe"],
     "recipe": ["recipe"],
 }
 """Where the classes of a recipe's fields live: `model.tables.place` names fields of classes in `models` or `nn`."""
@@ -55,7 +55,8 @@ ELSEWHERE = {
     "node01 subdomain terminationGracePeriodSeconds --kill-on-bad-exit --requeue --signal",
     "Horovod": "BroadcastGlobalVariablesCallback broadcast_optimizer_state HOROVOD_FUSION_THRESHOLD HOROVOD_TIMELINE "
     "experimental_run_tf_function",
-    "PyTorch": "fp16_compress_hook find_unused_parameters bn2 ln_f tf_efficientnet_b0",
+    "PyTorch": "fp16_compress_hook find_unused_parameters bn2 ln_f tf_efficientnet_b0 nn.TransformerEncoderLayer "
+    "nn.TransformerDecoderLayer",
     "TensorBoard, Grain": "SummaryWriter add_scalar mp_prefetch",
     "JAX, Flax, Orbax": "BatchNorm_0 jax_enable_recoverability live_devices logaddexp ragged_dot timeout_secs "
     "barrier_sync_fn xla_cpu_collective_timeout_seconds",
@@ -198,13 +199,13 @@ def dotted_trouble(text: str, tree: Tree) -> str:
     modules = [(head, dotted) for head in heads for dotted in tree.ends.get(head, [])]
     if any(tree.holds(dotted + text[len(head) :]) for head, dotted in modules):
         return ""
-    if root in FIELD_ROOMS and not field_trouble(text, tree):
+    if not field_trouble(text, tree):
         return ""
     if root in tree.foreign or root in OTHER_PACKAGES or root in FOREIGN or hasattr(builtins, root):
         return ""
     if modules and root not in tree.parameters:
         return f"{modules[0][1]} has no {rest[-1]}"
-    if root not in tree.words:
+    if root not in tree.identifiers:
         return f"no {root} in the code"
     return next((f"nothing has a member {part}" for part in rest if part not in tree.attributes | FOREIGN), "")
 
@@ -214,8 +215,9 @@ def field_trouble(text: str, tree: Tree) -> str:
     root, *rest = text.split(".")
     if root not in tree.members_of("Recipe") | {"recipe"}:
         return f"a recipe has no {root}"
-    members = set().union(*map(tree.members_in, FIELD_ROOMS.get(root, [])))
-    return next((f"no class in {FIELD_ROOMS[root]} has a field {part}" for part in rest if part not in members), "")
+    rooms = FIELD_ROOMS.get(root, ["recipe"])
+    known = set().union(*map(tree.members_in, rooms), *(tree.room_texts[room] for room in rooms))
+    return next((f"no class in {rooms} has a field {part}" for part in rest if part not in known), "")
 
 
 def changes_trouble(text: str, tree: Tree) -> str:
@@ -326,7 +328,7 @@ def settings_trouble(words: list[str], tree: Tree) -> str:
     for option, value in pairwise(words):
         if option == "--layout" and not value.startswith(("-", "...")) and not PLACEHOLDER.search(value):
             wrong = layout_trouble(value)
-        elif option == "--set" and "." in value.partition("=")[0]:
+        elif option == "--set" and "." in value.partition("=")[0] and not PLACEHOLDER.search(value):
             wrong = field_trouble(value.partition("=")[0], tree)
         else:
             continue
@@ -425,6 +427,21 @@ def test_links_to_headings_lead_to_one(page):
     assert wrong == []
 
 
+def pages_behind(page: Path) -> set[Path]:
+    """The pages that a page links to; a folder stands for all in it."""
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    places = [(page.parent / target).resolve() for target in targets]
+    return {found for place in places for found in (place.glob("*.md") if place.is_dir() else [place])} & {*PAGES}
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        new = set().union(*map(pages_behind, new)) - reached
+    assert sorted({*PAGES} - reached) == []
+
+
 def rows(page: Path) -> Iterator[list[str]]:
     """The cells of each row of a page's tables."""
     for line in page.read_text(encoding="utf-8").splitlines():
@@ -444,8 +461,22 @@ def test_contracts_are_in_the_files_that_the_table_names():
             assert re.search(rf"^(class {name}\b|{name} = |{name}: )", text, re.MULTILINE), (name, where)
 
 
+def test_names_are_in_the_files_named_beside_them(tree):
+    """Where a text says `SUMS` (`execute/sums.py`), or `Source` in `data/source.py`."""
+    beside = re.compile(r"`(\w+)`,? (?:\(|in |of )`([\w/]+\.(?:py|h))`")
+    texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES] + [
+        (file, text) for file, _, text in tree.docstrings
+    ]
+    found = [(file, *match) for file, text in texts for match in beside.findall(" ".join(text.split()))]
+    assert len(found) > 10
+    for file, name, where in found:
+        places = [base / where for base in (PACKAGE, ROOT, ROOT / "src", file.parent) if (base / where).is_file()]
+        assert places, (file, name, where)
+        assert re.search(rf"\b{name}\b", places[0].read_text(encoding="utf-8")), (file, name, where)
+
+
 def test_the_way_of_a_gradient_names_functions_with_their_files():
-    """Lines such as `over_data   step/gradients.py   what happens`."""
+    """Lines such as `over_data   step/specs.py   what happens`."""
     page = ROOT / "docs" / "ARCHITECTURE.md"
     found = re.findall(r"^ *(\w+(?:\.\w+)?) +([\w/]+\.py) ", "\n".join(text for *_, text in blocks(page)), re.MULTILINE)
     assert len(found) > 5

@@ -15,14 +15,14 @@ from jax import lax
 
 from multipod.errors import ExportError
 from multipod.micro import Interpreter
-from multipod.micro.composites import expanded
+from multipod.micro.composites import expand
 from multipod.micro.evaluate import run
-from multipod.micro.exporter import convert, export, finished, from_quantised, to_real, to_stored, traced
+from multipod.micro.exporter import convert, export, export_quantised, finish, to_real, to_stored, trace
 from multipod.micro.graph import Graph
 from multipod.micro.lowering.lower import lower
-from multipod.micro.offline import Life, in_place, lower_bound, offline_offsets, placed, plan
+from multipod.micro.offline import Life, in_place, lower_bound, place, plan, plan_offline
 from multipod.micro.operators.table import PRIMITIVES
-from multipod.micro.quantising.finetune import Tuning, fine_tuned
+from multipod.micro.quantising.finetune import Tuning, fine_tune
 from multipod.micro.quantising.options import Quantisation
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -187,12 +187,12 @@ def kinds(graph: Graph) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_gives_the_same_numbers_in_every_runtime(name):
     case = CASES[name]
-    graph = traced(case.function, case.value)
+    graph = trace(case.function, case.value)
     want = np.asarray(jax.jit(case.function)(case.value))
     if case.kinds:
         assert kinds(graph) == case.kinds
     np.testing.assert_allclose(run(graph, case.value)[0], want, rtol=1e-5, atol=1e-5)
-    model = finished(expanded(graph)).model
+    model = finish(expand(graph)).model
     np.testing.assert_allclose(tflm(model, case.value)[0], want, rtol=1e-5, atol=1e-5)
     if name not in NOT_IN_LITERT:
         np.testing.assert_allclose(litert(model, case.value)[0], want, rtol=1e-5, atol=1e-5)
@@ -279,10 +279,10 @@ def test_a_loop_that_is_not_unrolled_becomes_while():
 
         return lax.scan(step, jnp.zeros(8), s[0])
 
-    graph = traced(function, series, unroll=2)
+    graph = trace(function, series, unroll=2)
     assert "WHILE" in kinds(graph)
     want = jax.jit(function)(series)
-    model = finished(expanded(graph)).model
+    model = finish(expand(graph)).model
     np.testing.assert_allclose(tflm(model, series)[0], want[0], rtol=1e-5)
     for found, expected in zip(litert(model, series), want, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -405,7 +405,7 @@ def test_plans_do_not_overlap_and_reach_the_bound_where_greedy_misses_it():
             for j, second in enumerate(lives[:i]):
                 apart = offsets[i] + first.size <= offsets[j] or offsets[j] + second.size <= offsets[i]
                 assert apart or not first.meets(second)
-        greedy = placed(sorted(range(14), key=lambda i: (-lives[i].size, lives[i].first)), lives)[1]
+        greedy = place(sorted(range(14), key=lambda i: (-lives[i].size, lives[i].first)), lives)[1]
         assert lower_bound(lives) <= total <= greedy
         gained += total < greedy
     assert gained > 0
@@ -416,9 +416,9 @@ def test_simplified_graphs_compute_what_the_plain_ones_do():
         case = CASES[name]
         plain = lower(case.function, (case.value,), PRIMITIVES)
         np.testing.assert_allclose(
-            run(plain, case.value)[0], run(traced(case.function, case.value), case.value)[0], atol=1e-5
+            run(plain, case.value)[0], run(trace(case.function, case.value), case.value)[0], atol=1e-5
         )
-        assert len(plain.ops) > len(traced(case.function, case.value).ops)
+        assert len(plain.ops) > len(trace(case.function, case.value).ops)
 
 
 def test_fine_tuning_brings_a_model_back_to_its_teacher():
@@ -430,11 +430,11 @@ def test_fine_tuning_brings_a_model_back_to_its_teacher():
         return lambda x: jax.nn.relu(x @ first.astype(np.float32) + array(16)) @ second.astype(np.float32) / 4
 
     quantised = convert(model(0.2), examples[0], calibration=examples, report=False).quantised
-    teacher = traced(model(0), examples[0])
+    teacher = trace(model(0), examples[0])
     losses: list[float] = []
-    tuned = fine_tuned(quantised, teacher, [np.stack(examples)], Tuning(200), lambda step, loss: losses.append(loss))
+    tuned = fine_tune(quantised, teacher, [np.stack(examples)], Tuning(200), lambda step, loss: losses.append(loss))
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) / 5
-    exported = from_quantised(tuned)
+    exported = export_quantised(tuned)
     stored = to_stored(examples[0], exported.graph.inputs[0])
     real = to_real(tflm(exported.model, stored)[0], exported.graph.outputs[0])
     np.testing.assert_allclose(real, tuned.simulated(examples[0])[0], atol=2 * exported.graph.outputs[0].quant.scale[0])
@@ -444,7 +444,7 @@ def test_a_layer_norm_keeps_its_variance_in_int8():
     """NNX takes the mean of squares less the square of the mean: where the mean is large, nothing is left in int8."""
     far = [np.random.default_rng(seed).normal(20, 1, (1, 4, 16)).astype(np.float32) for seed in range(16)]
     norm = layer(lambda rngs: nnx.LayerNorm(16, rngs=rngs))
-    assert kinds(traced(lambda s: norm(s), far[0])) == "MEAN SUB SQUARE MEAN ADD RSQRT MUL MUL"
+    assert kinds(trace(lambda s: norm(s), far[0])) == "MEAN SUB SQUARE MEAN ADD RSQRT MUL MUL"
     exported = convert(lambda s: norm(s), far[0], calibration=far, report=False)
     stored = to_stored(far[0], exported.graph.inputs[0])
     found = to_real(tflm(exported.model, stored)[0], exported.graph.outputs[0])
@@ -459,7 +459,7 @@ def test_outputs_may_lie_over_inputs_that_nothing_needs_later():
         ("tanh", "mul"),
         ("output", "tanh"),
     ]
-    offsets = dict(zip(exported.graph.tensors, offline_offsets(exported.graph), strict=True))
+    offsets = dict(zip(exported.graph.tensors, plan_offline(exported.graph), strict=True))
     assert all(offsets[above] == offsets[below] for above, below in over.items())
     np.testing.assert_allclose(tflm(exported.model, x)[0], np.tanh(2 * x) + x, rtol=1e-5)
 

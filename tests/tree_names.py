@@ -69,11 +69,12 @@ class Tree:
       members: methods and fields of each class, without those of its bases.
       rooms: the rooms that have a class of that name.
       identifiers: every name in the code of `CODE`, C included.
+      room_texts: the texts of each room, among them old names of fields.
       texts: every text in the Python code that is no docstring; an f-string has zero characters for its values.
       attributes: what stands behind a dot somewhere.
       parameters: what a function takes somewhere.
       foreign: first names of other packages that the code imports, and what it calls them.
-      docstrings: file, first line and text of every docstring of the package.
+      docstrings: file, first line and text of every docstring.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class Tree:
         self.bases: dict[str, set[str]] = {}
         self.rooms: dict[str, set[str]] = {}
         self.identifiers: set[str] = set()
+        self.room_texts: dict[str, set[str]] = {}
         self.texts: set[str] = set()
         self.attributes: set[str] = set()
         self.parameters: set[str] = set()
@@ -89,17 +91,18 @@ class Tree:
         self.docstrings: list[tuple[Path, int, str]] = []
         for file in code_files("*.py", *CODE):
             tree = parse(file)
-            documents = self._read_words(tree)
+            self.identifiers.add(file.stem)
+            documents = self._read_words(file, tree)
             if file.is_relative_to(PACKAGE):
                 self._read_module(file, tree)
-                self.docstrings += [(file, node.lineno, node.value) for node in documents]
-        for file in code_files("*.[ch]", "c"):
+            self.docstrings += [(file, node.lineno, node.value) for node in documents]
+        for file in [*code_files("*.[ch]", "c", "src"), *code_files("*.cc", "src")]:
             text = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
             self.identifiers.update(re.findall(r"\b[A-Za-z_]\w*", text))
         self.attributes.update(*self.members.values())
         self.identifiers |= self.attributes | self.parameters
 
-    def _read_words(self, tree: ast.Module) -> list[ast.Constant]:
+    def _read_words(self, file: Path, tree: ast.Module) -> list[ast.Constant]:
         """Takes identifiers and texts; returns the docstrings."""
         texts, documents = [], list(docstrings(tree.body))
         for node in ast.walk(tree):
@@ -121,7 +124,10 @@ class Tree:
                 self.identifiers.add(node.name)
                 documents += docstrings(node.body)
         excused = {*map(id, documents)}
-        self.texts.update(node.value for node in texts if isinstance(node.value, str) and id(node) not in excused)
+        texts_here = {node.value for node in texts if isinstance(node.value, str) and id(node) not in excused}
+        self.texts |= texts_here
+        if file.is_relative_to(PACKAGE):
+            self.room_texts.setdefault(file.relative_to(PACKAGE).parts[0], set()).update(texts_here)
         return documents
 
     def _read_module(self, file: Path, tree: ast.Module) -> None:
@@ -155,7 +161,7 @@ class Tree:
         return set().union(*(self.members[name] for name, rooms in self.rooms.items() if room in rooms))
 
     def holds(self, dotted: str) -> bool:
-        """Whether `multipod.room.module.Class.member` leads somewhere, as far as the names are this tree's."""
+        """Whether a dotted name that begins with `multipod` leads somewhere, as far as its parts are this tree's."""
         parts = dotted.split(".")
         depth = max(n for n in range(len(parts) + 1) if n == 0 or ".".join(parts[:n]) in self.modules)
         if depth in (0, len(parts)):

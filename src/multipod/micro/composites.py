@@ -6,7 +6,7 @@ from multipod.micro.graph import Graph, Op, inner_graphs
 from multipod.micro.operators.table import OPERATORS
 
 
-def expanded(graph: Graph) -> Graph:
+def expand(graph: Graph) -> Graph:
     """The graph with every composite taken apart into operators of TFLite."""
     return replace(graph, ops=tuple(part for op in graph.ops for part in _parts(op)))
 
@@ -18,4 +18,4 @@ def _parts(op: Op) -> list[Op]:
         return list(parts)
     if not inner_graphs(op):
         return [op]
-    return [replace(op, options={k: expanded(v) if isinstance(v, Graph) else v for k, v in op.options.items()})]
+    return [replace(op, options={k: expand(v) if isinstance(v, Graph) else v for k, v in op.options.items()})]

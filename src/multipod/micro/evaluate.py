@@ -44,7 +44,7 @@ def evaluate(
     values.update((tensor, hook(tensor, jnp.asarray(x))) for tensor, x in zip(graph.inputs, inputs, strict=True))
     for op in graph.ops:
         arguments = [read(tensor) for tensor in op.inputs]
-        outputs = _computed(op, arguments)
+        outputs = _compute(op, arguments)
         for tensor, y in zip(op.outputs, outputs, strict=True):
             assert jnp.shape(y) == tensor.shape, (op.kind, jnp.shape(y), tensor.shape)
             values[tensor] = hook(tensor, y)
@@ -52,7 +52,7 @@ def evaluate(
     return {tensor: value for tensor, value in values.items() if not tensor.constant}
 
 
-def _computed(op: Op, arguments: Sequence[Any]) -> list[Any]:
+def _compute(op: Op, arguments: Sequence[Any]) -> list[Any]:
     function = OPERATORS[op.kind].evaluate
     assert function is not None, f"{op.kind} is not evaluated"
     if inner_graphs(op):

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from multipod.errors import ExportError
-from multipod.micro.composites import expanded
-from multipod.micro.graph import Graph, substituted, with_unique_names
+from multipod.micro.composites import expand
+from multipod.micro.graph import Graph, make_names_unique, substitute
 from multipod.micro.lowering.lower import Unroll, lower
-from multipod.micro.offline import offline_offsets
+from multipod.micro.offline import plan_offline
 from multipod.micro.operators.table import PRIMITIVES
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.quantise import Layer, Quantised, quantise
-from multipod.micro.quantising.ranges import checked
-from multipod.micro.rules import simplified
-from multipod.micro.write import offline_plan, write
+from multipod.micro.quantising.ranges import check_calibration
+from multipod.micro.rules import simplify
+from multipod.micro.write import pack_offline_plan, write
 
 DESCRIPTION = "Exported by multipod."
 
@@ -72,40 +72,40 @@ def convert(
       ExportError: lists everything that cannot be lowered or quantised, with the user's lines; or calibration data
         that do not fit or are not finite.
     """
-    graph = traced(function, *examples, unroll=unroll)
+    graph = trace(function, *examples, unroll=unroll)
     if calibration is None:
         if quantisation is not None:
             raise ExportError("export: quantisation without calibration. Give examples that it can learn ranges from.")
-        return finished(expanded(graph))
-    arrays = checked(graph, calibration)
+        return finish(expand(graph))
+    arrays = check_calibration(graph, calibration)
     quantised, floating = quantise(graph, arrays, quantisation or Quantisation())
     layers = tuple(quantised.layers(arrays, floating)) if report else ()
-    return replace(from_quantised(quantised), layers=layers)
+    return replace(export_quantised(quantised), layers=layers)
 
 
-def from_quantised(quantised: Quantised) -> Exported:
+def export_quantised(quantised: Quantised) -> Exported:
     """The file of a quantised model."""
-    return replace(finished(expanded(quantised.integer_graph())), quantised=quantised)
+    return replace(finish(expand(quantised.integer_graph())), quantised=quantised)
 
 
-def traced(function: Callable[..., Any], *examples: Any, unroll: int = 64) -> Graph:
+def trace(function: Callable[..., Any], *examples: Any, unroll: int = 64) -> Graph:
     """The float32 graph of a function, simplified. Composites are still whole: `evaluate.run` computes it."""
     graph = lower(function, examples, PRIMITIVES, Unroll(unroll))
     names = [tensor.name for tensor in graph.outputs]
-    return _named(simplified(graph), names)
+    return _named(simplify(graph), names)
 
 
-def finished(graph: Graph) -> Exported:
+def finish(graph: Graph) -> Exported:
     """The file of a graph of TFLite operators, with a plan of its arena."""
-    graph = with_unique_names(graph)
-    offsets = offline_offsets(graph)
-    metadata = {} if offsets is None else {"OfflineMemoryAllocation": offline_plan(offsets)}
+    graph = make_names_unique(graph)
+    offsets = plan_offline(graph)
+    metadata = {} if offsets is None else {"OfflineMemoryAllocation": pack_offline_plan(offsets)}
     return Exported(write(graph, description=DESCRIPTION, metadata=metadata), graph)
 
 
 def _named(graph: Graph, names: Sequence[str]) -> Graph:
     new = {tensor: replace(tensor, name=name) for tensor, name in zip(graph.outputs, names, strict=True)}
-    return with_unique_names(substituted(graph, new))
+    return make_names_unique(substitute(graph, new))
 
 
 def to_stored(value: Any, tensor: Any) -> np.ndarray:

@@ -133,7 +133,7 @@ def constant(value: Any, dtype: str | None = None, name: str = "constant") -> Te
     return Tensor(name, array.shape, array.dtype.name, array)
 
 
-def without_dead(graph: Graph) -> Graph:
+def drop_dead(graph: Graph) -> Graph:
     """The graph without operators whose outputs nothing reads."""
     needed: set[Tensor] = set(graph.outputs)
     needed_ops: list[Op] = []
@@ -144,7 +144,7 @@ def without_dead(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(reversed(needed_ops)))
 
 
-def substituted(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
+def substitute(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
     """The graph with tensors exchanged wherever they stand."""
     swap: Callable[[Tensor], Tensor] = lambda tensor: new.get(tensor, tensor)  # noqa: E731
     ops = (
@@ -160,7 +160,7 @@ def substituted(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
     )
 
 
-def merged(graph: Graph) -> Graph:
+def merge_equal(graph: Graph) -> Graph:
     """The graph without operators that do what another has done already."""
     first: dict[Any, Op] = {}
     new: dict[Tensor, Tensor] = {}
@@ -184,7 +184,7 @@ def _identity(tensor: Tensor | None) -> Any:
     return tensor.dtype, tensor.shape, tensor.data.tobytes()
 
 
-def sorted_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
+def sort_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
     """Operators in an order in which each runs after what it reads; otherwise as given."""
     ops = list(ops)
     makers = {tensor: op for op in ops for tensor in op.outputs}
@@ -209,7 +209,7 @@ def sorted_ops(ops: Iterable[Op]) -> tuple[Op, ...]:
     return tuple(done)
 
 
-def with_unique_names(graph: Graph) -> Graph:
+def make_names_unique(graph: Graph) -> Graph:
     """The graph with a number after each name that stands twice."""
     seen: dict[str, int] = {}
     new: dict[Tensor, Tensor] = {}
@@ -217,9 +217,9 @@ def with_unique_names(graph: Graph) -> Graph:
         seen[tensor.name] = number = seen.get(tensor.name, -1) + 1
         if number:
             new[tensor] = replace(tensor, name=f"{tensor.name}_{number}")
-    return substituted(graph, new)
+    return substitute(graph, new)
 
 
-def shape_text(shapes: Sequence[Tensor | None]) -> str:
+def format_shapes(shapes: Sequence[Tensor | None]) -> str:
     """`float32[1,8,8,3], int32[2]`, for messages."""
     return ", ".join("-" if t is None else f"{t.dtype}[{','.join(map(str, t.shape))}]" for t in shapes)

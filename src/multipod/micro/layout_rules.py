@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.lowering.constants import small
-from multipod.micro.match import Const, Match, Rule, new, node
+from multipod.micro.lowering.constants import shrink
+from multipod.micro.match import Const, Match, Rule, make_op, node
 from multipod.micro.operators.table import OPERATORS
 
 UNARY, BINARY = (
@@ -32,13 +32,13 @@ def _sink_reshape(match: Match) -> list[Op]:
     inner = _like(op, "_flat", match["x"].shape)
     return [
         replace(op, inputs=(match["x"],), outputs=(inner,)),
-        new("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
+        make_op("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
     ]
 
 
 def _sink_reshape_beside(match: Match) -> list[Op] | None:
     """reshape(x) + c = reshape(x + c), where c is one number, or one for each of the last dim, which stays."""
-    op, c = match.op, small(match["c"].values)
+    op, c = match.op, shrink(match["c"].values)
     x, shape = match["x"], match.op.output.shape
     if not x.shape or not shape or match.ops["reshape"].output.shape != shape:
         return None
@@ -48,7 +48,7 @@ def _sink_reshape_beside(match: Match) -> list[Op] | None:
     inputs = tuple(x if tensor is match.ops["reshape"].output else constant(c) for tensor in op.inputs)
     return [
         replace(op, inputs=inputs, outputs=(inner,)),
-        new("RESHAPE", [inner, constant(np.asarray(shape, np.int32))], op.output, op.source),
+        make_op("RESHAPE", [inner, constant(np.asarray(shape, np.int32))], op.output, op.source),
     ]
 
 
@@ -63,7 +63,7 @@ def _sink_reshape_pair(match: Match) -> list[Op] | None:
     inner = _like(op, "_flat", np.broadcast_shapes(x.shape, y.shape))
     return [
         replace(op, inputs=(x, y), outputs=(inner,)),
-        new("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
+        make_op("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
     ]
 
 
@@ -77,7 +77,7 @@ def _sink_reshape_reduce(match: Match) -> list[Op] | None:
     axes = constant(np.asarray([len(x.shape) - 1], np.int32))
     return [
         replace(op, inputs=(x, axes), outputs=(inner,)),
-        new("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
+        make_op("RESHAPE", [inner, constant(np.asarray(op.output.shape, np.int32))], op.output, op.source),
     ]
 
 
@@ -86,14 +86,14 @@ def _order(match: Match) -> list[int]:
 
 
 def _back(inner: Tensor, order: list[int], op: Op) -> Op:
-    return new("TRANSPOSE", [inner, constant(np.asarray(order, np.int32))], op.output, op.source)
+    return make_op("TRANSPOSE", [inner, constant(np.asarray(order, np.int32))], op.output, op.source)
 
 
 def _transpose_twice(match: Match) -> list[Op] | Tensor:
     order = [_order(match)[int(dim)] for dim in match["second"].values]
     if order == sorted(order):
         return match["x"]
-    return [new("TRANSPOSE", [match["x"], constant(np.asarray(order, np.int32))], match.op.output, match.op.source)]
+    return [make_op("TRANSPOSE", [match["x"], constant(np.asarray(order, np.int32))], match.op.output, match.op.source)]
 
 
 def _transpose_of_ones(match: Match) -> list[Op] | None:
@@ -102,7 +102,7 @@ def _transpose_of_ones(match: Match) -> list[Op] | None:
     if moved != sorted(moved):
         return None
     shape = constant(np.asarray(match.op.output.shape, np.int32))
-    return [new("RESHAPE", [match["x"], shape], match.op.output, match.op.source)]
+    return [make_op("RESHAPE", [match["x"], shape], match.op.output, match.op.source)]
 
 
 def _sink_transpose(match: Match) -> list[Op]:
@@ -119,7 +119,7 @@ def _sink_transpose_beside(match: Match) -> list[Op] | None:
     c = match["c"].values
     wide = c.reshape((1,) * (len(order) - c.ndim) + c.shape).transpose(np.argsort(order))
     inner = _like(op, "_t", match["x"].shape)
-    inputs = tuple(match["x"] if tensor is turned else constant(small(wide)) for tensor in op.inputs)
+    inputs = tuple(match["x"] if tensor is turned else constant(shrink(wide)) for tensor in op.inputs)
     return [replace(op, inputs=inputs, outputs=(inner,)), _back(inner, order, op)]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from multipod.micro.graph import Graph, Op, Tensor, inner_graphs, sorted_ops, substituted, without_dead
+from multipod.micro.graph import Graph, Op, Tensor, drop_dead, inner_graphs, sort_ops, substitute
 
 Pattern = Union["Node", "Const", str]
 """A tensor: made by an operator (`Node`), a constant (`Const`), or any; the same name is the same tensor."""
@@ -68,22 +68,22 @@ def node(kind: str, *inputs: Pattern, once: bool = False, name: str = "") -> Nod
     return Node(kind, inputs, once, name)
 
 
-def new(kind: str, inputs: Sequence[Tensor | None], output: Tensor, source: str = "", **options: Any) -> Op:
+def make_op(kind: str, inputs: Sequence[Tensor | None], output: Tensor, source: str = "", **options: Any) -> Op:
     """An operator with one output."""
     return Op(kind, tuple(inputs), (output,), options, source)
 
 
-def replaced(op: Op, inputs: Sequence[Tensor | None], output: Tensor, **options: object) -> Op:
+def change_op(op: Op, inputs: Sequence[Tensor | None], output: Tensor, **options: object) -> Op:
     """An operator with other inputs, another output, and some other options."""
     return replace(op, inputs=tuple(inputs), outputs=(output,), options={**op.options, **options})
 
 
 def becomes(kind: str, *names: str, **options: object) -> Builder:
     """A builder of one operator of the named tensors."""
-    return lambda match: [new(kind, [match[name] for name in names], match.op.output, match.op.source, **options)]
+    return lambda match: [make_op(kind, [match[name] for name in names], match.op.output, match.op.source, **options)]
 
 
-def rewritten(graph: Graph, rules: Sequence[Rule]) -> Graph:
+def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
     """The graph after every rule has been applied wherever it fits, again and again; graphs inside it as well."""
     for _ in range(10_000):
         changed = _sweep(graph, rules)
@@ -97,8 +97,7 @@ def _inside(graph: Graph, rules: Sequence[Rule]) -> Graph:
     def deep(op: Op) -> Op:
         if not inner_graphs(op):
             return op
-        new = {k: rewritten(v, rules) if isinstance(v, Graph) else v for k, v in op.options.items()}
-        return replace(op, options=new)
+        return replace(op, options={k: rewrite(v, rules) if isinstance(v, Graph) else v for k, v in op.options.items()})
 
     return replace(graph, ops=tuple(deep(op) for op in graph.ops))
 
@@ -111,7 +110,7 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
         for kind in rule.pattern.kind.split("|"):
             by_kind.setdefault(kind, []).append(rule)
     touched: set[Op] = set()
-    new: dict[Op, Sequence[Op]] = {}
+    made: dict[Op, Sequence[Op]] = {}
     same: dict[Tensor, Tensor] = {}
     for op in reversed(graph.ops):
         if op in touched:
@@ -124,18 +123,18 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
             if isinstance(result, Tensor):
                 if op.output in graph.outputs and result not in makers:
                     continue  # an output must be made by an operator
-                new[op], same[op.output] = (), result
+                made[op], same[op.output] = (), result
             elif result is not None:
                 assert result[-1].outputs == op.outputs, rule.name
-                new[op] = result
+                made[op] = result
             else:
                 continue
             touched |= {*involved, *(makers[t] for t in (result,) if isinstance(t, Tensor) and t in makers)}
             break
-    if not new:
+    if not made:
         return None
-    ops = sorted_ops(made for op in graph.ops for made in new.get(op, (op,)))
-    return without_dead(substituted(replace(graph, ops=ops), same))
+    ops = sort_ops(part for op in graph.ops for part in made.get(op, (op,)))
+    return drop_dead(substitute(replace(graph, ops=ops), same))
 
 
 def _matches(
@@ -179,13 +178,13 @@ def _tensor(pattern: Pattern, tensor: Tensor, match: Match, makers: Mapping[Tens
         if match.tensors.get(pattern, tensor) is tensor:
             yield Match(match.op, {**match.tensors, pattern: tensor}, match.ops, match.uses, match.makers)
     elif isinstance(pattern, Const):
-        if tensor.constant and (pattern.number is None or close(tensor, pattern.number)):
+        if tensor.constant and (pattern.number is None or is_all(tensor, pattern.number)):
             named = {pattern.name: tensor} if pattern.name else {}
             yield Match(match.op, {**match.tensors, **named}, match.ops, match.uses, match.makers)
     elif tensor in makers and not (pattern.once and match.uses[tensor] > 1):
         yield from _op(pattern, makers[tensor], match, makers)
 
 
-def close(tensor: Tensor, number: float) -> bool:
+def is_all(tensor: Tensor, number: float) -> bool:
     """Whether all elements of a constant are this number."""
     return bool(tensor.values.size) and bool(np.allclose(tensor.values, number, rtol=1e-5, atol=1e-12))

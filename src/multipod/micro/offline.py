@@ -24,7 +24,7 @@ class Life:
         return self.first <= other.last and other.first <= self.last
 
 
-def lives(graph: Graph) -> dict[Tensor, Life]:
+def lifetimes(graph: Graph) -> dict[Tensor, Life]:
     """The lives of the tensors that are not constant: inputs from the first operator on, outputs to the last."""
     first = dict.fromkeys(graph.inputs, 0)
     last = dict.fromkeys(graph.inputs, 0)
@@ -52,7 +52,7 @@ def in_place(graph: Graph) -> dict[Tensor, Tensor]:
 
 def shared_lives(graph: Graph) -> tuple[list[Life], dict[Tensor, int]]:
     """The lives of pieces of memory, and which piece each tensor lies in: more than one where it is worked in place."""
-    alone, over = lives(graph), in_place(graph)
+    alone, over = lifetimes(graph), in_place(graph)
     pieces: list[Life] = []
     number: dict[Tensor, int] = {}
     for tensor, life in alone.items():
@@ -72,7 +72,7 @@ def lower_bound(all_lives: Sequence[Life]) -> int:
     return max((sum(x.size for x in all_lives if x.first <= now <= x.last) for now in moments), default=0)
 
 
-def placed(order: Sequence[int], all_lives: Sequence[Life]) -> tuple[list[int], int]:
+def place(order: Sequence[int], all_lives: Sequence[Life]) -> tuple[list[int], int]:
     """Offsets when each life in this order takes the lowest place that is free for all of it, and the bytes in all."""
     offsets = [0] * len(all_lives)
     done: list[int] = []
@@ -104,11 +104,11 @@ def plan(all_lives: Sequence[Life]) -> tuple[list[int], int]:
     )
     orders = [sorted(numbers, key=key) for key in keys]
     bound = lower_bound(all_lives)
-    best = min((placed(order, all_lives) for order in orders), key=lambda tried: tried[1])
+    best = min((place(order, all_lives) for order in orders), key=lambda tried: tried[1])
     for start in orders:
         order, seen = start, set[tuple[int, ...]]()
         for _ in range(TRIES // len(orders)):
-            offsets, total = placed(order, all_lives)
+            offsets, total = place(order, all_lives)
             best = min(best, (offsets, total), key=lambda tried: tried[1])
             if best[1] <= bound or tuple(order) in seen:
                 break
@@ -118,7 +118,7 @@ def plan(all_lives: Sequence[Life]) -> tuple[list[int], int]:
     return best
 
 
-def offline_offsets(graph: Graph) -> list[int] | None:
+def plan_offline(graph: Graph) -> list[int] | None:
     """An offset for each tensor of the file, -1 for constants; None for graphs with graphs inside, which TFLM plans."""
     if any(inner_graphs(op) for op in graph.ops):
         return None

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from multipod.micro.graph import Graph, Op, Tensor, constant, merged
+from multipod.micro.graph import Graph, Op, Tensor, constant, merge_equal
 from multipod.micro.layout_rules import LAYOUT
-from multipod.micro.lowering.constants import small
+from multipod.micro.lowering.constants import shrink
 from multipod.micro.lowering.padding import same_padding
-from multipod.micro.match import Builder, Const, Match, Rule, new, node, replaced, rewritten
+from multipod.micro.match import Builder, Const, Match, Rule, change_op, make_op, node, rewrite
 from multipod.micro.operators.operator import Weighted
 from multipod.micro.operators.slices import TRUSTED_INDEX
 from multipod.micro.operators.table import OPERATORS, weights_of
@@ -22,10 +22,10 @@ WEIGHTED = "|".join(name for name, operator in OPERATORS.items() if isinstance(o
 FUSING = "|".join(name for name, operator in OPERATORS.items() if operator.fuses)
 
 
-def simplified(graph: Graph) -> Graph:
+def simplify(graph: Graph) -> Graph:
     """The graph after all rules."""
     for table in (TIDY, RECOGNISE, FOLD, [*TIDY, *FOLD, *FINISH]):
-        graph = merged(rewritten(graph, table))
+        graph = merge_equal(rewrite(graph, table))
     return graph
 
 
@@ -36,23 +36,23 @@ def _division(match: Match) -> list[Op] | None:
     c = match["c"].values
     if c.dtype != np.float32 or (c == 0).any():
         return None
-    return [new("MUL", [match["x"], constant(1 / c)], match.op.output, match.op.source)]
+    return [make_op("MUL", [match["x"], constant(1 / c)], match.op.output, match.op.source)]
 
 
 def _difference(match: Match) -> list[Op] | None:
     if match["c"].dtype != "float32":
         return None
-    return [new("ADD", [match["x"], constant(-match["c"].values)], match.op.output, match.op.source)]
+    return [make_op("ADD", [match["x"], constant(-match["c"].values)], match.op.output, match.op.source)]
 
 
 def _two_constants(kind: str) -> Builder:
     combine = np.multiply if kind == "MUL" else np.add
 
     def build(match: Match) -> list[Op] | None:
-        c = small(combine(match["c"].values, match["d"].values))
+        c = shrink(combine(match["c"].values, match["d"].values))
         if np.broadcast_shapes(match["x"].shape, c.shape) != match.op.output.shape:
             return None
-        return [new(kind, [match["x"], constant(c)], match.op.output, match.op.source)]
+        return [make_op(kind, [match["x"], constant(c)], match.op.output, match.op.source)]
 
     return build
 
@@ -67,7 +67,7 @@ def _identity(number: float) -> Builder:
     return build
 
 
-def _without_broadcast(match: Match) -> list[Op] | None:
+def _drop_broadcast(match: Match) -> list[Op] | None:
     """Element-wise operators repeat elements themselves, where the other operand has the whole shape."""
     makers = match.ops["wide"]
     inputs = [makers.input(0) if tensor is makers.output else tensor for tensor in match.op.inputs]
@@ -90,10 +90,10 @@ def _centred_variance(match: Match) -> list[Op] | None:
     average, apart, power = (Tensor(name + end, shape) for end, shape in
                              (("_mean", kept), ("_apart", x.shape), ("_square", x.shape)))  # fmt: skip
     return [
-        replaced(mean, list(mean.inputs), average, keep_dims=True),
-        new("SUB", [x, average], apart, source),
-        new("SQUARE", [apart], power, source),
-        replaced(squares, [power, squares.inputs[1]], match.op.output),
+        change_op(mean, list(mean.inputs), average, keep_dims=True),
+        make_op("SUB", [x, average], apart, source),
+        make_op("SQUARE", [apart], power, source),
+        change_op(squares, [power, squares.inputs[1]], match.op.output),
     ]
 
 
@@ -105,13 +105,13 @@ def _reduce_reshape(match: Match) -> list[Op] | None:
         return None
     if match.op.output.shape != tuple(size for dim, size in enumerate(x.shape) if dim not in axes):
         return None
-    return [replaced(reduce, list(reduce.inputs), match.op.output, keep_dims=False)]
+    return [change_op(reduce, list(reduce.inputs), match.op.output, keep_dims=False)]
 
 
 def _per_channel(c: Tensor, op: Op) -> np.ndarray | None:
     """A constant as one number for each output channel, if it is that."""
     out = op.output.shape[-1]
-    value = small(c.values)
+    value = shrink(c.values)
     if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != out):
         return None
     return np.broadcast_to(value, (out,)).astype(np.float32)
@@ -131,7 +131,7 @@ def _fold_scale(match: Match) -> list[Op] | None:
     inputs = list(op.inputs)
     inputs[kernel.weights] = replace(weights, data=(weights.values * c.reshape(shape)).astype(np.float32))
     inputs[kernel.bias] = replace(bias, data=(bias.values * c).astype(np.float32))
-    return [replaced(op, inputs, match.op.output)]
+    return [change_op(op, inputs, match.op.output)]
 
 
 def _fold_bias(match: Match) -> list[Op] | None:
@@ -145,7 +145,7 @@ def _fold_bias(match: Match) -> list[Op] | None:
         return None
     inputs = list(op.inputs)
     inputs[kernel.bias] = replace(bias, data=(bias.values + c).astype(np.float32))
-    return [replaced(op, inputs, match.op.output)]
+    return [change_op(op, inputs, match.op.output)]
 
 
 def _fold_input_scale(match: Match) -> list[Op] | None:
@@ -159,7 +159,7 @@ def _fold_input_scale(match: Match) -> list[Op] | None:
     inputs = list(op.inputs)
     inputs[kernel.data] = match["x"]
     inputs[kernel.weights] = replace(weights, data=(weights.values * c.ravel()[0]).astype(np.float32))
-    return [replaced(op, inputs, op.output)]
+    return [change_op(op, inputs, op.output)]
 
 
 def _distribute(match: Match) -> list[Op] | None:
@@ -169,14 +169,14 @@ def _distribute(match: Match) -> list[Op] | None:
         return None
     scaled = Tensor(match.op.output.name + "_scaled", match.op.output.shape)
     return [
-        new("MUL", [match["x"], match["m"]], scaled, match.op.source),
-        new("ADD", [scaled, constant(small(a * m))], match.op.output, match.op.source),
+        make_op("MUL", [match["x"], match["m"]], scaled, match.op.source),
+        make_op("ADD", [scaled, constant(shrink(a * m))], match.op.output, match.op.source),
     ]
 
 
 def _fuse(match: Match) -> list[Op]:
     op = match.ops["w"]
-    return [replaced(op, list(op.inputs), match.op.output, fused_activation_function=match.op.kind)]
+    return [change_op(op, list(op.inputs), match.op.output, fused_activation_function=match.op.kind)]
 
 
 def _fold_padding(match: Match) -> list[Op] | None:
@@ -192,7 +192,7 @@ def _fold_padding(match: Match) -> list[Op] | None:
     around = [tuple(map(int, pair)) for pair in match["widths"].values]
     if around != [(0, 0), *same, (0, 0)]:
         return None
-    return [replaced(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
+    return [change_op(op, [x, *op.inputs[1:]], op.output, padding="SAME")]
 
 
 def _convolution_of_patches(match: Match) -> list[Op] | None:
@@ -236,8 +236,8 @@ def _flat_parts(match: Match, op: Op) -> list[Tensor]:
 
 def _over_root(match: Match) -> list[Op]:
     root = Tensor(match["v"].name + "_rsqrt", match["v"].shape)
-    inverse = new("RSQRT", [match["v"]], root, match.op.source)
-    return [inverse, new("MUL", [match["x"], root], match.op.output, match.op.source)]
+    inverse = make_op("RSQRT", [match["v"]], root, match.op.source)
+    return [inverse, make_op("MUL", [match["x"], root], match.op.output, match.op.source)]
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ TIDY: list[Rule] = [
     Rule("NaN is not equal to itself", node("SELECT_V2", node("NOT_EQUAL", "x", "x"), "a", "b"), lambda f: f["b"]
          if f["b"].shape == f.op.output.shape else None),
     Rule("x / sqrt(v)", node("DIV", "x", node("SQRT", "v"), name="div"), _over_root),
-    *(Rule("broadcast in " + operator.name, node(operator.name, *operands), _without_broadcast)
+    *(Rule("broadcast in " + operator.name, node(operator.name, *operands), _drop_broadcast)
       for operator in OPERATORS.values() if operator.broadcasts
       for operands in ((node("BROADCAST_TO", "x", name="wide"),), ("y", node("BROADCAST_TO", "x", name="wide")))),
     *TRUSTED_INDEX,

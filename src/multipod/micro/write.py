@@ -30,7 +30,7 @@ def min_runtime_version(graph: Graph) -> str:
     return max(known, key=lambda text: [*map(int, text.split("."))], default=schema.FIRST_RUNTIME)
 
 
-def packed(tensor: Tensor) -> bytes:
+def pack(tensor: Tensor) -> bytes:
     """The bytes of a constant as they lie in the file; two int4 to a byte, the first one low."""
     if tensor.dtype != "int4":
         return np.ascontiguousarray(tensor.values, np.dtype(tensor.dtype).newbyteorder("<")).tobytes()
@@ -142,7 +142,7 @@ class _File:
         fields = [
             _Field(0, "UOffsetTRelative", self.ints(tensor.shape)),
             _Field(1, "Int8", schema.TYPES[tensor.dtype]),
-            _Field(2, "Uint32", self.buffer_number(packed(tensor)) if tensor.constant else 0),
+            _Field(2, "Uint32", self.buffer_number(pack(tensor)) if tensor.constant else 0),
             _Field(3, "UOffsetTRelative", self.builder.CreateString(tensor.name)),
             _Field(8, "Bool", True, False),
         ]
@@ -209,6 +209,6 @@ _NUMBERS: dict[str, Callable[[Any], int]] = {
 }
 
 
-def offline_plan(offsets: Sequence[int], subgraph: int = 0) -> bytes:
+def pack_offline_plan(offsets: Sequence[int], subgraph: int = 0) -> bytes:
     """The metadata entry `OfflineMemoryAllocation`: one arena offset in bytes for each tensor, -1 to leave it open."""
     return struct.pack(f"<{3 + len(offsets)}i", 1, subgraph, len(offsets), *offsets)

@@ -1,4 +1,4 @@
-"""Checks of the numbers of optimizers and rates, under the names by which `--set optimizer.NAME=` changes them."""
+"""Checks of the numbers of optimizers and rates, under the names by which `--set` changes them."""
 
 from multipod.errors import RecipeError
 

@@ -107,7 +107,7 @@ def _set(root: Draft, value: Any, name: str, text: str) -> None:
         place = _find(root, name.split("."))
     except _Unknown as unknown:
         kind = f" {unknown.path} is {unknown.draft.kind.__name__}." if unknown.path else ""
-        raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, _known(value))}{kind}") from None
+        raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, set(_known(value)))}{kind}") from None
     draft = _group(place)
     if place.field and text == "none" and optional_dataclass(place.draft.annotation(place.field)):
         place.draft.values[place.field] = None

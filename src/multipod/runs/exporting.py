@@ -14,10 +14,10 @@ from multipod.data.source import Source
 from multipod.errors import MultipodError
 from multipod.micro import Interpreter
 from multipod.micro.evaluate import run as evaluate_graph
-from multipod.micro.exporter import Exported, convert, from_quantised, to_real, to_stored, traced
-from multipod.micro.quantising.finetune import Tuning, fine_tuned
+from multipod.micro.exporter import Exported, convert, export_quantised, to_real, to_stored, trace
+from multipod.micro.quantising.finetune import Tuning, fine_tune
 from multipod.micro.quantising.options import Quantisation
-from multipod.micro.quantising.ranges import checked
+from multipod.micro.quantising.ranges import check_calibration
 from multipod.recipe.recipe import Recipe
 from multipod.runs.opening import OpenedRun, open_run
 from multipod.runs.options import RuntimeOptions
@@ -153,7 +153,7 @@ def trained_function(run: OpenedRun) -> TrainedFunction:
     def apply(batch: dict[str, Any]) -> Any:
         return recipe.model.apply(params, statistics, batch, train=False, key=jax.random.key(0))[0]
 
-    graph = traced(apply, example)
+    graph = trace(apply, example)
     names = tuple(name for name, tensor in zip(sorted(example), graph.inputs, strict=True) if tensor in graph.uses)
     return TrainedFunction(lambda *values: apply({**example, **dict(zip(names, values, strict=True))}), names, recipe)
 
@@ -161,12 +161,12 @@ def trained_function(run: OpenedRun) -> TrainedFunction:
 def tune(exported: Exported, trained: TrainedFunction, train: Source, steps: int) -> Exported:
     """The file after fine-tuning on all training examples (2,048 at most)."""
     examples = trained.examples(train, TUNING_EXAMPLES)
-    teacher = traced(trained.function, *examples[0])
-    arrays = checked(teacher, examples)
+    teacher = trace(trained.function, *examples[0])
+    arrays = check_calibration(teacher, examples)
     assert exported.quantised is not None
-    quantised = fine_tuned(exported.quantised, teacher, arrays, Tuning(steps))
+    quantised = fine_tune(exported.quantised, teacher, arrays, Tuning(steps))
     layers = tuple(quantised.layers(arrays[:1] and [a[:256] for a in arrays]))
-    return replace(from_quantised(quantised), layers=layers)
+    return replace(export_quantised(quantised), layers=layers)
 
 
 def float_outputs(trained: TrainedFunction, test: Source) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import recorded_recipe
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, Observer
 from multipod.train.run_folder import RunFolder, open_folder
@@ -53,9 +53,9 @@ class TrainRequest:
     resume: Path | None = None
     at: int | None = None
     stop_after: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
-    begin: Callable[[AnyProgram], State] | None = None
+    begin: Callable[[Program], State] | None = None
     log_examples: bool = False
     inject: Path | None = None
     plan: dict[str, Any] | None = None
@@ -132,7 +132,7 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
     return arguments + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
 
 
-def reading_arguments(reading: Reading) -> str:
+def reading_arguments(reading: InputOptions) -> str:
     """The arguments that give this reading again, each with a space before it."""
     given = {
         "--read-threads": reading.threads,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from multipod.layout.rules import Dims, parts
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import with_logical_constraint
 
 SPLIT = ("height", "width")
 """The dims of inputs that are split: with others it is not known what padding would mean."""
@@ -45,7 +45,7 @@ class SplitImages:
         return {name: self._padded(name, array) for name, array in batch.items()}
 
     def cut(self, batch: Mapping[str, jax.Array], examples: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The batch as the model takes it, padding cut off as in `examples`; inside the program, under `laying`."""
+        """Returns the batch as the model takes it, cut as in `examples`; inside the program, under `logical_axis_rules`."""
         if not self:
             return dict(batch)
         return {name: self._cut(name, array, examples[name].shape) for name, array in batch.items()}
@@ -64,4 +64,4 @@ class SplitImages:
         if name not in self.inputs:
             return array
         whole = array[(slice(None), *(slice(size) for size in shape[1:]))]
-        return laid(whole, *self._dims(name, array.ndim)[1:])
+        return with_logical_constraint(whole, *self._dims(name, array.ndim)[1:])

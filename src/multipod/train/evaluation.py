@@ -3,46 +3,47 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from multipod.data.batches import evaluation_batches
-from multipod.data.feed import owned_rows
-from multipod.data.reading import Reading
+from multipod.data.global_arrays import owned_rows
+from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
 from multipod.metrics.scores import batched_auc
-from multipod.step.program import Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State
+from multipod.nn.model import ChecksBatches, HasClasses, Model
+from multipod.step.evaluate import ScoredLabels
+from multipod.step.program import Program
+from multipod.step.state import State, Sums
 from multipod.train.clock import Clock
 from multipod.train.events import Evaluated
 
 
-def evaluate(program: AnyProgram, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
+def evaluate(program: Program, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
-    same counts. An objective that has a method `scored` also gets `auc`, exact, over all examples.
+    same counts. An objective that `Scores` examples also gets `auc`, exact, over all examples.
 
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
-    return _added(list(_dispatched(program, program.to_evaluate(state), test, reading)))
+    return _added(list(_dispatched(program, program.evaluation.prepare(state), test, reading)))
 
 
 class PendingBatch(NamedTuple):
     """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
 
     sums: Sums
-    scores: tuple[jax.Array, jax.Array] | None
+    scores: ScoredLabels
     mask: np.ndarray
 
 
@@ -70,10 +71,10 @@ class BackgroundEvaluation:
     All processes of a run call `advance` at the same updates, because evaluations are collectives.
     """
 
-    program: AnyProgram
+    program: Program
     state: State
     test: Source
-    reading: Reading | None
+    reading: InputOptions | None
     clock: Clock
     began: float = 0.0
     update: int = 0
@@ -84,7 +85,7 @@ class BackgroundEvaluation:
     def __post_init__(self) -> None:
         self.began, self.update = self.clock(), int(self.state.update)
         # The next update gives its state up.
-        seen = self.program.to_evaluate(self.state)
+        seen = self.program.evaluation.prepare(self.state)
         copied = jax.tree.map(jnp.copy, (seen.params, seen.statistics))
         self.state = seen._replace(params=copied[0], statistics=copied[1])
         self._todo = _dispatched(self.program, self.state, self.test, self.reading)
@@ -103,7 +104,7 @@ class BackgroundEvaluation:
                 self._sums.append(sums)
                 return None
             self._todo = None
-            if jax.process_count() > 1 and self._sums[0].scores is not None:
+            if jax.process_count() > 1 and self._sums[0].scores:
                 self._values = Future()  # scores are exchanged: here, where all processes come at the same update
                 self._values.set_result(self._finish())
                 return self._event()
@@ -124,7 +125,7 @@ class BackgroundEvaluation:
 
     def _finish(self) -> tuple[dict[str, float], dict[str, float], float]:
         sums = _added(self._sums)
-        values = finished(self.program.recipe.objective, sums)
+        values = report_of(self.program.recipe.objective, sums)
         return values, sums, self.clock() - self.began
 
     def _event(self) -> Evaluated:
@@ -135,38 +136,35 @@ class BackgroundEvaluation:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: AnyProgram, state: State, test: Source, reading: Reading | None) -> Iterator[PendingBatch]:
+def _dispatched(program: Program, state: State, test: Source, reading: InputOptions | None) -> Iterator[PendingBatch]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
-    batch = program.evaluation_rows(len(test))
+    batch = program.evaluation.rows(len(test))
     rows = owned_rows(batch_sharding(program.mesh), batch)
     for host in evaluation_batches(test, batch, rows, reading):
         check_examples(program.recipe.model, host)
-        placed = program.placed(host, rows, batch)
-        if hasattr(program.recipe.objective, "scored"):
-            sums, scores = program.evaluate_and_score(state, placed)
-            yield PendingBatch(sums, scores, host["mask"])
-        else:
-            yield PendingBatch(program.evaluate(state, placed), None, host["mask"])
+        placed = program.place_batch(host, rows, batch)
+        yield PendingBatch(*program.evaluation.run(state, placed), host["mask"])
 
 
 def _added(batches: list[PendingBatch]) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
-    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores is not None]
+    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores]
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 
-def check_examples(model: Any, host: HostBatch) -> None:
-    """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
+def check_examples(model: Model, host: HostBatch) -> None:
+    """Refuses labels that are no class of a model that `HasClasses`, for batches of one `label` an example.
 
-    What else a model can tell of a batch while it is on the host, its own `check_batch` does.
+    What else a model can tell of a batch while it is on the host, it says if it `ChecksBatches`.
 
     Raises:
       MetricError: with the rank and the row.
       DataError: from the model, an id outside its table for example.
     """
-    getattr(model, "check_batch", lambda host: None)(host)
-    classes, labels = getattr(model, "classes", 0), host.get("label")
-    if classes and labels is not None and labels.ndim == 1:
-        check_labels(labels, classes, host.get("mask"), rank=jax.process_index())
+    if isinstance(model, ChecksBatches):
+        model.check_batch(host)
+    labels = host.get("label")
+    if isinstance(model, HasClasses) and model.classes and labels is not None and labels.ndim == 1:
+        check_labels(labels, model.classes, host.get("mask"), rank=jax.process_index())

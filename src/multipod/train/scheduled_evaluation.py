@@ -1,7 +1,8 @@
 """The evaluations of a run: at once, or beside the updates that follow."""
 
 from multipod.data.source import Source
-from multipod.step.programs import AnyProgram
+from multipod.metrics.objective import ends_run
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.context import RunContext
 from multipod.train.evaluation import BackgroundEvaluation, evaluate
@@ -18,7 +19,7 @@ class ScheduledEvaluation:
       reached: it reached what the objective asks for, and the run may end.
     """
 
-    def __init__(self, program: AnyProgram, context: RunContext, test: Source, reporter: RunReporter) -> None:
+    def __init__(self, program: Program, context: RunContext, test: Source, reporter: RunReporter) -> None:
         self.program, self.context, self.test, self.reporter = program, context, test, reporter
         self.last: Evaluated | None = None
         self.reached = False
@@ -56,4 +57,4 @@ class ScheduledEvaluation:
         self.reporter.report_skipped(self.test, update)
         self.reporter.notify(event)
         self.last = event
-        self.reached = getattr(self.program.recipe.objective, "reached", lambda values: False)(event.values)
+        self.reached = ends_run(self.program.recipe.objective, event.values)

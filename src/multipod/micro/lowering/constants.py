@@ -22,12 +22,12 @@ def ints(values: Iterable[Any]) -> np.ndarray:
     return np.asarray(list(values), np.int32)
 
 
-def compressed(value: Value) -> Value:
+def compress(value: Value) -> Value:
     """A constant without the dims along which it does not change: operators broadcast it back."""
-    return value if isinstance(value, Tensor) else small(value)
+    return value if isinstance(value, Tensor) else shrink(value)
 
 
-def small(value: np.ndarray) -> np.ndarray:
+def shrink(value: np.ndarray) -> np.ndarray:
     """An array without the dims along which it does not change."""
     for dim in range(value.ndim):
         first = np.take(value, [0], dim) if value.shape[dim] else value
@@ -38,15 +38,15 @@ def small(value: np.ndarray) -> np.ndarray:
     return value
 
 
-def fitting(values: list[Value], shape: tuple[int, ...]) -> list[Value]:
+def fit_operands(values: list[Value], shape: tuple[int, ...]) -> list[Value]:
     """Operands with compressed constants, except where the constant is what gives the result its shape."""
-    small = [finite(compressed(value)) for value in values]
-    if np.broadcast_shapes(*(tuple(value.shape) for value in small)) == tuple(shape):
-        return small
-    return [finite(value) for value in values]
+    smallest = [make_finite(compress(value)) for value in values]
+    if np.broadcast_shapes(*(tuple(value.shape) for value in smallest)) == tuple(shape):
+        return smallest
+    return [make_finite(value) for value in values]
 
 
-def finite(value: Value) -> Value:
+def make_finite(value: Value) -> Value:
     """A constant with `INFINITE` in place of infinity."""
     if isinstance(value, Tensor) or value.dtype.kind != "f":
         return value

@@ -10,7 +10,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from multipod.errors import ExportError
-from multipod.micro.graph import Graph, Op, Tensor, constant, substituted, without_dead
+from multipod.micro.graph import Graph, Op, Tensor, constant, drop_dead, substitute
 
 Value = Tensor | np.ndarray
 """What a variable of the jaxpr stands for: an edge of the graph, or an array that is known already."""
@@ -102,7 +102,7 @@ class Lowering:
         name = eqn.primitive.name
         known = [value for value in inputs if not isinstance(value, Tensor)]
         if len(known) == len(inputs) and name not in CALLS and not eqn.effects:
-            return _computed(eqn, known)
+            return _compute(eqn, known)
         if name in CALLS:
             return self.closed(eqn.params[CALLS[name]], inputs[-_arity(eqn.params[CALLS[name]]) :] if inputs else [])
         try:
@@ -125,7 +125,7 @@ class Lowering:
         inputs = [inner.fresh("arg", tuple(a.shape), edge_dtype(a.dtype)) for a in avals]
         outputs = [inner.output(value) for value in inner.closed(jaxpr, inputs)]
         self.names = inner.names
-        return without_dead(Graph(tuple(inputs), tuple(outputs), tuple(inner.ops), name))
+        return drop_dead(Graph(tuple(inputs), tuple(outputs), tuple(inner.ops), name))
 
     def output(self, value: Value) -> Tensor:
         """An edge that may be a graph's output: not a constant and not an input, which a runtime could not write."""
@@ -166,13 +166,13 @@ def lower(
     if lowering.problems:
         raise ExportError(_report(lowering.problems))
     edges = tuple(lowering.output(value) for value in outputs)
-    graph = without_dead(Graph(tuple(inputs), edges, tuple(lowering.ops)))
+    graph = drop_dead(Graph(tuple(inputs), edges, tuple(lowering.ops)))
     return _named(graph, [_path(path, "output") for path, _ in jax.tree.leaves_with_path(shapes)])
 
 
 def _named(graph: Graph, names: Sequence[str]) -> Graph:
     new = {tensor: replace(tensor, name=name) for tensor, name in zip(graph.outputs, names, strict=True)}
-    return substituted(graph, new)
+    return substitute(graph, new)
 
 
 def _path(path: tuple[Any, ...], stem: str) -> str:
@@ -193,7 +193,7 @@ def _report(problems: dict[tuple[str, str], int]) -> str:
     )
 
 
-def _computed(eqn: JaxprEqn, inputs: list[np.ndarray]) -> list[Value]:
+def _compute(eqn: JaxprEqn, inputs: list[np.ndarray]) -> list[Value]:
     """The outputs of an equation whose inputs are all known."""
     params = eqn.primitive.get_bind_params(eqn.params)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):

@@ -11,7 +11,7 @@ MAX_RANK = 4
 """TFLM's kernels that move or broadcast elements know at most this many dims (some five)."""
 
 
-def reshaped(low: Lowering, x: Value, shape: tuple[int, ...]) -> Value:
+def emit_reshape(low: Lowering, x: Value, shape: tuple[int, ...]) -> Value:
     """Reshapes x; does nothing where it has that shape."""
     if tuple(x.shape) == tuple(shape):
         return x
@@ -20,14 +20,14 @@ def reshaped(low: Lowering, x: Value, shape: tuple[int, ...]) -> Value:
     return low.emit("RESHAPE", [x, ints(shape)], shape)
 
 
-def transposed(low: Lowering, x: Value, permutation: tuple[int, ...]) -> Value:
+def emit_transpose(low: Lowering, x: Value, permutation: tuple[int, ...]) -> Value:
     """Transposes x, with dims merged that stay side by side, so that as few as possible are left."""
     if isinstance(x, np.ndarray):
         return x.transpose(permutation)
     shape = tuple(x.shape[dim] for dim in permutation)
     moved = [dim for dim in permutation if x.shape[dim] > 1]
     if moved == sorted(moved):  # only dims of size 1 move
-        return reshaped(low, x, shape)
+        return emit_reshape(low, x, shape)
     if x.dtype not in ("float32", "int8", "int16"):
         raise CannotLowerError(f"transposes {x.dtype}, and TFLM transposes float32, int8 and int16")
     groups = _runs(permutation, x.shape)
@@ -62,7 +62,7 @@ def check_rank(rank: int) -> None:
         raise CannotLowerError(f"needs {rank} dims, and TFLM's kernels know {MAX_RANK}")
 
 
-def sliced(low: Lowering, x: Value, start: Any, limit: Any, strides: Any, shape: Any) -> Value:
+def emit_slice(low: Lowering, x: Value, start: Any, limit: Any, strides: Any, shape: Any) -> Value:
     """Takes x[start:limit:strides]: a SLICE, or a STRIDED_SLICE where there are strides."""
     if tuple(x.shape) == tuple(shape):
         return x
@@ -76,7 +76,7 @@ def sliced(low: Lowering, x: Value, start: Any, limit: Any, strides: Any, shape:
     return low.emit("STRIDED_SLICE", [x, ints(start), ints(limit), ints(strides)], shape, **masks)
 
 
-def concatenated(low: Lowering, parts: list[Value], axis: int, shape: tuple[int, ...]) -> Value:
+def emit_concatenation(low: Lowering, parts: list[Value], axis: int, shape: tuple[int, ...]) -> Value:
     """Puts parts side by side; by tens, since TFLM's kernel takes ten."""
     if len(parts) == 1:
         return parts[0]
@@ -86,15 +86,15 @@ def concatenated(low: Lowering, parts: list[Value], axis: int, shape: tuple[int,
         parts = []
         for group in groups:
             size = sum(part.shape[axis] for part in group)
-            parts.append(concatenated(low, group, axis, (*shape[:axis], size, *shape[axis + 1 :])))
+            parts.append(emit_concatenation(low, group, axis, (*shape[:axis], size, *shape[axis + 1 :])))
     return low.emit("CONCATENATION", parts, shape, axis=axis, fused_activation_function="NONE")
 
 
-def padded(low: Lowering, x: Value, around: Any, fill: float = 0.0) -> Value:
+def emit_pad(low: Lowering, x: Value, around: Any, fill: float = 0.0) -> Value:
     """Adds (before, after) elements along each dim of x, takes some away where negative."""
     start = [max(-before, 0) for before, _ in around]
     limit = [size - max(-after, 0) for size, (_, after) in zip(x.shape, around, strict=True)]
-    x = sliced(low, x, start, limit, None, [stop - begin for begin, stop in zip(start, limit, strict=True)])
+    x = emit_slice(low, x, start, limit, None, [stop - begin for begin, stop in zip(start, limit, strict=True)])
     grown = [(max(before, 0), max(after, 0)) for before, after in around]
     if not any(map(any, grown)):
         return x

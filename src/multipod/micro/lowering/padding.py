@@ -3,7 +3,7 @@
 from typing import Any
 
 from multipod.micro.lowering.lower import Lowering, Value
-from multipod.micro.lowering.moves import padded
+from multipod.micro.lowering.moves import emit_pad
 
 
 def sizes_after(x: Value, padding: str, reach: Any, strides: Any) -> tuple[int, ...]:
@@ -26,4 +26,4 @@ def padding_of(low: Lowering, x: Value, around: Any, reach: Any, strides: Any, f
     same = tuple(same_padding(*sizes) for sizes in zip(x.shape[1:3], reach, strides, strict=True))
     if fill == 0 and around == same:
         return x, "SAME"
-    return padded(low, x, ((0, 0), *around, (0, 0)), fill), "VALID"
+    return emit_pad(low, x, ((0, 0), *around, (0, 0)), fill), "VALID"

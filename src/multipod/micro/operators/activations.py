@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.match import Builder, Const, Match, Rule, becomes, new, node, replaced
+from multipod.micro.match import Builder, Const, Match, Rule, becomes, change_op, make_op, node
 from multipod.micro.operators.arithmetic import FUSED
-from multipod.micro.operators.formula import FormulaWriter, written
+from multipod.micro.operators.formula import FormulaWriter, formula_of
 from multipod.micro.operators.operator import AnyScale, AsTable, FixedScale, Operator, Options, SameScale
 from multipod.micro.operators.values import ACTIVATIONS, elementwise
 
@@ -26,7 +26,7 @@ def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
         bounds = zip((match["low"].values, match["high"].values), (low, high), strict=True)
         if not all(values.size == 1 and (values == number).all() for values, number in bounds):
             return None
-        return [new(kind, [match["x"]], match.op.output, match.op.source)]
+        return [make_op(kind, [match["x"]], match.op.output, match.op.source)]
 
     name = kind.lower()
     return (
@@ -38,14 +38,14 @@ def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
 def _relu(match: Match) -> list[Op] | None:
     if match["x"].dtype != "float32":
         return None
-    return [new("RELU", [match["x"]], match.op.output, match.op.source)]
+    return [make_op("RELU", [match["x"]], match.op.output, match.op.source)]
 
 
 def _leaky(match: Match) -> list[Op] | None:
     slope = match["a"].values
     if slope.size != 1 or not 0 < slope.ravel()[0] < 1:
         return None
-    return [new("LEAKY_RELU", [match["x"]], match.op.output, match.op.source, alpha=float(slope.ravel()[0]))]
+    return [make_op("LEAKY_RELU", [match["x"]], match.op.output, match.op.source, alpha=float(slope.ravel()[0]))]
 
 
 def _softmax(kind: str, **options: float) -> Builder:
@@ -60,15 +60,15 @@ def _softmax(kind: str, **options: float) -> Builder:
             return None
         last = len(x.shape) - 1
         if axes == [last]:
-            return [new(kind, [x], op.output, op.source, **options)]
+            return [make_op(kind, [x], op.output, op.source, **options)]
         order = [dim for dim in range(len(x.shape)) if dim != axes[0]] + axes
         turned = Tensor(x.name + "_t", tuple(x.shape[dim] for dim in order))
         result = Tensor(op.output.name + "_t", turned.shape)
         back = np.argsort(order).astype(np.int32)
         return [
-            new("TRANSPOSE", [x, constant(np.asarray(order, np.int32))], turned, op.source),
-            new(kind, [turned], result, op.source, **options),
-            new("TRANSPOSE", [result, constant(back)], op.output, op.source),
+            make_op("TRANSPOSE", [x, constant(np.asarray(order, np.int32))], turned, op.source),
+            make_op(kind, [turned], result, op.source, **options),
+            make_op("TRANSPOSE", [result, constant(back)], op.output, op.source),
         ]
 
     return build
@@ -79,7 +79,7 @@ def _beta(match: Match) -> list[Op] | None:
     c = match["c"].values
     if c.size != 1 or c.ravel()[0] <= 0 or match["x"].shape != match.op.output.shape:
         return None
-    return [replaced(match.op, [match["x"]], match.op.output, beta=match.op.options["beta"] * float(c.ravel()[0]))]
+    return [change_op(match.op, [match["x"]], match.op.output, beta=match.op.options["beta"] * float(c.ravel()[0]))]
 
 
 _BELOW = node("MUL", "x", Const("a"))
@@ -148,7 +148,7 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
         ),
     ),
     _activation(
-        "RELU_N1_TO_1", ACTIVATIONS["RELU_N1_TO_1"], quantised=AsTable(), formula=written(_unit_relu),
+        "RELU_N1_TO_1", ACTIVATIONS["RELU_N1_TO_1"], quantised=AsTable(), formula=formula_of(_unit_relu),
         recognised=_bounds("RELU_N1_TO_1", -1.0, 1.0),
     ),
     _activation(
@@ -181,11 +181,11 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
         ),
     ),
     Operator(
-        "GELU", quantised=AsTable(), elementwise=1, recognised=_GELU, formula=written(_gelu),
+        "GELU", quantised=AsTable(), elementwise=1, recognised=_GELU, formula=formula_of(_gelu),
         evaluate=lambda op, xs: jax.nn.gelu(xs[0], approximate=op.options["approximate"]),
     ),
     _activation(
-        "SOFTPLUS", jax.nn.softplus, quantised=AsTable(), formula=written(_softplus),
+        "SOFTPLUS", jax.nn.softplus, quantised=AsTable(), formula=formula_of(_softplus),
         recognised=(Rule("softplus", node("ADD", node("RELU", "x"), node("LOG1P", node("EXP", node(
             "MUL", node("ABS", "x"), Const(number=-1.0))))), becomes("SOFTPLUS", "x")),),
     ),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.micro.graph import Op, Tensor
-from multipod.micro.lowering.constants import fitting, shape_of
+from multipod.micro.lowering.constants import fit_operands, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.operators.formula import FormulaWriter
 from multipod.micro.operators.operator import AnyScale, Operator, Options, SameScale
@@ -19,7 +19,7 @@ def _compare(kind: str) -> PrimitiveRule:
         dtype = eqn.invars[0].aval.dtype.name
         if dtype == "bool" and kind not in ("EQUAL", "NOT_EQUAL"):
             raise CannotLowerError("orders bools")
-        return low.emit(kind, fitting(inputs, shape_of(eqn)), shape_of(eqn), "bool")
+        return low.emit(kind, fit_operands(inputs, shape_of(eqn)), shape_of(eqn), "bool")
 
     return rule
 
@@ -33,13 +33,13 @@ def _logic(kind: str) -> PrimitiveRule:
     return rule
 
 
-def is_finite(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_is_finite(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """Whether |x| is at most the largest float."""
     size = low.emit("ABS", inputs, shape_of(eqn))
     return low.emit("LESS_EQUAL", [size, np.array(np.finfo(np.float32).max, np.float32)], shape_of(eqn), "bool")
 
 
-def select_n(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_select_n(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """Chooses between two cases by a bool; a known choice is no operator."""
     which, *cases = inputs
     if len(cases) != 2 or eqn.invars[0].aval.dtype.name != "bool":
@@ -50,7 +50,7 @@ def select_n(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     if isinstance(which, Tensor) and which.shape != shape:
         padded = (*which.shape, *[1] * (len(shape) - len(which.shape)))
         which = low.emit("RESHAPE", [which, np.array(padded, np.int32)], padded)
-    which, *cases = fitting([which, *reversed(cases)], shape)
+    which, *cases = fit_operands([which, *reversed(cases)], shape)
     return low.emit("SELECT_V2", [which, *cases], shape, eqn.outvars[0].aval.dtype.name)
 
 
@@ -88,7 +88,7 @@ OPERATORS = (
     _comparison("EQUAL", "eq", jnp.equal),
     _comparison("NOT_EQUAL", "ne", jnp.not_equal),
     _comparison("LESS", "lt", jnp.less),
-    _comparison("LESS_EQUAL", "le", jnp.less_equal, is_finite=is_finite),
+    _comparison("LESS_EQUAL", "le", jnp.less_equal, is_finite=lower_is_finite),
     _comparison("GREATER", "gt", jnp.greater),
     _comparison("GREATER_EQUAL", "ge", jnp.greater_equal),
     _logical("LOGICAL_AND", "and", jnp.logical_and),
@@ -96,7 +96,7 @@ OPERATORS = (
     _logical("LOGICAL_NOT", "not", jnp.logical_not),
     Operator(
         "SELECT_V2", Options(98), since="2.2.0", versions={"int8": (2, "2.12.0"), "int16": (2, "2.12.0")},
-        evaluate=lambda op, xs: jnp.where(*xs), quantised=SameScale(), primitives={"select_n": select_n},
+        evaluate=lambda op, xs: jnp.where(*xs), quantised=SameScale(), primitives={"select_n": lower_select_n},
         formula=_select_formula,
     ),
 )  # fmt: skip

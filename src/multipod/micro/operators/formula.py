@@ -44,7 +44,7 @@ class FormulaWriter:
         return [*before, replace(last, outputs=self.op.outputs)]
 
 
-def written(function: Callable[[FormulaWriter, Tensor], Tensor]) -> Formula:
+def formula_of(function: Callable[[FormulaWriter, Tensor], Tensor]) -> Formula:
     """The formula of a function of one tensor."""
 
     def formula(op: Op) -> list[Op]:

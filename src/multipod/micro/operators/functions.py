@@ -12,7 +12,7 @@ from multipod.micro.graph import Tensor, constant
 from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.match import Const, Rule, becomes, node
-from multipod.micro.operators.formula import FormulaWriter, written
+from multipod.micro.operators.formula import FormulaWriter, formula_of
 from multipod.micro.operators.operator import AsTable, FixedScale, Operator, Options
 from multipod.micro.operators.values import elementwise
 
@@ -33,7 +33,7 @@ def _unary(kind: str) -> PrimitiveRule:
     return rule
 
 
-def round_(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_round(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """Rounds half to even, as TFLite's ROUND does."""
     if eqn.params["rounding_method"] != lax.RoundingMethod.TO_NEAREST_EVEN:
         raise CannotLowerError("rounds half away from zero; TFLite rounds half to even (jnp.round)")
@@ -76,7 +76,7 @@ OPERATORS = (
     _function("COS", jnp.cos, "cos", since="1.14.0"),
     _function("FLOOR", jnp.floor, "floor", since="1.9.0"),
     _function("CEIL", jnp.ceil, "ceil", since="1.14.0"),
-    _function("ROUND", jnp.round, since="1.14.0", primitives={"round": round_}),
+    _function("ROUND", jnp.round, since="1.14.0", primitives={"round": lower_round}),
     _function("SQUARE", jnp.square, "square", since="1.12.0", quantised=None),
     _function(
         "TANH", jnp.tanh, "tanh", since="1.14.0", versions={"int8": (2, "1.14.0"), "int16": (3, "2.3.0")},
@@ -88,10 +88,10 @@ OPERATORS = (
         quantised=FixedScale({"int8": (1 / 256, -128), "int16": (1 / 32768, 0)}), in_place=True,
         recognised=(LOGISTIC,),
     ),
-    _function("ERF", lax.erf, "erf", formula=written(_erf)),
-    _function("ERFC", lax.erfc, "erfc", formula=written(_erfc)),
-    _function("SIGN", jnp.sign, "sign", formula=written(_sign)),
-    _function("LOG1P", jnp.log1p, "log1p", formula=written(lambda w, x: w.put("LOG", w.put("ADD", x, 1.0)))),
-    _function("EXPM1", jnp.expm1, "expm1", formula=written(lambda w, x: w.put("ADD", w.put("EXP", x), -1.0))),
-    _function("RECIPROCAL", lambda x: 1 / x, formula=written(lambda w, x: w.put("DIV", constant(ONE), x))),
+    _function("ERF", lax.erf, "erf", formula=formula_of(_erf)),
+    _function("ERFC", lax.erfc, "erfc", formula=formula_of(_erfc)),
+    _function("SIGN", jnp.sign, "sign", formula=formula_of(_sign)),
+    _function("LOG1P", jnp.log1p, "log1p", formula=formula_of(lambda w, x: w.put("LOG", w.put("ADD", x, 1.0)))),
+    _function("EXPM1", jnp.expm1, "expm1", formula=formula_of(lambda w, x: w.put("ADD", w.put("EXP", x), -1.0))),
+    _function("RECIPROCAL", lambda x: 1 / x, formula=formula_of(lambda w, x: w.put("DIV", constant(ONE), x))),
 )  # fmt: skip

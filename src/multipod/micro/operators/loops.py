@@ -10,11 +10,11 @@ from jax.extend.core import ClosedJaxpr
 
 from multipod.micro.graph import Op, Tensor
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
-from multipod.micro.lowering.moves import concatenated, reshaped, sliced
+from multipod.micro.lowering.moves import emit_concatenation, emit_reshape, emit_slice
 from multipod.micro.operators.operator import Operator, Options
 
 
-def scan(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
+def lower_scan(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
     """A scan: copies of its body up to `Unroll.steps`, else a WHILE that counts."""
     params = eqn.params
     consts, carry = _counts(eqn)
@@ -48,14 +48,14 @@ def _counts(eqn: Any) -> tuple[int, int]:
 
 def _row(low: Lowering, x: Value, step: int) -> Value:
     start, limit = [step, *[0] * (len(x.shape) - 1)], [step + 1, *x.shape[1:]]
-    return reshaped(low, sliced(low, x, start, limit, None, (1, *x.shape[1:])), tuple(x.shape[1:]))
+    return emit_reshape(low, emit_slice(low, x, start, limit, None, (1, *x.shape[1:])), tuple(x.shape[1:]))
 
 
 def _stack(low: Lowering, values: list[Value]) -> Value:
     if all(isinstance(value, np.ndarray) for value in values):
         return np.stack([np.asarray(value) for value in values])
-    rows = [reshaped(low, value, (1, *value.shape)) for value in values]
-    return concatenated(low, rows, 0, (len(rows), *values[0].shape))
+    rows = [emit_reshape(low, value, (1, *value.shape)) for value in values]
+    return emit_concatenation(low, rows, 0, (len(rows), *values[0].shape))
 
 
 def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Value], rows: list[Value]) -> list[Value]:
@@ -92,7 +92,7 @@ def _scan_as_while(low: Lowering, eqn: Any, fixed: list[Value], state: list[Valu
     return low.closed(jax.make_jaxpr(unrolled)(*shapes), [*fixed, *state, *rows])
 
 
-def while_(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
+def lower_while(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
     """WHILE. What the loop reads from outside and is computed travels through it as a variable."""
     params = eqn.params
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -118,7 +118,7 @@ def while_(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
     return _call(low, "WHILE", variables, variables, graphs)[len(moving) :]
 
 
-def cond(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
+def lower_cond(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
     """The branch that is taken, if that is known; IF for two branches; a chain of choices for more is refused."""
     index, *operands = inputs
     branches = eqn.params["branches"]
@@ -171,7 +171,7 @@ def _graphs(number: int, first: str, second: str) -> Options:
 OPERATORS = (
     Operator(
         "WHILE", _graphs(93, "cond", "body"), since="1.15.0", evaluate=_evaluate_while,
-        primitives={"while": while_, "scan": scan},
+        primitives={"while": lower_while, "scan": lower_scan},
     ),
-    Operator("IF", _graphs(92, "then", "else"), since="1.15.0", evaluate=_evaluate_if, primitives={"cond": cond}),
+    Operator("IF", _graphs(92, "then", "else"), since="1.15.0", evaluate=_evaluate_if, primitives={"cond": lower_cond}),
 )  # fmt: skip

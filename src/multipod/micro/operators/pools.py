@@ -9,11 +9,11 @@ from jax import lax
 from multipod.micro.graph import Op, Tensor
 from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
-from multipod.micro.lowering.moves import padded, reshaped
+from multipod.micro.lowering.moves import emit_pad, emit_reshape
 from multipod.micro.lowering.padding import padding_of, same_padding, sizes_after
-from multipod.micro.match import Const, Match, Rule, node, replaced
+from multipod.micro.match import Const, Match, Rule, change_op, node
 from multipod.micro.operators.operator import Operator, Options, SameScale
-from multipod.micro.operators.values import fused
+from multipod.micro.operators.values import apply_activation
 
 LEAST = -3.0e38
 """Stands for minus infinity around what a maximum is taken of."""
@@ -29,9 +29,9 @@ def _pool(kind: str) -> PrimitiveRule:
     def rule(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
         window, strides, around = _window(eqn)
         x: Value = low.tensor(inputs[0])
-        x = reshaped(low, x, (x.shape[0], *(1,) * (4 - len(x.shape)), *x.shape[1:]))
+        x = emit_reshape(low, x, (x.shape[0], *(1,) * (4 - len(x.shape)), *x.shape[1:]))
         if kind == "AVERAGE_POOL_2D":  # a sum counts what is padded as zero, so it is padded beforehand
-            x, padding = padded(low, x, ((0, 0), *around, (0, 0))), "VALID"
+            x, padding = emit_pad(low, x, ((0, 0), *around, (0, 0))), "VALID"
         else:
             x, padding = _max_padding(low, x, around, window, strides)
         shape = (x.shape[0], *sizes_after(x, padding, window, strides), x.shape[3])
@@ -41,7 +41,7 @@ def _pool(kind: str) -> PrimitiveRule:
         )  # fmt: skip
         if kind == "AVERAGE_POOL_2D":
             y = low.emit("MUL", [y, np.asarray(np.prod(window), np.float32)], shape)
-        return reshaped(low, y, shape_of(eqn))
+        return emit_reshape(low, y, shape_of(eqn))
 
     return rule
 
@@ -87,7 +87,7 @@ def _average_of_inside(match: Match) -> list[Op] | None:
     wide = np.broadcast_to(match["c"].values, (1, *pool.output.shape[1:]))
     if not np.allclose(wide, factor[None, :, :, None], rtol=1e-5):
         return None
-    return [replaced(pool, [x], match.op.output, padding="SAME")]
+    return [change_op(pool, [x], match.op.output, padding="SAME")]
 
 
 def _inside(size: int, window: int, stride: int) -> np.ndarray:
@@ -102,9 +102,9 @@ def _evaluate(op: Op, xs: Any) -> Any:
     window = (1, options["filter_height"], options["filter_width"], 1)
     strides = (1, options["stride_h"], options["stride_w"], 1)
     if op.kind == "MAX_POOL_2D":
-        return fused(op, lax.reduce_window(xs[0], -jnp.inf, lax.max, window, strides, options["padding"]))
+        return apply_activation(op, lax.reduce_window(xs[0], -jnp.inf, lax.max, window, strides, options["padding"]))
     add = lambda x: lax.reduce_window(x, 0.0, lax.add, window, strides, options["padding"])  # noqa: E731
-    return fused(op, add(xs[0]) / add(jnp.ones_like(xs[0])))
+    return apply_activation(op, add(xs[0]) / add(jnp.ones_like(xs[0])))
 
 
 _PADDED_POOL = node("AVERAGE_POOL_2D", node("PAD", "x", Const("widths")), name="pool")

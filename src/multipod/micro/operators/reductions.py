@@ -10,8 +10,8 @@ from jax import lax
 from multipod.micro.graph import Op
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
-from multipod.micro.lowering.moves import reshaped
-from multipod.micro.match import Const, Match, Rule, close, node
+from multipod.micro.lowering.moves import emit_reshape
+from multipod.micro.match import Const, Match, Rule, is_all, node
 from multipod.micro.operators.operator import AnyScale, Operator, Options, SameScale
 
 REDUCE = Options(27, {"keep_dims": (0, "bool", 0)})
@@ -22,32 +22,32 @@ def _reduce(kind: str) -> PrimitiveRule:
         x = low.tensor(inputs[0])
         if kind != "REDUCE_ALL" and x.dtype != "float32":
             raise CannotLowerError(f"reduces {x.dtype}; TFLM reduces floats")
-        return reduced(low, kind, x, tuple(eqn.params["axes"]))
+        return emit_reduction(low, kind, x, tuple(eqn.params["axes"]))
 
     return rule
 
 
-def reduced(low: Lowering, kind: str, x: Value, axes: tuple[int, ...]) -> Value:
+def emit_reduction(low: Lowering, kind: str, x: Value, axes: tuple[int, ...]) -> Value:
     """Reduces x over axes, which are dropped; dims are merged where TFLM's four are not enough."""
     shape = tuple(size for dim, size in enumerate(x.shape) if dim not in axes)
     if all(x.shape[axis] == 1 for axis in axes):
-        return reshaped(low, x, shape)
+        return emit_reshape(low, x, shape)
     if len(x.shape) > 4:
         axes = tuple(sorted(axes))
         if axes != tuple(range(axes[0], axes[-1] + 1)):
             raise CannotLowerError(f"reduces scattered dims of {len(x.shape)}, and TFLM knows four")
         sizes = [x.shape[: axes[0]], x.shape[axes[0] : axes[-1] + 1], x.shape[axes[-1] + 1 :]]
         sizes = sizes if sizes[2] else sizes[:2]
-        x, axes = reshaped(low, x, tuple(int(np.prod(part)) for part in sizes)), (1,)
+        x, axes = emit_reshape(low, x, tuple(int(np.prod(part)) for part in sizes)), (1,)
     kept = tuple(1 if dim in axes else size for dim, size in enumerate(x.shape))
     y = low.emit(kind, [x, ints(axes)], kept, keep_dims=True)
-    return reshaped(low, y, shape)
+    return emit_reshape(low, y, shape)
 
 
-def reduce_or(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
-    """not all(not x)."""
+def lower_reduce_or(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+    """Becomes not all(not x)."""
     x = low.tensor(inputs[0])
-    none = reduced(low, "REDUCE_ALL", low.emit("LOGICAL_NOT", [x], x.shape), tuple(eqn.params["axes"]))
+    none = emit_reduction(low, "REDUCE_ALL", low.emit("LOGICAL_NOT", [x], x.shape), tuple(eqn.params["axes"]))
     return low.emit("LOGICAL_NOT", [none], none.shape)
 
 
@@ -59,8 +59,8 @@ def _arg(kind: str) -> PrimitiveRule:
     return rule
 
 
-def cumsum(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
-    """CUMSUM."""
+def lower_cumsum(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+    """Becomes CUMSUM."""
     axis = np.asarray(eqn.params["axis"], np.int32)
     return low.emit("CUMSUM", [inputs[0], axis], shape_of(eqn), exclusive=False, reverse=eqn.params["reverse"])
 
@@ -68,7 +68,7 @@ def cumsum(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
 def _mean(match: Match) -> list[Op] | None:
     x, total = match["x"], match.ops["sum"]
     count = np.prod([x.shape[int(axis)] for axis in np.ravel(match["axes"].values)])
-    if not close(match["c"], 1 / count):
+    if not is_all(match["c"], 1 / count):
         return None
     return [Op("MEAN", total.inputs, (match.op.output,), total.options, total.source)]
 
@@ -113,12 +113,12 @@ OPERATORS = (
     ),
     _reduction(
         "REDUCE_ALL", jnp.all, since="2.6.0",
-        primitives={"reduce_and": _reduce("REDUCE_ALL"), "reduce_or": reduce_or},
+        primitives={"reduce_and": _reduce("REDUCE_ALL"), "reduce_or": lower_reduce_or},
     ),
     _place("ARG_MAX", 40, "argmax", jnp.argmax),
     _place("ARG_MIN", 57, "argmin", jnp.argmin),
     Operator(
         "CUMSUM", Options(102, {"exclusive": (0, "bool", 0), "reverse": (1, "bool", 0)}), since="2.4.0",
-        evaluate=_evaluate_cumsum, primitives={"cumsum": cumsum},
+        evaluate=_evaluate_cumsum, primitives={"cumsum": lower_cumsum},
     ),
 )  # fmt: skip

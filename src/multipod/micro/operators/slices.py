@@ -10,19 +10,19 @@ from jax import lax
 from multipod.micro.graph import Op, Tensor
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
-from multipod.micro.lowering.moves import reshaped, sliced, transposed
-from multipod.micro.match import Const, Match, Rule, node, replaced
+from multipod.micro.lowering.moves import emit_reshape, emit_slice, emit_transpose
+from multipod.micro.match import Const, Match, Rule, change_op, node
 from multipod.micro.operators.operator import Operator, Options, SameScale
 
 
-def slice_(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """SLICE, or STRIDED_SLICE where there are strides."""
     x, shape = low.tensor(inputs[0]), shape_of(eqn)
     start, limit, strides = (eqn.params[key] for key in ("start_indices", "limit_indices", "strides"))
-    return sliced(low, x, start, limit, strides, shape)
+    return emit_slice(low, x, start, limit, strides, shape)
 
 
-def dynamic_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_dynamic_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """SLICE at a known place; along one dim at a place that is computed, GATHER of the rows."""
     x, starts = inputs[0], inputs[1:]
     sizes = eqn.params["slice_sizes"]
@@ -34,42 +34,42 @@ def dynamic_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     limit = [
         x.shape[dim] if dim in moving else begin + sizes[dim] for dim, begin in enumerate(fixed)
     ]  # a place that is computed is bounded below
-    x = sliced(low, x, fixed, limit, None, [stop - begin for begin, stop in zip(fixed, limit, strict=True)])
+    x = emit_slice(low, x, fixed, limit, None, [stop - begin for begin, stop in zip(fixed, limit, strict=True)])
     for dim in moving:
         if low.tensor(x).dtype not in ("float32", "int8"):
             raise CannotLowerError("takes rows of integers at a computed place")
         last = np.array(x.shape[dim] - sizes[dim], np.int32)
         start = low.emit("MINIMUM", [low.emit("MAXIMUM", [starts[dim], np.array(0, np.int32)], ()), last], ())
-        rows = low.emit("ADD", [reshaped(low, start, (1,)), ints(range(sizes[dim]))], (sizes[dim],))
+        rows = low.emit("ADD", [emit_reshape(low, start, (1,)), ints(range(sizes[dim]))], (sizes[dim],))
         shape = (*x.shape[:dim], sizes[dim], *x.shape[dim + 1 :])
         x = low.emit("GATHER", [x, rows], shape, axis=dim, batch_dims=0)
     return x
 
 
-def dynamic_update_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_dynamic_update_slice(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """DYNAMIC_UPDATE_SLICE; like JAX's it moves a place that is out of range inside."""
     x, update, *starts = inputs
     if all(isinstance(start, np.ndarray) for start in starts):
         begin: Value = ints(int(np.asarray(start)) for start in starts)
     else:
-        parts = [reshaped(low, start, (1,)) for start in starts]
+        parts = [emit_reshape(low, start, (1,)) for start in starts]
         begin = parts[0] if len(parts) == 1 else low.emit("CONCATENATION", parts, (len(parts),), "int32", axis=0)
     return low.emit("DYNAMIC_UPDATE_SLICE", [x, update, begin], shape_of(eqn))
 
 
-def split(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
-    """One SLICE for each part."""
+def lower_split(low: Lowering, eqn: Any, inputs: list[Value]) -> list[Value]:
+    """Becomes one SLICE for each part."""
     x, axis, begin, parts = inputs[0], eqn.params["axis"], 0, []
     for size in map(int, eqn.params["sizes"]):
         start, limit = [0] * len(x.shape), list(x.shape)
         start[axis], limit[axis] = begin, begin + size
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        parts.append(sliced(low, x, start, limit, None, shape))
+        parts.append(emit_slice(low, x, start, limit, None, shape))
         begin += size
     return parts
 
 
-def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """GATHER of whole slices along one dim (`jnp.take`, `table[index]`); indices that are out of range are undefined.
 
     JAX fills with NaN or clips; a microcontroller has no use for either, so the index is trusted.
@@ -89,7 +89,7 @@ def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     rows_shape = (*table.shape[:axis], *wanted, *table.shape[axis + 1 :])
     if numbers.collapsed_slice_dims != (axis,) and numbers.collapsed_slice_dims != ():
         raise CannotLowerError("drops another dim than the one it chooses along")
-    rows = reshaped(low, index, wanted)
+    rows = emit_reshape(low, index, wanted)
     if isinstance(rows, np.ndarray):
         rows = np.clip(rows, 0, table.shape[axis] - 1).astype(np.int32)
     result = low.emit("GATHER", [table, rows], rows_shape, axis=axis, batch_dims=0)
@@ -100,7 +100,7 @@ def gather(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     names = dict(zip(batch, (("i", n) for n in range(len(wanted))), strict=True))
     names |= dict(zip(numbers.offset_dims, (("t", dim) for dim in kept), strict=True))
     permutation = tuple(order.index(names[dim]) for dim in range(len(shape)) if names[dim] in order)
-    return reshaped(low, transposed(low, result, permutation), shape)
+    return emit_reshape(low, emit_transpose(low, result, permutation), shape)
 
 
 # --- negative indices -----------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _index(match: Match) -> list[Op] | None:
     """NumPy's negative indices count from the end; an index that a model computes does not."""
     if not np.all(match["zero"].values == 0):
         return None
-    return [replaced(match.op, [match["table"], match["i"]], match.op.output)]
+    return [change_op(match.op, [match["table"], match["i"]], match.op.output)]
 
 
 def _index_reshaped(match: Match) -> list[Op] | None:
@@ -119,8 +119,8 @@ def _index_reshaped(match: Match) -> list[Op] | None:
         return None
     rows = replace(flat.output, name=flat.output.name + "_i")
     return [
-        replaced(flat, [match["i"], flat.inputs[1]], rows),
-        replaced(match.op, [match["table"], rows], match.op.output),
+        change_op(flat, [match["i"], flat.inputs[1]], rows),
+        change_op(match.op, [match["table"], rows], match.op.output),
     ]
 
 
@@ -151,7 +151,7 @@ TRUSTED_INDEX = (
 OPERATORS = (
     Operator(
         "SLICE", Options(48), since="1.14.0", versions={"int8": (2, "1.14.0"), "int16": (4, "2.4.0")},
-        evaluate=_slice, quantised=SameScale(), primitives={"slice": slice_, "split": split},
+        evaluate=_slice, quantised=SameScale(), primitives={"slice": lower_slice, "split": lower_split},
     ),
     Operator(
         "STRIDED_SLICE", Options(32, {name: (number, "int32", 0) for number, name in enumerate(_MASKS)}),
@@ -162,10 +162,10 @@ OPERATORS = (
         "GATHER", Options(23, {"axis": (0, "int32", 0), "batch_dims": (1, "int32", 0)}), since="1.6.0",
         versions={"int8": (2, "1.14.0")}, quantised=SameScale(("int8",)),
         evaluate=lambda op, xs: jnp.take(xs[0], xs[1], axis=op.options["axis"], mode="clip"),
-        primitives={"gather": gather, "dynamic_slice": dynamic_slice},
+        primitives={"gather": lower_gather, "dynamic_slice": lower_dynamic_slice},
     ),
     Operator(
         "DYNAMIC_UPDATE_SLICE", Options(117), since="2.9.0", evaluate=_dynamic_update, quantised=SameScale(),
-        primitives={"dynamic_update_slice": dynamic_update_slice},
+        primitives={"dynamic_update_slice": lower_dynamic_update_slice},
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value, edg
 from multipod.micro.operators.operator import AnyScale, Operator, Options
 
 
-def convert(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_convert(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """CAST, or nothing where the types are the same to us (int32 and int64)."""
     tensor = low.tensor(inputs[0])
     new = edge_dtype(eqn.params["new_dtype"])
@@ -26,7 +26,7 @@ OPERATORS = (
     Operator(
         "CAST", Options(37, {"in_data_type": (0, "dtype", 0), "out_data_type": (1, "dtype", 0)}),
         versions={"int8": (2, "2.7.0")}, evaluate=lambda op, xs: jnp.asarray(xs[0]).astype(op.output.dtype),
-        primitives={"convert_element_type": convert},
+        primitives={"convert_element_type": lower_convert},
     ),
     Operator(
         "QUANTIZE", Options(89), since="1.14.0", versions={"int8": (2, "1.15.0"), "int16": (2, "1.15.0")},

@@ -17,11 +17,11 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def fused(op: Op, y: Any) -> Any:
+def apply_activation(op: Op, y: Any) -> Any:
     """Applies the activation that is fused into an operator to its result."""
     return ACTIVATIONS[op.options.get("fused_activation_function", "NONE")](y)
 
 
 def elementwise(function: Callable[..., Any]) -> Evaluate:
     """Computes `function` of the inputs, then the fused activation."""
-    return lambda op, xs: fused(op, function(*xs))
+    return lambda op, xs: apply_activation(op, function(*xs))

@@ -9,16 +9,16 @@ from jax import lax
 from multipod.micro.graph import Op, Quant, Tensor
 from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
-from multipod.micro.lowering.moves import padded, reshaped, transposed
+from multipod.micro.lowering.moves import emit_pad, emit_reshape, emit_transpose
 from multipod.micro.lowering.padding import padding_of, sizes_after
 from multipod.micro.operators.arithmetic import FUSED
 from multipod.micro.operators.operator import AnyScale, Operator, Options, Weighted
-from multipod.micro.operators.values import fused
+from multipod.micro.operators.values import apply_activation
 
 # --- what is lowered ------------------------------------------------------------------------------------------------
 
 
-def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """CONV_2D, DEPTHWISE_CONV_2D or TRANSPOSE_CONV, with one or two spatial dims in any order of dims.
 
     TFLite's images are [n, h, w, c]; other orders are transposed, and neighbouring transposes cancel later.
@@ -33,7 +33,7 @@ def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     if isinstance(inputs[1], Tensor):
         raise CannotLowerError("has computed weights; TFLM wants constant ones")
     image = _order(numbers.lhs_spec)
-    x = _two_dims(low, transposed(low, inputs[0], image))
+    x = _two_dims(low, emit_transpose(low, inputs[0], image))
     kernel = inputs[1].transpose((numbers.rhs_spec[0], *numbers.rhs_spec[2:], numbers.rhs_spec[1]))  # [out, h, w, in]
     kernel = kernel if spatial == 2 else kernel[:, None]
     wide = [((0, 0), *params["padding"]) if spatial == 1 else params["padding"]][0]
@@ -46,8 +46,8 @@ def convolution(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     else:
         y = _emit_conv(low, x, kernel, wide, strides, dilation, params["feature_group_count"])
     n, _, w, c = y.shape
-    y = y if spatial == 2 else reshaped(low, y, (n, w, c))
-    return transposed(low, y, tuple(np.argsort(_order(numbers.out_spec))))
+    y = y if spatial == 2 else emit_reshape(low, y, (n, w, c))
+    return emit_transpose(low, y, tuple(np.argsort(_order(numbers.out_spec))))
 
 
 def _order(spec: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def _two_dims(low: Lowering, x: Value) -> Value:
     if len(x.shape) == 4:
         return x
     n, w, c = x.shape
-    return reshaped(low, x, (n, 1, w, c))
+    return emit_reshape(low, x, (n, 1, w, c))
 
 
 def _emit_conv(
@@ -98,10 +98,10 @@ def _emit_transposed(low: Lowering, x: Value, kernel: np.ndarray, around: Any, s
     dims = np.asarray(shape, np.int32)
     y = low.emit("TRANSPOSE_CONV", [dims, flipped, x, bias], shape, "float32", **options)
     cut = [(before - window + 1, after - window + 1) for (before, after), window in zip(around, reach, strict=True)]
-    return padded(low, y, ((0, 0), *cut, (0, 0)))
+    return emit_pad(low, y, ((0, 0), *cut, (0, 0)))
 
 
-def dot_general(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
+def lower_dot_general(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
     """FULLY_CONNECTED where one side is constant, else BATCH_MATMUL; result [batch, rest of left, rest of right]."""
     (over_left, over_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     left, right = inputs
@@ -118,21 +118,21 @@ def dot_general(low: Lowering, eqn: Any, inputs: list[Value]) -> Value:
             tuple([right.shape[d] for d in free_right] + [left.shape[d] for d in free_left]),
         )  # fmt: skip
         rows = len(free_right)
-        return transposed(low, swapped, (*range(rows, rows + len(free_left)), *range(rows)))
+        return emit_transpose(low, swapped, (*range(rows, rows + len(free_left)), *range(rows)))
     sizes = [x.shape[d] for x, dims in ((left, batch_left), (left, free_left), (right, free_right)) for d in dims]
     count = int(np.prod([left.shape[d] for d in over_left]))
     batch = int(np.prod([left.shape[d] for d in batch_left]))
     rows, columns = (int(np.prod([x.shape[d] for d in dims])) for x, dims in ((left, free_left), (right, free_right)))
     turn = _in_order((*batch_right, *free_right, *over_right), right.shape)
-    a = transposed(low, left, (*batch_left, *free_left, *over_left))
-    b = transposed(
+    a = emit_transpose(low, left, (*batch_left, *free_left, *over_left))
+    b = emit_transpose(
         low, right, (*batch_right, *(free_right if turn else over_right), *(over_right if turn else free_right))
     )
-    a = reshaped(low, a, (batch, rows, count))
-    b = reshaped(low, b, (batch, columns, count) if turn else (batch, count, columns))
+    a = emit_reshape(low, a, (batch, rows, count))
+    b = emit_reshape(low, b, (batch, columns, count) if turn else (batch, count, columns))
     product = low.emit("BATCH_MATMUL", [a, b], (batch, rows, columns), adj_x=False, adj_y=turn)
     assert tuple(sizes) == shape
-    return reshaped(low, product, shape)
+    return emit_reshape(low, product, shape)
 
 
 def _in_order(permutation: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -144,18 +144,18 @@ def _in_order(permutation: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def _emit_dense(low: Lowering, x: Value, weights: np.ndarray, dims: Any, shape: tuple[int, ...]) -> Value:
     """x [..., over] times constant weights; TFLite's are [out, in]."""
     free_x, free_w, over_x, over_w = dims
-    x = transposed(low, x, (*free_x, *over_x))
+    x = emit_transpose(low, x, (*free_x, *over_x))
     count = int(np.prod([weights.shape[d] for d in over_w]))
     matrix = weights.transpose((*free_w, *over_w)).reshape(-1, count)
     rows = tuple(x.shape[: len(free_x)])
     if len(over_x) != 1 or len(rows) > 3 or not rows:
         rows = (int(np.prod(rows)),)
-    x = reshaped(low, x, (*rows, count))
+    x = emit_reshape(low, x, (*rows, count))
     out = matrix.shape[0]
     bias = np.zeros(out, np.float32)
     options: dict[str, Any] = {"fused_activation_function": "NONE", "weights_format": 0, "keep_num_dims": len(rows) > 1}
     y = low.emit("FULLY_CONNECTED", [x, np.ascontiguousarray(matrix), bias], (*rows, out), **options)
-    return reshaped(low, y, shape)
+    return emit_reshape(low, y, shape)
 
 
 # --- what is computed -----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _conv(op: Op, xs: Any) -> Any:
         feature_group_count=groups,
         precision="highest",
     )
-    return fused(op, y if bias is None else y + bias)
+    return apply_activation(op, y if bias is None else y + bias)
 
 
 def _transpose_conv(op: Op, xs: Any) -> Any:
@@ -194,13 +194,13 @@ def _transpose_conv(op: Op, xs: Any) -> Any:
         dimension_numbers=("NHWC", "OHWI", "NHWC"),
         precision="highest",
     )
-    return fused(op, y if bias is None else y + bias)
+    return apply_activation(op, y if bias is None else y + bias)
 
 
 def _fully_connected(op: Op, xs: Any) -> Any:
     x, weights, bias = xs
     y = jnp.matmul(x, weights.T, precision="highest")
-    return fused(op, y if bias is None else y + bias)
+    return apply_activation(op, y if bias is None else y + bias)
 
 
 def _batch_matmul(op: Op, xs: Any) -> Any:
@@ -234,7 +234,7 @@ OPERATORS = (
     Operator(
         "CONV_2D", _options(1), evaluate=_conv, quantised=Weighted(), fuses=True,
         versions={"int8": (3, "1.14.0"), "int16": (4, "2.3.0"), "int4": (7, "2.11.0")},
-        primitives={"conv_general_dilated": convolution},
+        primitives={"conv_general_dilated": lower_convolution},
     ),
     Operator(
         "DEPTHWISE_CONV_2D", _options(2, depthwise=True), evaluate=_conv, quantised=Weighted(channel_dim=3),
@@ -251,7 +251,7 @@ OPERATORS = (
         evaluate=_fully_connected, quantised=Weighted(), fuses=True, variant=_dense_variant,
         versions={"float32": (5, "2.0.0"), "int8": (5, "2.0.0"), "int16": (7, "2.3.0"), "int4": (10, "2.11.0"),
                   "per channel": (12, "2.17.0")},
-        primitives={"dot_general": dot_general},
+        primitives={"dot_general": lower_dot_general},
     ),
     Operator(
         "BATCH_MATMUL", Options(101, {"adj_x": (0, "bool", 0), "adj_y": (1, "bool", 0)}), since="2.3.0",

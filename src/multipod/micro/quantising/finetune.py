@@ -32,7 +32,7 @@ class Tuning:
     seed: int = 0
 
 
-def fine_tuned(
+def fine_tune(
     quantised: Quantised,
     teacher: Graph,
     arrays: Sequence[np.ndarray],
@@ -43,7 +43,8 @@ def fine_tuned(
 
     Minimises the mean squared error of the float outputs, over their variance, with every weight and activation
     rounded to its grid in the forward pass and the gradient passed straight through. The grids of activations stay;
-    those of weights follow the weights. `arrays` are examples (`ranges.checked`); `report` is told each step's loss.
+    those of weights follow the weights. `arrays` are examples (`ranges.check_calibration`); `report` gets each step's
+    loss.
 
     Source: distillation as in arXiv:1503.02531, straight-through rounding as in arXiv:1712.05877, section 3.
     """
@@ -80,7 +81,7 @@ def fine_tuned(
         values, state, cost = update(values, state, [a[rows] for a in arrays], [t[rows] for t in targets])
         report(step, float(cost))
     learnt = {tensor: np.asarray(value) * size for tensor, value, size in zip(order, values, sizes, strict=True)}
-    return _with_values(quantised, learnt)
+    return _set_values(quantised, learnt)
 
 
 def _learnt(graph: Graph) -> list[Tensor]:
@@ -100,7 +101,7 @@ def _outputs(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(y) for y in jax.jit(jax.vmap(outputs_of))(*arrays)]
 
 
-def _with_values(quantised: Quantised, values: dict[Tensor, np.ndarray]) -> Quantised:
+def _set_values(quantised: Quantised, values: dict[Tensor, np.ndarray]) -> Quantised:
     new = {tensor: replace(tensor, data=np.asarray(value, np.float32)) for tensor, value in values.items()}
     ops = tuple(
         replace(op, inputs=tuple(None if t is None else new.get(t, t) for t in op.inputs)) for op in quantised.graph.ops

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from multipod.errors import ExportError
-from multipod.micro.graph import Graph, Op, Quant, Tensor, inner_graphs, shape_text
+from multipod.micro.graph import Graph, Op, Quant, Tensor, format_shapes, inner_graphs
 from multipod.micro.operators.table import weights_of
 from multipod.micro.quantising import kernels
 from multipod.micro.quantising.options import Quantisation
@@ -27,7 +27,7 @@ def refuse_unknown(graph: Graph, options: Quantisation) -> None:
                 f"{op.source}: {op.kind}, a loop or branch; unroll it (export(..., unroll=1000)) or keep it in float32"
             )
         elif op in unknown and any(t.dtype == "float32" for t in (*op.tensors_in, *op.outputs)):
-            wrong.append(f"{op.source}: {op.kind}({shape_text(op.inputs)})")
+            wrong.append(f"{op.source}: {op.kind}({format_shapes(op.inputs)})")
         elif (kernel := weights_of(op)) and not kernel.int4 and options.weights == "int4":
             wrong.append(f"{op.source}: {op.kind} with int4 weights")
     if wrong:
@@ -48,7 +48,7 @@ def in_float(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.dtype == "float32"
 
 
-def with_requantised(graph: Graph, options: Quantisation) -> Graph:
+def insert_requantising(graph: Graph, options: Quantisation) -> Graph:
     """The graph with a QUANTIZE before operators that want equal scales of inputs whose scales are fixed."""
     makers = graph.producer
     ops: list[Op] = []

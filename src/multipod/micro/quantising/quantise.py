@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.micro.evaluate import Hook, evaluate
-from multipod.micro.graph import Graph, Op, Quant, Tensor, sorted_ops
+from multipod.micro.graph import Graph, Op, Quant, Tensor, sort_ops
 from multipod.micro.operators.operator import Weighted
 from multipod.micro.operators.table import weights_of
 from multipod.micro.quantising.grids import (
     grids,
     in_float,
+    insert_requantising,
     is_float,
     per_channel,
     refuse_unknown,
     weight_grid,
-    with_requantised,
 )
 from multipod.micro.quantising.options import Quantisation
-from multipod.micro.quantising.ranges import Seen, calibrate, chunks, float_tensors, traced_values
-from multipod.micro.quantising.tables import prepared, table_ops
+from multipod.micro.quantising.ranges import Seen, calibrate, chunks, compile_values, float_tensors
+from multipod.micro.quantising.tables import expand_table, prepare
 
 BIAS_LIMIT = 2**30
 """Stored biases stay below this, so that sums in int32 have room."""
@@ -91,7 +91,7 @@ class Quantised:
     def layers(self, arrays: Sequence[np.ndarray], reference: Graph | None = None) -> list[Layer]:
         """The error of each operator, against `reference` (the graph before quantising, whose tensors are ours)."""
         tensors = float_tensors(self.graph)
-        exact, rounded = traced_values(reference or self.graph), traced_values(self.graph, hook=self.rounding())
+        exact, rounded = compile_values(reference or self.graph), compile_values(self.graph, hook=self.rounding())
         signal, noise = np.zeros(len(tensors)), np.zeros(len(tensors))
         for chunk in chunks(arrays):
             for number, (x, y) in enumerate(zip(exact(*chunk), rounded(*chunk), strict=True)):
@@ -114,20 +114,20 @@ def _passing(exact: jax.Array, rounded: jax.Array) -> jax.Array:
 def quantise(graph: Graph, arrays: Sequence[np.ndarray], options: Quantisation) -> tuple[Quantised, Graph]:
     """The quantised form of a float graph, and that graph in the same tensors before its biases were corrected.
 
-    `arrays` are the calibration examples, one array for each input (`ranges.checked`).
+    `arrays` are the calibration examples, one array for each input (`ranges.check_calibration`).
 
     Raises:
       ExportError: lists operators without an integer kernel; or values that are not finite.
     """
-    floating = with_requantised(prepared(graph, options.keep_float, options.activations), options)
-    floating = _with_own_constants(floating)
+    floating = insert_requantising(prepare(graph, options.keep_float, options.activations), options)
+    floating = _separate_constants(floating)
     refuse_unknown(floating, options)
     seen = calibrate(floating, arrays)
-    corrected = bias_corrected(floating, seen, options) if options.bias_correction else floating
+    corrected = correct_biases(floating, seen, options) if options.bias_correction else floating
     return Quantised(corrected, grids(floating, seen, options), options), floating
 
 
-def _with_own_constants(graph: Graph) -> Graph:
+def _separate_constants(graph: Graph) -> Graph:
     """The graph with a constant of its own for each reader, since each may want another scale."""
     taken: set[Tensor] = set()
 
@@ -141,7 +141,7 @@ def _with_own_constants(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(replace(op, inputs=tuple(map(owned, op.inputs))) for op in graph.ops))
 
 
-def bias_corrected(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> Graph:
+def correct_biases(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisation) -> Graph:
     """The graph with biases that undo the mean error of rounded weights.
 
     A layer is linear in its input, so the mean of (W_q - W) x over the examples is (W_q - W) mean(x): one evaluation
@@ -153,7 +153,7 @@ def bias_corrected(graph: Graph, seen: Mapping[Tensor, Seen], options: Quantisat
     for op in graph.ops:
         kernel = None if is_float(op, options) else weights_of(op)
         if kernel and op.input(kernel.weights).constant:
-            op = _corrected(op, kernel, seen, options)
+            op = _correct(op, kernel, seen, options)
         ops.append(op)
     return replace(graph, ops=tuple(ops))
 
@@ -164,9 +164,9 @@ def _weighted(graph: Graph, options: Quantisation) -> list[tuple[Op, Weighted]]:
     return [(op, kernel) for op, kernel in kernels if kernel]
 
 
-def _corrected(op: Op, kernel: Weighted, seen: Mapping[Tensor, Seen], options: Quantisation) -> Op:
+def _correct(op: Op, kernel: Weighted, seen: Mapping[Tensor, Seen], options: Quantisation) -> Op:
     x, weights, bias = op.input(kernel.data), op.input(kernel.weights), op.input(kernel.bias)
-    change = stored_weights(op, kernel, options)[1] - weights.values
+    change = store_weights(op, kernel, options)[1] - weights.values
     inputs = list(op.inputs)
     inputs[kernel.weights] = replace(weights, data=change.astype(np.float32))
     inputs[kernel.bias] = replace(bias, data=np.zeros(bias.shape, np.float32))
@@ -179,7 +179,7 @@ def _corrected(op: Op, kernel: Weighted, seen: Mapping[Tensor, Seen], options: Q
     return replace(op, inputs=tuple(inputs))
 
 
-def stored_weights(op: Op, kernel: Weighted, options: Quantisation) -> tuple[np.ndarray, np.ndarray, Quant]:
+def store_weights(op: Op, kernel: Weighted, options: Quantisation) -> tuple[np.ndarray, np.ndarray, Quant]:
     """The stored weights of an operator, the real numbers that they stand for, and their grid."""
     weights = op.input(kernel.weights).values
     quant = weight_grid(op, weights, kernel.channel_dim, options)
@@ -205,7 +205,7 @@ class _Integers:
         for op in graph.ops:
             self.operator(op)
         outputs = tuple(self.exit(t) if outside and in_float(t) else self.result(t) for t in graph.outputs)
-        return replace(graph, inputs=inputs, outputs=outputs, ops=sorted_ops(self.ops))
+        return replace(graph, inputs=inputs, outputs=outputs, ops=sort_ops(self.ops))
 
     def stored(self, tensor: Tensor) -> Tensor:
         """The integer form of a tensor."""
@@ -259,7 +259,7 @@ class _Integers:
         if is_float(op, self.options):
             self.float_operator(op)
         elif op.kind == "TABLE":
-            self.ops += table_ops(op, self.stored(op.input(0)), self.stored(op.output))
+            self.ops += expand_table(op, self.stored(op.input(0)), self.stored(op.output))
         elif kernel := weights_of(op):
             self.ops.append(self.weighted(op, kernel))
         else:
@@ -280,7 +280,7 @@ class _Integers:
 
     def weighted(self, op: Op, kernel: Weighted) -> Op:
         x, weights, bias = op.input(kernel.data), op.input(kernel.weights), op.input(kernel.bias)
-        stored, _, quant = stored_weights(op, kernel, self.options)
+        stored, _, quant = store_weights(op, kernel, self.options)
         data_in = self.stored(x)
         assert data_in.quant is not None
         scale = np.asarray(quant.scale) * data_in.quant.scale[0]

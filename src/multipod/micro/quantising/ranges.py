@@ -31,7 +31,7 @@ class Seen:
     mean: np.ndarray
 
 
-def checked(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
+def check_calibration(graph: Graph, calibration: Sequence[Any]) -> list[np.ndarray]:
     """The calibration set as one array for each input, examples first. `calibration` is a sequence of examples.
 
     An example is what one call gets: an array, or a tuple of arrays if there are several inputs.
@@ -73,7 +73,7 @@ def chunks(arrays: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
         yield tuple(array[start : start + CHUNK] for array in arrays)
 
 
-def traced_values(graph: Graph, **kwargs: Any) -> Callable[..., list[jax.Array]]:
+def compile_values(graph: Graph, **kwargs: Any) -> Callable[..., list[jax.Array]]:
     """A compiled function from examples to the values of `float_tensors(graph)`, examples first."""
     tensors = float_tensors(graph)
 
@@ -95,7 +95,7 @@ def calibrate(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Tensor, Seen]:
     Raises:
       ExportError: the model itself yields values that are not finite.
     """
-    tensors, values = float_tensors(graph), traced_values(graph)
+    tensors, values = float_tensors(graph), compile_values(graph)
     low = np.full(len(tensors), np.inf)
     high = np.full(len(tensors), -np.inf)
     sums = [np.zeros(tensor.shape) for tensor in tensors]

@@ -11,44 +11,44 @@ from dataclasses import replace
 import numpy as np
 
 from multipod.micro.evaluate import run
-from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sorted_ops, substituted
-from multipod.micro.match import Const, Rule, new, node, rewritten
+from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sort_ops, substitute
+from multipod.micro.match import Const, Rule, make_op, node, rewrite
 from multipod.micro.quantising.kernels import becomes_table, is_joinable
 
 
-def prepared(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
+def prepare(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
     """The float graph written with what has integer kernels: squares as products, quotients as products, tables."""
     rules = [
-        Rule("square", node("SQUARE", "x"), lambda f: [new("MUL", [f["x"], f["x"]], f.op.output, f.op.source)]),
+        Rule("square", node("SQUARE", "x"), lambda f: [make_op("MUL", [f["x"], f["x"]], f.op.output, f.op.source)]),
         Rule("quotient of a constant", node("DIV", Const("c"), "y"), lambda f: _quotient(f.op, f["c"], f["y"])),
         Rule("quotient", node("DIV", "x", "y"), lambda f: _quotient(f.op, f["x"], f["y"])),
     ]
     if activations == "int16":  # TFLM's RELU has no int16 kernel, its MAXIMUM has
         zero = constant(np.zeros((), np.float32))
         rules.append(
-            Rule("relu", node("RELU", "x"), lambda f: [new("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)])
+            Rule("relu", node("RELU", "x"), lambda f: [make_op("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)])
         )
         rules.append(Rule("relu6", node("RELU6", "x"), lambda f: _relu6(f.op, f["x"])))
-    graph = rewritten(graph, [rule for rule in rules if rule.pattern.kind not in keep_float])
+    graph = rewrite(graph, [rule for rule in rules if rule.pattern.kind not in keep_float])
     if activations == "int16":
         return graph
     ops = [_table(op) if becomes_table(op) and op.kind not in keep_float else op for op in graph.ops]
-    return _joined(replace(graph, ops=tuple(ops)))
+    return _join_all(replace(graph, ops=tuple(ops)))
 
 
 def _quotient(op: Op, x: Tensor, y: Tensor) -> list[Op]:
     inverse = Tensor(op.output.name + "_inverse", y.shape)
     return [
-        new("RECIPROCAL", [y], inverse, op.source),
-        new("MUL", [inverse, x], op.output, op.source, **op.options),
+        make_op("RECIPROCAL", [y], inverse, op.source),
+        make_op("MUL", [inverse, x], op.output, op.source, **op.options),
     ]
 
 
 def _relu6(op: Op, x: Tensor) -> list[Op]:
     low = Tensor(op.output.name + "_low", x.shape)
     return [
-        new("MAXIMUM", [x, constant(np.zeros((), np.float32))], low, op.source),
-        new("MINIMUM", [low, constant(np.full((), 6, np.float32))], op.output, op.source),
+        make_op("MAXIMUM", [x, constant(np.zeros((), np.float32))], low, op.source),
+        make_op("MINIMUM", [low, constant(np.full((), 6, np.float32))], op.output, op.source),
     ]
 
 
@@ -58,7 +58,7 @@ def _table(op: Op) -> Op:
     return Op("TABLE", (x,), op.outputs, {"function": Graph((x,), op.outputs, (op,), "table")}, op.source)
 
 
-def _moving(op: Op) -> Tensor | None:
+def _moving_input(op: Op) -> Tensor | None:
     """The one input of a function of one number; None if it has more, or constants that are not numbers."""
     moving = {tensor for tensor in op.tensors_in if not tensor.constant}
     if not is_joinable(op) or len(moving) != 1 or any(t.values.size != 1 for t in op.tensors_in if t.constant):
@@ -67,16 +67,16 @@ def _moving(op: Op) -> Tensor | None:
     return x if x.dtype == "float32" and x.shape == op.output.shape else None
 
 
-def _joined(graph: Graph) -> Graph:
+def _join_all(graph: Graph) -> Graph:
     """The graph with functions of one number drawn into the tables that stand before or behind them."""
     while True:
         makers, uses = graph.producer, graph.uses
         for op in graph.ops:
-            x = _moving(op)
+            x = _moving_input(op)
             before = makers.get(x) if x is not None else None
             if before is None or x is None or uses[x] != len([t for t in op.tensors_in if t is x]):
                 continue
-            if "TABLE" in (op.kind, before.kind) and _moving(before) is not None:
+            if "TABLE" in (op.kind, before.kind) and _moving_input(before) is not None:
                 graph = _join(graph, before, op)
                 break
         else:
@@ -90,27 +90,29 @@ def _join(graph: Graph, before: Op, after: Op) -> Graph:
     chain = Graph(f.inputs, g.outputs, f.ops + g.ops, "table")
     joined = Op("TABLE", first.inputs, second.outputs, {"function": chain}, after.source)
     ops = [joined if op is after else op for op in graph.ops if op is not before]
-    return replace(graph, ops=sorted_ops(ops))
+    return replace(graph, ops=sort_ops(ops))
 
 
-def table_ops(op: Op, x: Tensor, y: Tensor) -> list[Op]:
+def expand_table(op: Op, x: Tensor, y: Tensor) -> list[Op]:
     """CAST, ADD 128, GATHER: the table of an operator TABLE between quantised tensors."""
     assert x.quant is not None
     assert y.quant is not None
     index, shifted = (Tensor(f"{y.name}_{part}", x.shape, "int32") for part in ("index", "row"))
-    data = table_values(op.options["function"], x.quant, y.quant)
+    data = compute_table(op.options["function"], x.quant, y.quant)
     table = Tensor(f"{y.name}_table", (256,), "int8", data, y.quant)
     return [
-        new("CAST", [x], index, op.source, in_data_type="int8", out_data_type="int32"),
-        new("ADD", [index, constant(np.asarray(128, np.int32))], shifted, op.source, fused_activation_function="NONE"),
-        new("GATHER", [table, shifted], y, op.source, axis=0, batch_dims=0),
+        make_op("CAST", [x], index, op.source, in_data_type="int8", out_data_type="int32"),
+        make_op(
+            "ADD", [index, constant(np.asarray(128, np.int32))], shifted, op.source, fused_activation_function="NONE"
+        ),
+        make_op("GATHER", [table, shifted], y, op.source, axis=0, batch_dims=0),
     ]
 
 
-def table_values(function: Graph, x: Quant, y: Quant) -> np.ndarray:
+def compute_table(function: Graph, x: Quant, y: Quant) -> np.ndarray:
     """The stored result for each stored input from -128 to 127."""
     flat = {tensor: replace(tensor, shape=(256,)) for tensor in function.tensors if not tensor.constant}
     real = (x.scale[0] * (np.arange(-128, 128) - x.zero_point)).astype(np.float32)
-    (result,) = run(substituted(function, flat), real)
+    (result,) = run(substitute(function, flat), real)
     finite = np.nan_to_num(result, nan=0.0, posinf=3e38, neginf=-3e38).astype(np.float64)
     return np.clip(np.round(finite / y.scale[0]) + y.zero_point, -128, 127).astype(np.int8)

@@ -1,0 +1,113 @@
+"""Multi-head attention: the plain form, masks from segments, and keys and values that are kept while decoding.
+
+Shapes: n examples, q queries, k keys, h heads, d features of a head.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import Initializer
+
+from multipod.nn.dense import ComputeDtype, Dense, dropout_layer, multiply_together
+
+
+class KeysValues(NamedTuple):
+    """What is attended to: `keys` and `values`, each [n, k, h, d]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def segment_mask(queries: jax.Array, keys: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Who may attend to whom, bool [n, 1, q, k]: tokens of one segment, and (causal) none that comes later.
+
+    `queries` [n, q] and `keys` [n, k] number the segments; 0 is padding, which nobody attends to. A query that is
+    padding attends to nothing; what `attend` gives for it is finite and means nothing.
+    """
+    mask = (queries[:, :, None] == keys[:, None, :]) & (keys[:, None, :] != 0)
+    if causal:
+        mask &= jnp.arange(queries.shape[1])[:, None] >= jnp.arange(keys.shape[1])
+    return mask[:, None]
+
+
+def attend(
+    queries: jax.Array,
+    memory: KeysValues,
+    mask: jax.Array | None = None,
+    dropout: nnx.Dropout | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """softmax(queries keys^T / sqrt(d) + bias) values, for queries [n, q, h, d]; the same shape and type come back.
+
+    Scores and softmax are float32 whatever the type of the queries. `mask` is bool, broadcast to [n, h, q, k], and so
+    is `bias`, numbers (`multipod.nn.text.relative_positions`). `dropout` drops weights and scales up the others.
+
+    Source: Vaswani et al., 2017, arXiv:1706.03762, equation 1. Memory: 4 n h q k bytes, nothing is tiled.
+    """
+    queries = queries * queries.shape[-1] ** -0.5
+    scores = jnp.einsum("nqhd,nkhd->nhqk", queries, memory.keys, preferred_element_type=jnp.float32)
+    if bias is not None:
+        scores += bias
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, -1).astype(memory.values.dtype)
+    if dropout is not None:
+        weights = dropout(weights)
+    return jnp.einsum("nhqk,nkhd->nqhd", weights, memory.values)
+
+
+class Attention(nnx.Module):
+    """Projections to queries, keys and values, `attend`, and a projection back.
+
+    A head has `kv` features; 0 takes features / heads.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        *,
+        bias: bool = False,
+        kv: int = 0,
+        dropout: float = 0.0,
+        init: Initializer | None = None,
+        dtype: ComputeDtype = "float32",
+        rngs: nnx.Rngs,
+    ) -> None:
+        assert kv or features % heads == 0, f"{features} features do not divide over {heads} heads"
+        outside, inside = {"embed": features}, {"heads": heads, "kv": kv or features // heads}
+        options = {"bias": bias, "init": init, "dtype": dtype, "rngs": rngs}
+        self.query = Dense(outside, inside, **options)
+        self.key = Dense(outside, inside, **options)
+        self.value = Dense(outside, inside, **options)
+        self.out = Dense(inside, outside, **options)
+        self.dropout = dropout_layer(dropout, rngs)
+
+    def __call__(
+        self, x: jax.Array, memory: KeysValues, mask: jax.Array | None = None, position: jax.Array | None = None
+    ) -> jax.Array:
+        """Each of x [n, q, embed] attends to `memory`; [n, q, embed]. `position` is added to the scores."""
+        return self.out(attend(self.query(x), memory, mask, self.dropout, position))
+
+    def to_itself(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Each of x [n, q, embed] attends to all of x."""
+        query, key, value = multiply_together(x, self.query, self.key, self.value)
+        return self.out(attend(query, KeysValues(key, value), mask, self.dropout))
+
+    def memory(self, x: jax.Array) -> KeysValues:
+        """The keys and values of x [n, k, embed]."""
+        return KeysValues(*multiply_together(x, self.key, self.value))
+
+    def empty(self, rows: int, length: int) -> KeysValues:
+        """Room for the keys and values of `length` positions, all zero."""
+        shape = rows, length, *self.key.kernel.shape[1:]
+        return KeysValues(jnp.zeros(shape, self.key.dtype), jnp.zeros(shape, self.value.dtype))
+
+
+def store(memory: KeysValues, new: KeysValues, position: jax.Array) -> KeysValues:
+    """`memory` with `new` [n, 1, h, d] at `position`."""
+    return KeysValues(
+        *(jax.lax.dynamic_update_slice_in_dim(old, one, position, 1) for old, one in zip(memory, new, strict=True))
+    )
