@@ -12,13 +12,13 @@ from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
 from multipod.plan.models import MODELS
-from multipod.plan.search import read_plan
+from multipod.plan.saved import read_plan
 from multipod.runs.options import RuntimeOptions
 from multipod.train.observers.table import OBSERVERS, PRINTED, ObservedRun, make_observers
 
 if TYPE_CHECKING:
     from multipod.data.reading import InputOptions
-    from multipod.plan.search import Plan
+    from multipod.plan.saved import SavedPlan
     from multipod.runs.request import RunResult
     from multipod.train.events import Observer
     from multipod.train.run_folder import RunFolder
@@ -152,7 +152,7 @@ def exit_code_of(result: "RunResult") -> int:
     return INTERRUPTED if result.ended.interrupted else 0
 
 
-def planned(file: Path, recipe: str, where: RuntimeOptions) -> "Plan":
+def planned(file: Path, recipe: str, where: RuntimeOptions) -> "SavedPlan":
     """The plan in `file`, without its mesh where the user gave one.
 
     Raises:
@@ -165,7 +165,9 @@ def planned(file: Path, recipe: str, where: RuntimeOptions) -> "Plan":
         raise PlanError(f"{file} is a plan of {plan.name}, not of {recipe or 'this'}. Plan {recipe} with --save first.")
     if recipe in MODELS and recipe not in RECIPES:
         raise PlanError(f"{file} is a plan of a published table, which cannot be trained. Plan a recipe of `list`.")
-    return plan if where.mesh is None else replace(plan, mesh=())
+    if where.mesh is None:
+        return plan
+    return replace(plan, layout=replace(plan.layout, mesh=(), replica_shape=()))
 
 
 class ConsoleObservers:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from multipod.layout.mesh import BATCH_AXES
+from multipod.layout.axes import BATCH_AXES
 from multipod.nn.experts.exchange import is_mapped
 from multipod.nn.model import Moved
 from multipod.nn.padding import example_mask
