@@ -32,9 +32,6 @@ DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdateRules))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
 
-RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_tables:TablePlacement"}
-"""Types that the texts of older runs call by another name."""
-
 
 def to_text(recipe: Recipe) -> str:
     """Returns the whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
@@ -96,7 +93,9 @@ def _kind(value: Any) -> str:
 
 def _flat_fields(text: str) -> dict[str, Any]:
     """Returns the fields of a recipe's text in today's form, by the names that `--set` takes."""
-    return {_flat_name(name): value for name, value in _flat(upgrade(tomllib.loads(text))).items()}
+    fields = _flat(upgrade(tomllib.loads(text)))
+    short = {name: _flat_name(name) for name in fields}
+    return {name if short[name] in fields else short[name]: value for name, value in fields.items()}
 
 
 def _flat_name(name: str) -> str:
@@ -117,9 +116,5 @@ _ALIASES = {
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: _renamed(value)}
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-def _renamed(value: Any) -> Any:
-    return RENAMED.get(value, value) if isinstance(value, str) else value
