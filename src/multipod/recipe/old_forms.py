@@ -1,7 +1,7 @@
 """Recipe texts of older versions in today's form, table by table.
 
 A run folder keeps the text that its run began with, and a run goes on for years: what a field or a type was called once
-is read for good. A new name for a type is one line in `RENAMED`, another form one function in `OLD_FORMS`.
+is read for good. A change of names is one line in `OLD_FORMS`.
 """
 
 import dataclasses
@@ -13,12 +13,6 @@ from multipod.optim.rates import RATES, WarmUp
 from multipod.optim.tensors import TensorRules
 
 Table = dict[str, Any]
-
-RENAMED = {
-    "multipod.models.dlrm_tables:Tables": "multipod.models.dlrm_tables:TablePlacement",
-    "multipod.recipe.trouble:Trouble": "multipod.recipe.bad_updates:BadUpdateRules",
-}
-"""Types that have changed their names or modules, and nothing else."""
 
 RATE_FIELDS = {"peak": "rate", "end": "end_rate", "factor": "decay_rate", "every": "decay_every", "at": "drops"}
 """What the fields of rates were called when they were an optimizer's; the others have kept their names."""
@@ -33,8 +27,6 @@ def upgrade(table: Table) -> Table:
 def _upgraded(value: Any) -> Any:
     if isinstance(value, dict):
         return upgrade(value)
-    if isinstance(value, str):
-        return RENAMED.get(value, value)
     return [_upgraded(item) for item in value] if isinstance(value, list) else value
 
 
@@ -78,6 +70,10 @@ def _warm_up(table: Table) -> Table:
     return table if table["share"] or table["updates"] else table["then"]
 
 
+def _renamed(kind: str) -> Callable[[Table], Table]:
+    return lambda table: table | {"kind": kind}
+
+
 def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -88,8 +84,10 @@ def _fields(kind: Any, known: Mapping[str, Any]) -> list[str]:
 
 OLD_FORMS: dict[str, Callable[[Table], Table]] = {
     "": _recipe,
+    "multipod.models.dlrm_tables:Tables": _renamed("multipod.models.dlrm_tables:TablePlacement"),
     "multipod.optim.adafactor:Adafactor": _adafactor,
     "multipod.optim.optimizer:Optimizer": _optimizer,
     "multipod.optim.rates:WarmUp": _warm_up,
+    "multipod.recipe.trouble:Trouble": _renamed("multipod.recipe.bad_updates:BadUpdateRules"),
 }
 """What makes today's form of a table, by its `kind` as it was written then."""
