@@ -52,7 +52,7 @@ def sizes(elements: int) -> tuple[int, ...]:
 
 
 def vector(rank: int, elements: int) -> np.ndarray:
-    """Of a rank; half of it is common to all, so that dots are not zero."""
+    """The vector of a rank; half of it is common to all, so that dots are not zero."""
     common = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
     return common + np.random.default_rng(rank + 1).standard_normal(elements, dtype=np.float32)
 
@@ -94,7 +94,7 @@ def rank_main(elements: list[int], rounds: int, meet: str) -> None:
 
 
 def gloo_ways(work: np.ndarray, plain: Any, tree: Any, layers: Any, comm: Any, meet: str) -> dict[str, Any]:
-    """The same ranks over PyTorch's gloo, on the same memory."""
+    """The ways of adding over PyTorch's gloo, between the same ranks, on the same memory."""
     import torch
     from torch import distributed
 

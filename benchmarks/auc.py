@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from multipod.metrics import auc
-from multipod.metrics.ranking import area, merged, packed
+from multipod.metrics.ranking import area, merge_scores, pack_scores
 
 CPU_S, BYTES, SPEEDUP = 0.25, 12, 15
 GOAL_MILLIONS = 10
@@ -47,7 +47,7 @@ Way = Callable[[np.ndarray, np.ndarray], float | None]
 def over_ranks(labels: np.ndarray, scores: np.ndarray) -> float:
     """Packed rank by rank, then merged, in one process: the work, without the network."""
     cuts = zip(np.array_split(labels, RANKS), np.array_split(scores, RANKS), strict=True)
-    return area(merged([packed(*cut) for cut in cuts]))
+    return area(merge_scores([pack_scores(*cut) for cut in cuts]))
 
 
 def copy(labels: np.ndarray, scores: np.ndarray) -> None:

@@ -50,7 +50,7 @@ def serve() -> None:
     import jax
 
     from multipod.data.batches import TrainBatches
-    from multipod.data.feed import owned_rows, to_mesh
+    from multipod.data.global_arrays import owned_rows, to_mesh
     from multipod.layout.mesh import batch_sharding, make_mesh
     from multipod.recipes.digits import digits
     from multipod.step.program import Program

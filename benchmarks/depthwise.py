@@ -28,7 +28,7 @@ KEY = jax.random.key(0)
 
 @dataclass(frozen=True)
 class WithXla(EfficientNet):
-    """The same network with XLA's depthwise convolutions."""
+    """The network with XLA's depthwise convolutions."""
 
     def module(self, rngs: nnx.Rngs) -> nnx.Module:
         """A fresh module."""

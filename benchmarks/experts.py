@@ -53,10 +53,10 @@ def by_sorting(way: grouped.Way, params: list[jax.Array], x: jax.Array) -> jax.A
     router, inner, outer = params
     routing = Routing(router.shape[1], CHOSEN, group=len(x), second="all", dropless=True)
     choices = routed(x, router, routing)
-    where, _ = sorting.plan(choices, routing, 0)
-    hidden = jax.nn.relu(grouped.product(sorting.sent(x.astype(inner.dtype), where), inner, where.sizes, way))
+    where, _ = sorting.plan_dispatch(choices, routing, 0)
+    hidden = jax.nn.relu(grouped.product(sorting.send_to_rows(x.astype(inner.dtype), where), inner, where.sizes, way))
     y = grouped.product(hidden, outer, where.sizes, way)
-    return sorting.returned(y, choices.gate.reshape(-1, CHOSEN).astype(y.dtype), where)
+    return sorting.return_to_tokens(y, choices.gate.reshape(-1, CHOSEN).astype(y.dtype), where)
 
 
 def by_products(params: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -65,9 +65,9 @@ def by_products(params: list[jax.Array], x: jax.Array) -> jax.Array:
     # `capacity` counts tokens, not choices; at 1.25 half of the work would be dropped.
     routing = Routing(router.shape[1], CHOSEN, group=min(1024, len(x)), second="all", capacity=1.25 * CHOSEN)
     dispatch, combine, _ = einsum.masks(routed(x, router, routing), routing, routing.slots(train=True))
-    packed = einsum.sent(x.astype(inner.dtype).reshape(*dispatch.shape[:2], -1), dispatch)
+    packed = einsum.send_to_slots(x.astype(inner.dtype).reshape(*dispatch.shape[:2], -1), dispatch)
     hidden = jax.nn.relu(jnp.einsum("egcm,emf->egcf", packed, inner))
-    return einsum.returned(jnp.einsum("egcf,efm->egcm", hidden, outer), combine).reshape(x.shape)
+    return einsum.return_to_tokens(jnp.einsum("egcf,efm->egcm", hidden, outer), combine).reshape(x.shape)
 
 
 def dense(params: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ class Peer:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> tuple[dict[str, list[tuple[float, float]]], dict[str, str]]:
-    """Of each case, wall and CPU seconds of an image in each round; and of those that cannot run here, why."""
+    """Wall and CPU seconds of an image for each case in each round; and why a case cannot run here."""
     peers, missing = {}, {}
     for name in PEERS:
         python = arguments.python_tf if name.startswith("tf.data") else sys.executable

@@ -24,12 +24,12 @@ def sampled(folder: Path, arguments: argparse.Namespace) -> tuple[np.ndarray, in
     """Seconds and bytes held above those before the run, [samples, 2]; bytes in the cache; images read."""
     from multipod.data.batches import TrainBatches
     from multipod.data.images.files import ImageFiles
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
     from multipod.data.source import with_cache
 
     process = psutil.Process()
     source = with_cache(ImageFiles(str(folder / "jpg"), decode="whole").train(), int(arguments.cache_mib * MIB))
-    feed = TrainBatches(source, 32, 0, np.arange(32)).start(0, Reading(threads=arguments.threads, ahead=2))
+    feed = TrainBatches(source, 32, 0, np.arange(32)).start(0, InputOptions(threads=arguments.threads, ahead=2))
     next(feed)  # what is imported and compiled at first use is here now, and a few images are in the cache
     gc.collect()
     before = process.memory_info().rss - source.cache.held().nbytes

@@ -94,7 +94,7 @@ def ours(decode: str, cached: bool) -> Callable[[Path, int], Epoch]:
     def build(folder: Path, workers: int) -> Epoch:
         from multipod.data.batches import TrainBatches
         from multipod.data.images.files import ImageFiles
-        from multipod.data.reading import Reading
+        from multipod.data.reading import InputOptions
         from multipod.data.source import with_cache
 
         source = with_cache(ImageFiles(str(folder), decode=decode).train(), 4 * 10**9 if cached else 0)
@@ -103,11 +103,11 @@ def ours(decode: str, cached: bool) -> Callable[[Path, int], Epoch]:
         passes = 8 if cached else 1  # once takes 0.1 s, of which starting and stopping would be a tenth
 
         def made() -> int:
-            return source.ledger.counts.get("decode", 0) + source.ledger.counts.get("crop", 0)
+            return source.statistics.counts.get("decode", 0) + source.statistics.counts.get("crop", 0)
 
         def epoch() -> tuple[int, int]:
             before = made()
-            feed = batches.start(0, Reading(threads=workers))
+            feed = batches.start(0, InputOptions(threads=workers))
             for _ in range(passes * len(source) // BATCH):
                 next(feed)
             feed.close()  # what was read ahead is paid for below

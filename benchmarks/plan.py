@@ -25,7 +25,7 @@ RECIPES = (("digits", "tpu-v3-pod:4x4", 4096), ("mlp-small", "tpu-v3-pod:4x4", 4
 
 
 def forget() -> None:
-    """As in a new process: all that is shared between candidates is found anew. Files stay."""
+    """Forgets what is shared between candidates, so that it is found anew as in a new process. Files stay."""
     for room in (models, network, price, program, remembered, splits):
         for value in vars(room).values():
             if hasattr(value, "cache_clear") and value is not remembered._code:

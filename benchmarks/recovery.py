@@ -50,7 +50,7 @@ class Run:
             self.launcher.wait()
 
     def events(self, kind: str) -> list[dict]:
-        """Those of this kind that are on disk."""
+        """The events of this kind that are on disk."""
         if not self.metrics.is_file():
             return []
         lines = self.metrics.read_text().splitlines(keepends=True)

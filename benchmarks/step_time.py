@@ -33,7 +33,7 @@ import machine  # noqa: E402
 import plain_jax  # noqa: E402
 
 from multipod.data.batches import TrainBatches  # noqa: E402
-from multipod.data.feed import owned_rows, to_mesh  # noqa: E402
+from multipod.data.global_arrays import owned_rows, to_mesh  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import batch_sharding, make_mesh  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402

@@ -35,8 +35,8 @@ import memory  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from multipod.nn.tensor_train import TensorTrain, tensor_train  # noqa: E402
-from multipod.nn.tensor_train_bag import bag  # noqa: E402
+from multipod.nn.tables.tensor_train import TensorTrain, tensor_train  # noqa: E402
+from multipod.nn.tables.tensor_train_bag import bag  # noqa: E402
 
 FACTORS = {"1M": (100, 100, 100), "10M": (200, 200, 250)}
 COLUMNS = {16: (2, 2, 4), 64: (4, 4, 4)}

@@ -13,7 +13,7 @@ written = 0
 
 
 def fails_once(self: Barriers, *, key: str, timeout_ms: int) -> None:
-    """As where the disk is full for this process alone: it does not come to where all have written."""
+    """Fails as if the disk were full for this process alone: it does not come to where all have written."""
     global written
     written += "write_complete" in key
     if written == 2 and "write_complete" in key:

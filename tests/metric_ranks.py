@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 from multipod.errors import MetricError  # noqa: E402
 from multipod.layout.layout import DATA_AXES, Layout  # noqa: E402
 from multipod.layout.mesh import make_mesh  # noqa: E402
-from multipod.metrics.hosts import JaxProcesses, gathered  # noqa: E402
+from multipod.metrics.hosts import JaxProcesses, gather_parts  # noqa: E402
 from multipod.metrics.ranking import auc  # noqa: E402
-from multipod.metrics.scores import ScoreBuffer, buffered_auc, recorded, score_buffer  # noqa: E402
+from multipod.metrics.scores import ScoreBuffer, buffered_auc, record_scores, score_buffer  # noqa: E402
 
 LABELS = np.arange(40) % 3 == 0
 SCORES = np.sin(np.arange(40)).astype(np.float32)
@@ -35,7 +35,7 @@ def buffered(hosts: JaxProcesses) -> float:
     whole = NamedSharding(mesh, PartitionSpec())
     placed = ScoreBuffer(columns, columns, whole)
     buffer = jax.jit(lambda: score_buffer(STEPS, ROWS), out_shardings=placed)()
-    record = jax.jit(recorded, out_shardings=placed)
+    record = jax.jit(record_scores, out_shardings=placed)
     row = NamedSharding(mesh, PartitionSpec(DATA_AXES))
 
     def spread(step: np.ndarray) -> jax.Array:
@@ -65,7 +65,7 @@ def main() -> None:
         "rank": hosts.index,
         "labels": LABELS.tolist(),
         "scores": SCORES.tolist(),
-        "parts": gathered(lambda: [hosts.index] * (3 * hosts.index), hosts),
+        "parts": gather_parts(lambda: [hosts.index] * (3 * hosts.index), hosts),
         "auc": auc(LABELS[cut], SCORES[cut], hosts=hosts),
         "buffered": buffered(hosts),
         "refusal": refusal(hosts),

@@ -13,7 +13,7 @@ from multipod.execute.pipeline.pipe import Pipe
 from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.build import build
-from multipod.pipelines.check import Proof, check
+from multipod.pipelines.check import PipelineProof, check
 
 N, ROWS, WIDTH = 4, 6, 5
 ADAMW = optax.adamw(1e-2, weight_decay=0.1)
@@ -61,7 +61,7 @@ def parts_of(count: int, optimizer: optax.GradientTransformation, techniques: Pi
     ]
 
 
-def proven(name: str, stages: int) -> Proof:
+def proven(name: str, stages: int) -> PipelineProof:
     return check(build(name, stages, N, 1 if name in ("gpipe", "1f1b", "eager-1f1b", "interleaved") else 8))
 
 

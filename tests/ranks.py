@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import Schedule, even, make_step
+from multipod.collectives.schedule import Schedule, even_bounds, make_step
 from multipod.errors import MultipodError
 from multipod.execute.engines import numpy as reference
 from multipod.execute.engines import rank_program
@@ -42,7 +42,7 @@ SWAP = Schedule(
     "swaps",
     MACHINES["line"],
     2,
-    even(2),
+    even_bounds(2),
     # What a rank sends it overwrites in the same step, which is why the order inside a step matters.
     [
         make_step([0, 1, 2, 3], [1, 0, 3, 2], 0, 2, op=1),
@@ -143,7 +143,7 @@ def refusals(report: Report, run: Callable[..., object], all_reduce: Callable[..
     report.refused("too few chips", lambda: run(np.ones(4), in_rank_order(Topology((3,)))))
     report.refused("not flat", lambda: run(np.ones((2, 2)), in_rank_order(Topology((4,)))))
     report.refused("no all-reduce", lambda: all_reduce(np.ones(4), SWAP))
-    adasum = Schedule("all-reduce", "by hand", MACHINES["line"], 1, even(1), [make_step(0, 1, 0, op=2)])
+    adasum = Schedule("all-reduce", "by hand", MACHINES["line"], 1, even_bounds(1), [make_step(0, 1, 0, op=2)])
     if report.rank < 2:  # the others have no part in it
         report.refused("adasum", lambda: run(np.ones(4), adasum))
     ring = build("ring", MACHINES["ring"])

@@ -15,7 +15,7 @@ fast = Probe.__call__
 
 
 def slow(self: Probe) -> float:
-    """As on a host that is slower by `HELD_S` for the work that is timed."""
+    """Behaves as a host that is slower by `HELD_S` for the work that is timed."""
     seconds = fast(self)
     if seconds and Path("slow").exists():
         time.sleep(HELD_S)

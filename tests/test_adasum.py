@@ -19,7 +19,7 @@ from test_step import largest_difference, trained
 from tiny_recipe import Perceptron
 
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, leaves
-from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even_bounds, make_step
 from multipod.collectives.verify import verify
 from multipod.data.batches import TrainBatches
 from multipod.errors import CheckpointError, LayoutError, PoisonedError, ScheduleError
@@ -199,7 +199,7 @@ def test_schedules_are_proven(chips, node):
     assert proof.steps == len(schedule.steps)
     sums = [one for one in dot_sums(schedule) if one is not None]
     assert len(sums) == sum(map(bool, combinations(schedule)))
-    verify(Schedule("all-reduce", "group", Topology((chips,)), 1, even(1), group_sum(range(chips))))
+    verify(Schedule("all-reduce", "group", Topology((chips,)), 1, even_bounds(1), group_sum(range(chips))))
 
 
 @pytest.mark.parametrize("topology", [Topology((16,)), Topology((9,)), HOLED], ids=str)
@@ -236,7 +236,9 @@ def test_means_inside_nodes_adasum_between():
 
 
 def by_hand(*steps, chips=4):
-    return Schedule("all-reduce", "by hand", Topology((chips,)), 2, even(2), [make_step(*step) for step in steps])
+    return Schedule(
+        "all-reduce", "by hand", Topology((chips,)), 2, even_bounds(2), [make_step(*step) for step in steps]
+    )
 
 
 BACK = ([1, 0], [0, 1], [1, 0], None, COPY)
@@ -390,7 +392,7 @@ def test_too_many_vectors_are_refused():
 
 
 def trained_by_hand(recipe, updates, rows=1):
-    """The same training on one device, with an optimizer and a state for each of eight; changes by the float64 tree."""
+    """Training on one device, with an optimizer and a state for each of eight; changes by the float64 tree."""
     optimizer = recipe.optimizer.build(recipe.updates)
     state = fresh_state(recipe, optimizer)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch))

@@ -12,10 +12,10 @@ from tiny_recipe import Perceptron, tiny
 
 from multipod.cli.main import COMMANDS, cli
 from multipod.collectives.build import ALGORITHMS, Builder, build
-from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Schedule, even_bounds, make_step
 from multipod.collectives.verify import verify
 from multipod.data.files.formats import FORMATS, Format, open_records
-from multipod.data.files.records import Record, Records, files_identity, located
+from multipod.data.files.records import Record, Records, files_identity, locate_record
 from multipod.execute.engines.numpy import run as run_schedule
 from multipod.layout.layout import Layout
 from multipod.optim.optimizer import Optimizer
@@ -39,7 +39,7 @@ def star(topology, collective="all-reduce"):
     """All chips send to the first, one after the other; then it sends the sum to all."""
     hub, *others = topology.chips
     steps = [make_step([chip], [hub], 0, op=ADD) for chip in others]
-    return Schedule(collective, "star", topology, 1, even(1), [*steps, make_step(hub, others, 0, op=COPY)])
+    return Schedule(collective, "star", topology, 1, even_bounds(1), [*steps, make_step(hub, others, 0, op=COPY)])
 
 
 def test_a_collective_is_a_function_and_a_line(monkeypatch):
@@ -65,7 +65,7 @@ class Bytes(Records):
         return int(self.file_ends[-1])
 
     def record(self, number: int) -> Record:
-        file, place = located(self.file_ends, number)
+        file, place = locate_record(self.file_ends, number)
         return {"byte": np.uint8(self.files[file].read_bytes()[place])}
 
     def name(self, number: int) -> str:

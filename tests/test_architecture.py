@@ -51,12 +51,12 @@ def heights(table: list[list[str]]) -> dict[str, int]:
 
 
 def room_of(module: str) -> str:
-    """`nn` for multipod.nn.batch_norm; empty for the package itself."""
+    """`nn` for multipod.nn.images.batch_norm; empty for the package itself."""
     return [*module.split("."), ""][1]
 
 
 def module_of(file: Path) -> str:
-    """`multipod.nn.batch_norm`, as one would import the file."""
+    """`multipod.nn.images.batch_norm`, as one would import the file."""
     parts = ["multipod", *file.relative_to(PACKAGE).with_suffix("").parts]
     return ".".join(parts).removesuffix(".__init__")
 

@@ -22,8 +22,8 @@ from multipod.errors import MetricError, MultipodError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics import auc, ranking
-from multipod.metrics.ranking import area, merged, packed
-from multipod.metrics.scores import buffered_auc, collected, recorded, score_buffer
+from multipod.metrics.ranking import area, merge_scores, pack_scores
+from multipod.metrics.scores import buffered_auc, local_scores, record_scores, score_buffer
 from multipod.step.gradients import over_data
 
 EXAMPLES = 150_000  # more than two pieces
@@ -104,8 +104,8 @@ def test_ranks_and_order_do_not_matter(scores, random, ranks):
     whole = auc(labels, scores)
     order = random.sample(range(len(scores)), len(scores))
     owner = np.array([random.randrange(ranks) for _ in scores])
-    parts = [packed(labels[order][owner == rank], scores[order][owner == rank]) for rank in range(ranks)]
-    assert area(merged([pickle.loads(pickle.dumps(part)) for part in parts])) == whole
+    parts = [pack_scores(labels[order][owner == rank], scores[order][owner == rank]) for rank in range(ranks)]
+    assert area(merge_scores([pickle.loads(pickle.dumps(part)) for part in parts])) == whole
     assert auc(~labels, -scores) == whole
     assert auc(~labels, scores) == pytest.approx(1 - whole, abs=1e-15)
 
@@ -152,9 +152,9 @@ def test_bytes_in_the_other_order_are_the_same_numbers():
 
 
 def test_scores_become_keys_of_their_own_size():
-    assert packed([0, 1], np.float32([1, 2])).keys.dtype == np.uint32
-    assert packed([0, 1], np.float64([1, 2])).keys.dtype == np.uint64
-    assert packed(np.zeros(9, bool), np.zeros(9, np.float16)).keys.nbytes == 36
+    assert pack_scores([0, 1], np.float32([1, 2])).keys.dtype == np.uint32
+    assert pack_scores([0, 1], np.float64([1, 2])).keys.dtype == np.uint64
+    assert pack_scores(np.zeros(9, bool), np.zeros(9, np.float16)).keys.nbytes == 36
 
 
 NAN = np.array([[0.5, 0.25, 0.75], [0.5, np.nan, np.nan]], np.float32)
@@ -192,11 +192,14 @@ def test_what_cannot_be_ranked_is_refused(case):
 
 def test_ranks_must_score_with_one_dtype():
     with pytest.raises(MetricError, match=re.escape("auc: rank 1 has float32 scores, rank 2 has float64 scores.")):
-        merged([packed([], []), packed([0], np.float32([1])), packed([1], np.float64([1]))])
-    assert area(merged([packed([], []), packed([0], np.float32([1])), packed([1], np.float32([2]))])) == 1.0
-    for nothing in ([], [packed([], [])] * 2):
+        merge_scores([pack_scores([], []), pack_scores([0], np.float32([1])), pack_scores([1], np.float64([1]))])
+    assert (
+        area(merge_scores([pack_scores([], []), pack_scores([0], np.float32([1])), pack_scores([1], np.float32([2]))]))
+        == 1.0
+    )
+    for nothing in ([], [pack_scores([], [])] * 2):
         with pytest.raises(MetricError, match="auc: there are no scores"):
-            area(merged(nothing))
+            area(merge_scores(nothing))
 
 
 def test_every_host_gets_the_area_of_all():
@@ -229,12 +232,12 @@ def test_devices_keep_their_scores_until_the_end():
     mesh = make_mesh(Layout((2, 4)))
     columns, row = PartitionSpec(None, DATA_AXES), PartitionSpec(DATA_AXES)
     specs = type(score_buffer(1, 1))(columns, columns, PartitionSpec())
-    record = jax.jit(over_data(recorded, mesh, (specs, row, row, row), specs))
+    record = jax.jit(over_data(record_scores, mesh, (specs, row, row, row), specs))
     buffer = jax.device_put(score_buffer(steps, rows), jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
     for step in range(steps):
         buffer = record(buffer, scores[step], labels[step], mask[step])
     assert buffer.scores.sharding.spec == columns
-    assert len(collected(buffer)) == mask.sum()
+    assert len(local_scores(buffer)) == mask.sum()
     assert buffered_auc(buffer) == auc(labels[mask], scores[mask])
     buffer = record(buffer, scores[0], labels[0], mask[0])
     with pytest.raises(MetricError, match="auc: 6 steps were recorded, and there is room for 5"):
@@ -242,7 +245,7 @@ def test_devices_keep_their_scores_until_the_end():
 
 
 def test_a_strange_label_on_a_device_is_no_label():
-    buffer = recorded(score_buffer(1, 3), jnp.array([0.1, 0.2, 0.3]), jnp.array([0, 1, 256]))
+    buffer = record_scores(score_buffer(1, 3), jnp.array([0.1, 0.2, 0.3]), jnp.array([0, 1, 256]))
     with pytest.raises(MetricError, match=re.escape("auc: labels[0, 2] is 2, not 0 or 1.")):
         buffered_auc(buffer)
     empty = score_buffer(3, 2)

@@ -43,7 +43,7 @@ class Store:
 
 @pytest.fixture
 def two(monkeypatch) -> list[Barriers]:
-    """The same barriers in two processes."""
+    """The barriers in two processes."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 0)
     monkeypatch.setattr(distributed.global_state, "client", Store())

@@ -19,8 +19,8 @@ from multipod.execute import sums
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.models.resnet import SmallResNet
-from multipod.nn.batch_norm import TileBatchNorm, tile_groups
-from multipod.nn.padding import masked
+from multipod.nn.images.batch_norm import TileBatchNorm, tile_groups
+from multipod.nn.padding import padding_mask
 from multipod.step.gradients import over_data
 
 pytestmark = pytest.mark.jax_version
@@ -44,7 +44,7 @@ def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None, **options):
     def local(x, weight, mask=None):
         def loss(x):
             norm = nnx.merge(graph, params, stats, copy=True)
-            with masked(mask):
+            with padding_mask(mask):
                 y = norm(x)
             return (weight * y**2).sum(), (y, norm.mean[...], norm.var[...])
 
@@ -59,7 +59,7 @@ def on_mesh(tile, weight, x=X, sizes=SIZES, mask=None, **options):
 
 
 def flax(x, weight):
-    """The same by Flax's batch norm on one device."""
+    """What Flax's batch norm makes of it on one device."""
     norm = nnx.BatchNorm(5, momentum=0.9, epsilon=1e-5, use_running_average=False, rngs=nnx.Rngs(0))
 
     @partial(nnx.grad, argnums=1, has_aux=True)
@@ -123,7 +123,7 @@ def test_padding_counts_nowhere_and_each_example_once(tile):
 def test_a_layer_that_hides_the_examples_from_batch_norm_is_refused():
     norm = TileBatchNorm(5, rngs=nnx.Rngs(0))
     with (
-        masked(jnp.ones(7, bool)),
+        padding_mask(jnp.ones(7, bool)),
         pytest.raises(LayoutError, match=r"x \(16, 3, 3, 5\): the first dim is not that of"),
     ):
         norm(jnp.asarray(X))

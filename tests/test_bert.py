@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from multipod.errors import MetricError, RecipeError
-from multipod.metrics.objective import TokenClassification, finished, masked_sums
+from multipod.metrics.objective import TokenClassification, masked_sums, report_of
 from multipod.metrics.pretraining import Pretraining
 from multipod.models.bert import Bert, bert_base, tiny_bert
 from multipod.nn.dims import dims_of
@@ -133,14 +133,14 @@ def test_the_objective_adds_both_tasks():
     first = (math.log(math.exp(5) + 3) - 5 + math.log(4)) / 2
     follows = math.log(1 + math.exp(-3))
     np.testing.assert_allclose(values["loss"], [first + follows, math.log(4) + follows + 3], rtol=1e-5)
-    reported = finished(objective, jax.device_get(masked_sums(values)))
+    reported = report_of(objective, jax.device_get(masked_sums(values)))
     # Of the tokens that count, the first is told; equal logits tell token 0, which is right in the second example.
     assert reported["accuracy"] == pytest.approx(2 / 3)
     assert reported["next_accuracy"] == 0.5
     assert reported["perplexity"] == pytest.approx(math.exp((2 * first + math.log(4)) / 3), rel=1e-5)
     nothing = jax.device_get(masked_sums(objective(logits, batch | {"weight": np.zeros((2, 3))})))
     with pytest.raises(MetricError, match="no token counts"):
-        finished(objective, nothing)
+        report_of(objective, nothing)
 
 
 def test_no_dtype_is_promoted_by_accident():

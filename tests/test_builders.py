@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.checks import check_whole
+from multipod.collectives.detour_rings import cycle, detour
 from multipod.collectives.double_tree import two_trees
-from multipod.collectives.holes import cycle, detour
 from multipod.collectives.schedule import Schedule
 from multipod.errors import ScheduleError, TopologyError
 from multipod.topology.routes import routes

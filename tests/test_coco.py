@@ -12,7 +12,7 @@ import pytest
 from fake_hosts import on_hosts
 
 from multipod.errors import MetricError
-from multipod.metrics.coco import NAMES, Detections, Judge, average_precision, detections, merged
+from multipod.metrics.coco import NAMES, Detections, Judge, average_precision, detections, merge_detections
 
 SIDE, IMAGES, CATEGORIES = 160, 12, (1, 3, 90)
 NOTHING = Detections(np.empty(0, int), np.empty((0, 4)), np.empty(0), np.empty(0, int))
@@ -138,7 +138,7 @@ def test_order_and_split_over_hosts_do_not_matter():
     found = Detections(found.image, found.box, distinct, found.category, found.mask)
     parts = [of_image(found, images) for images in ([1, 5, 9], [], [2, 3, 4, 6], [7, 8, 10, 11, 12])]
     for kind in ("box", "mask"):
-        assert average_precision(truth, merged(parts), kind) == average_precision(truth, found, kind)
+        assert average_precision(truth, merge_detections(parts), kind) == average_precision(truth, found, kind)
 
 
 def test_hosts_judge_in_turn_and_all_hear_of_it():
@@ -156,7 +156,7 @@ def test_hosts_judge_in_turn_and_all_hear_of_it():
     assert answers[0] == answers[1]
     judges, values, rest = answers[0]
     assert (judges, rest) == ([0, 1, 0], {})
-    whole = [merged([of_image(found, images) for images in half]) for found in evaluations]
+    whole = [merge_detections([of_image(found, images) for images in half]) for found in evaluations]
     assert values == {e: {"box": average_precision(truth, found)} for e, found in enumerate(whole)}
 
 
@@ -209,9 +209,9 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         with pytest.raises(MetricError, match=re.escape(text)):
             average_precision(*arguments)
     with pytest.raises(MetricError, match=re.escape("coco: image 1 has detections in part 0 and in part 2: it was")):
-        merged([found, NOTHING, found])
+        merge_detections([found, NOTHING, found])
     with pytest.raises(MetricError, match=re.escape("coco: part 1 has masks, part 0 none. Give masks for")):
-        merged([found, Detections(**{**ONE, "image": np.array([2])}, mask=({},))])
+        merge_detections([found, Detections(**{**ONE, "image": np.array([2])}, mask=({},))])
     monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
     with pytest.raises(MetricError, match=re.escape("pycocotools is not installed. pip install 'multipod[coco]'")):
         average_precision(truth, found)

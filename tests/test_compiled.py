@@ -126,7 +126,7 @@ ENTRY %main (p: f32[16]) -> f32[16] {
 
 @needs_libtpu
 def test_a_tpu_that_is_not_here(tmp_path):
-    """The same step on 4 x 4 chips of TPU v3, and again from the cache."""
+    """Compiles the step for 4 x 4 chips of TPU v3, and again from the cache."""
     runtime.absent_tpus()
     mesh = compiled.absent_mesh("v3:4x4", {"data": 8, "model": 4})
     assert [device.coords[:2] for device in mesh.devices[0]] == [[0, 0], [0, 0], [1, 0], [1, 0]]

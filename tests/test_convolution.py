@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from multipod.nn.convolution import convolution
+from multipod.nn.images.convolution import convolution
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 

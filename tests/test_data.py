@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches, evaluation_batches
-from multipod.data.digits import Digits, shifted
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.digits import Digits, shift_images
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
@@ -70,7 +70,7 @@ def test_the_digits_are_split_with_equal_shares_of_each_class():
 
 def test_a_shift_moves_pixels_and_brings_in_zeros():
     image = np.arange(1, 10, dtype=np.float32).reshape(1, 3, 3, 1)
-    moved = shifted(np.repeat(image, 3, axis=0), np.array([[1, 1], [0, 1], [2, 0]]), 1)[..., 0]
+    moved = shift_images(np.repeat(image, 3, axis=0), np.array([[1, 1], [0, 1], [2, 0]]), 1)[..., 0]
     np.testing.assert_array_equal(moved[0], image[0, ..., 0])
     np.testing.assert_array_equal(moved[1], [[0, 0, 0], [1, 2, 3], [4, 5, 6]])
     np.testing.assert_array_equal(moved[2], [[0, 4, 5], [0, 7, 8], [0, 0, 0]])

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from multipod.cli.data import data as command
-from multipod.cli.reading import as_options
 from multipod.data.batches import TrainBatches
 from multipod.data.clicks.prepare import Settings, prepare
 from multipod.data.clicks.synthetic import Synthetic, criteo_lines
@@ -24,7 +23,7 @@ from multipod.data.files.formats import FORMATS, open_records
 from multipod.data.images.files import ImageFiles
 from multipod.data.inspect import array_rows, contact_sheet
 from multipod.data.order import InBlocks, generator
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.data.tables import Tables
 from multipod.errors import DataError, MetricError, RunFolderError
 from multipod.layout.layout import Layout
@@ -41,6 +40,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
+from multipod.runs.request import reading_arguments
 from multipod.step.program import Program
 from multipod.train.context import RunContext
 from multipod.train.events import Ended, Skipped
@@ -159,12 +159,12 @@ def test_stragglers_on_the_command_line():
 
 
 def test_options_of_reading_come_back():
-    reading = Reading(3, 0, 2, 10**9, "a b", 60.0, "HWCN")
-    assert as_options(reading) == (
+    reading = InputOptions(3, 0, 2, 10**9, "a b", 60.0, "HWCN")
+    assert reading_arguments(reading) == (
         " --read-threads 3 --read-ahead 2 --read-limit 60.0 --image-order HWCN --decoded-cache 1000000000"
         " --decoded-cache-folder 'a b'"
     )
-    assert as_options(Reading()) == ""
+    assert reading_arguments(InputOptions()) == ""
 
 
 def test_a_run_goes_on_where_its_data_were_moved(tmp_path):
@@ -234,7 +234,7 @@ def small(folder, **how):
 def run(recipe, reading=None):
     events = []
     program = Program(recipe, make_mesh(recipe.layout))
-    state, _ = train(program, RunContext(observers=[events.append], reading=reading or Reading()))
+    state, _ = train(program, RunContext(observers=[events.append], reading=reading or InputOptions()))
     return state, events
 
 
@@ -247,7 +247,7 @@ def test_a_run_on_files_counts_what_it_left_out_and_is_the_same_with_other_reade
     assert ended.skipped == len(skipped) == 2  # by training and by evaluation
     for event in skipped:
         assert jsonl.decode(json.loads(jsonl.encode(event))) == event
-    other, _ = run(small(folder), Reading(threads=3, ahead=4))
+    other, _ = run(small(folder), InputOptions(threads=3, ahead=4))
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_array_equal(a, b)
 

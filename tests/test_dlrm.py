@@ -16,20 +16,11 @@ from multipod.experiments.tt_rec.checks import compression
 from multipod.experiments.tt_rec.run import hashed_to
 from multipod.layout.tables import WAYS, place_tables, sent_bytes
 from multipod.metrics.binary import BinaryClassification
-from multipod.metrics.objective import finished, masked_sums
-from multipod.models.dlrm import (
-    KAGGLE_ROWS,
-    MLPERF_ROWS,
-    TERABYTE_10M_ROWS,
-    Dlrm,
-    interacted,
-    kaggle,
-    masked_from_gathered,
-    mlperf,
-    terabyte,
-)
+from multipod.metrics.objective import masked_sums, report_of
+from multipod.models.dlrm import Dlrm, interact, masked_kernel_of
+from multipod.models.dlrm_published import KAGGLE_ROWS, MLPERF_ROWS, TERABYTE_10M_ROWS, kaggle, mlperf, terabyte
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
-from multipod.nn.tensor_train import materialized, tensor_train
+from multipod.nn.tables.tensor_train import materialize, tensor_train
 from multipod.optim.adagrad import Adagrad
 from multipod.optim.rates import Constant
 
@@ -62,7 +53,7 @@ def test_sizes_of_mlperfs_dlrm():
     assert model.layer_parameters == {"bottom": 171_392, "top": 2_197_505}
     assert mlperf(interaction="masked").layer_parameters["top"] == 2_584_577
     assert model.interactions == 351
-    assert model.table_parameters == 24_034_227_072
+    assert model.embeddings.parameters == 24_034_227_072
     shapes = jax.eval_shape(model.init, jax.random.key(0))[0]
     assert sum(math.prod(leaf.shape) for leaf in shapes.values()) == 24_034_227_072 + 171_392 + 2_197_505
 
@@ -88,14 +79,14 @@ def test_sizes_of_criteos_sets():
     ],
 )
 def test_compression_as_published(model, tables, ratio):
-    assert len(model.trains) == tables
-    assert model.compression == pytest.approx(ratio, rel=0.03)  # our factors pad less than theirs
+    assert len(model.embeddings.trains) == tables
+    assert model.embeddings.compression == pytest.approx(ratio, rel=0.03)  # our factors pad less than theirs
 
 
 @pytest.mark.parametrize("form", ["gather", "masked"])
 def test_interactions_are_the_pairs_below_the_diagonal(form):
     vectors = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
-    found = np.asarray(interacted(jnp.asarray(vectors), form))
+    found = np.asarray(interact(jnp.asarray(vectors), form))
     pairs = [(i, j) for i in range(4) for j in range(i)]
     for column, (i, j) in enumerate(pairs):
         place = column if form == "gather" else 4 * i + j
@@ -106,7 +97,7 @@ def test_interactions_are_the_pairs_below_the_diagonal(form):
 def test_both_interactions_give_equal_logits():
     masked = Dlrm(**{**SMALL.__dict__, "interaction": "masked"})
     params, batch = randomised(SMALL), examples(SMALL)
-    kernel = masked_from_gathered(params["top/0/kernel"], SMALL.features, len(SMALL.rows) + 1)
+    kernel = masked_kernel_of(params["top/0/kernel"], SMALL.features, len(SMALL.rows) + 1)
     assert kernel.shape == masked.layers["top/0"]
     theirs = logits(masked, params | {"top/0/kernel": kernel}, batch)
     np.testing.assert_allclose(logits(SMALL, params, batch), theirs, rtol=1e-4, atol=1e-5)
@@ -132,11 +123,11 @@ def test_the_whole_model_equals_pytorchs():
 
 def test_tensor_trains_and_several_ids_a_field():
     model = Dlrm(**{**SMALL.__dict__, "tt_rows": 50, "tt_rank": 3, "hots": (2, 1, 3, 2)})
-    assert sorted(model.trains) == [0, 2]
+    assert sorted(model.embeddings.trains) == [0, 2]
     params, batch = randomised(model), examples(model)
     tables = {}
-    for number, tt in model.trains.items():
-        tables[number] = materialized(tt, tuple(params.pop(f"tables/{number}/core{k}") for k in range(3)))
+    for number, tt in model.embeddings.trains.items():
+        tables[number] = materialize(tt, tuple(params.pop(f"tables/{number}/core{k}") for k in range(3)))
     small = params["tables/dense"]
     dense = Dlrm(**{**SMALL.__dict__, "hots": (2, 1, 3, 2)})
     theirs = params | {"tables/dense": jnp.concatenate([tables[0], small[:3], tables[2], small[3:]])}
@@ -147,7 +138,7 @@ def test_tensor_trains_and_several_ids_a_field():
 
 def test_hashed_tables_share_rows():
     model = Dlrm(**{**SMALL.__dict__, "hash_rows": 10})
-    assert model.dense_rows == {0: 10, 1: 3, 2: 10, 3: 7}
+    assert model.embeddings.dense_rows == {0: 10, 1: 3, 2: 10, 3: 7}
     params, batch = randomised(model), examples(model)
     other = batch | {"ids": batch["ids"].at[:, 2].set((batch["ids"][:, 2] + 10) % 400)}
     np.testing.assert_array_equal(logits(model, params, batch), logits(model, params, other))
@@ -171,7 +162,7 @@ def test_initial_values():
     assert params["bottom/0/kernel"].std() == pytest.approx((2 / (13 + 512)) ** 0.5, rel=0.05)
     assert params["bottom/1/bias"].std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
     cores = tuple(params[f"tables/0/core{k}"] for k in range(3))
-    assert np.asarray(materialized(model.trains[0], cores)).var() == pytest.approx(1 / 12_000, rel=0.15)
+    assert np.asarray(materialize(model.embeddings.trains[0], cores)).var() == pytest.approx(1 / 12_000, rel=0.15)
 
 
 def test_masked_first_layer_begins_with_the_fan_in_of_the_pairs():
@@ -202,7 +193,7 @@ def test_models_that_cannot_be(fields, said):
 
 def test_ids_of_another_number_of_fields():
     with pytest.raises(RecipeError, match=r"ids of shape \(2, 3\), and 4 fields take 4 a row"):
-        SMALL.embedded(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
+        SMALL.embeddings.embed(randomised(SMALL), jnp.zeros((2, 3), jnp.int32))
 
 
 def test_mlperfs_tables_lie_as_the_multipod_had_them():
@@ -247,12 +238,12 @@ def test_the_objective():
     assert np.isnan(values["loss"][3])
     assert values["accuracy"].tolist()[:3] == [True, True, True]
     sums = masked_sums(values, jnp.array([True, True, True, False]))
-    found = finished(objective, {name: float(total) for name, total in sums.items()} | {"auc": 0.75})
+    found = report_of(objective, {name: float(total) for name, total in sums.items()} | {"auc": 0.75})
     assert found["accuracy"] == 1.0
     assert (found["auc"], objective.reached(found), objective.reached({"auc": 0.81})) == (0.75, False, True)
     assert not BinaryClassification().reached({"auc": 0.99})
     with pytest.raises(MetricError):
-        finished(objective, {"count": 0, "loss": 0.0})
+        report_of(objective, {"count": 0, "loss": 0.0})
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad"])  # which has Adagrad for all but the table
@@ -290,4 +281,4 @@ def test_the_experiment_counts_as_published_and_hashes_to_equal_size():
     assert len(section.rows) == 4
     data = Synthetic(rows=(3000, 50, 7))
     hashed = hashed_to(data, 16 * 157)
-    assert hashed.table_parameters == 16 * (100 + 50 + 7)
+    assert hashed.embeddings.parameters == 16 * (100 + 50 + 7)

@@ -20,12 +20,12 @@ from multipod.layout.mesh import make_mesh
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
-from multipod.models.dlrm_tables import Tables, packed
-from multipod.nn import sharded_tables
-from multipod.nn.hot_rows import HotRows, moves
+from multipod.models.dlrm_tables import TablePlacement, pack_tables
 from multipod.nn.model import Moved
-from multipod.nn.sharded_tables import Fields
-from multipod.nn.tensor_train import LARGEST
+from multipod.nn.tables import sharded_tables
+from multipod.nn.tables.hot_rows import HotRows, moves
+from multipod.nn.tables.sharded_tables import TableFields
+from multipod.nn.tables.tensor_train import LARGEST
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
@@ -76,7 +76,7 @@ def alone() -> list[float]:
     ],
 )
 def test_losses_are_those_of_whole_tables(place, layout, share, alone):
-    model = replace(SMALL, tables=Tables(place, parts=4, small_bytes=2000))
+    model = replace(SMALL, tables=TablePlacement(place, parts=4, small_bytes=2000))
     losses, state, program = run(model, layout)
     np.testing.assert_allclose(losses, alone, rtol=2e-5)
     split = {name: leaf for name, leaf in state.params.items() if name in model.dims()}
@@ -94,10 +94,10 @@ def test_losses_are_those_of_whole_tables(place, layout, share, alone):
 
 @pytest.mark.parametrize("place", ["table", "auto"])
 def test_a_row_begins_the_same_wherever_it_lies(place):
-    tables = Tables(place, parts=4, small_bytes=2000)
+    tables = TablePlacement(place, parts=4, small_bytes=2000)
     whole, split = (jit(model.init)(jax.random.key(0))[0] for model in (SMALL, replace(SMALL, tables=tables)))
     first = dict(zip(range(3), np.cumsum([0, 120, 30]), strict=True))
-    arrays = packed(dict(enumerate(DATA.rows)), 8, tables)
+    arrays = pack_tables(dict(enumerate(DATA.rows)), 8, tables)
     assert sorted(n for array in arrays.values() for n in array.numbers) == [0, 1, 2]
     for name, array in arrays.items():
         used = np.zeros(array.rows, bool)
@@ -108,19 +108,19 @@ def test_a_row_begins_the_same_wherever_it_lies(place):
         assert not np.asarray(split[name])[~used].any()
 
 
-@pytest.mark.parametrize("way", ["by_rows", "by_tables", "by_columns"])
+@pytest.mark.parametrize("way", ["look_up_by_rows", "look_up_by_tables", "look_up_by_columns"])
 def test_split_lookups_give_the_vectors_and_gradients_of_the_whole_array(way):
     """Several ids a field, and a place that is none."""
     rng = np.random.default_rng(0)
     array = rng.normal(size=(32, 8)).astype(np.float32)
-    fields = Fields((2, 1, 3), homes=(0, 2, 3), parts=4)
+    fields = TableFields((2, 1, 3), homes=(0, 2, 3), parts=4)
     places = np.concatenate(
         [8 * home + rng.integers(0, 8, (16, n)) for home, n in zip(fields.homes, fields.hots, strict=True)], 1
     ).astype(np.int32)
     places[5, 2] = -1
     cotangent = rng.normal(size=(16, 3, 8)).astype(np.float32)
     mesh, split = Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec("x")
-    cut = PartitionSpec(None, "x") if way == "by_columns" else split
+    cut = PartitionSpec(None, "x") if way == "look_up_by_columns" else split
 
     def each(own, places, cotangent):
         def total(own):
@@ -137,7 +137,7 @@ def test_split_lookups_give_the_vectors_and_gradients_of_the_whole_array(way):
     np.testing.assert_allclose(vectors, expected, rtol=1e-5)
     assert np.isnan(vectors[5, 1]).all()
     np.testing.assert_allclose(
-        vectors, sharded_tables.whole(jnp.asarray(array), jnp.asarray(places), fields), rtol=1e-5
+        vectors, sharded_tables.look_up_whole(jnp.asarray(array), jnp.asarray(places), fields), rtol=1e-5
     )
     summed = np.zeros_like(array)
     column = np.repeat(np.arange(3), fields.hots)
@@ -150,7 +150,7 @@ def test_split_lookups_give_the_vectors_and_gradients_of_the_whole_array(way):
 def test_cached_rows_are_the_same_on_any_mesh_and_a_checkpoint_goes_on_on_another(tmp_path):
     """Both kinds at once: dense tables that are split, and a tensor train with a cache that is refreshed."""
     cache = Hot(0.05, warmup=2, every=2, policy="discard")  # to write back is tested with `hot_rows`: it compiles long
-    model = replace(SMALL, tt_rows=100, tt_rank=3, tt_cores=2, hot=cache, tables=Tables("row", parts=4))
+    model = replace(SMALL, tt_rows=100, tt_rank=3, tt_cores=2, hot=cache, tables=TablePlacement("row", parts=4))
     losses, alone, _ = run(model, Layout((1, 1)))
     begun, state, _ = run(model, Layout((1, 1), expert=2), last=3)
     store = Checkpoints(tmp_path / "checkpoints", 1)
@@ -178,13 +178,13 @@ def test_optimizer_state_follows_rows_and_begins_anew_for_those_that_enter():
     state = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape) + 1, state)
 
     class Model:
-        def rearranges(self):
+        def rearranged_params(self):
             return ("hot",)
 
         def is_due(self, update):
             return update == 4
 
-        def rearranged(self, params, statistics):
+        def rearrange(self, params, statistics):
             assert list(params) == ["hot"]
             moved = Moved(jnp.array([2, 0, 0]), jnp.array([True, False, True]))
             return {"hot": params["hot"] + 10}, statistics + 1, {"hot": moved}
@@ -229,17 +229,17 @@ def test_a_run_tells_of_its_cache():
     [
         (SMALL, Layout((1, 1), expert=4), r"layout.expert=4 splits nothing of this model"),
         (
-            replace(SMALL, tables=Tables("row", parts=4)),
+            replace(SMALL, tables=TablePlacement("row", parts=4)),
             Layout((1, 1), expert=8),
             r"tables/rows \[156, 8\]: table_rows of 156 does not divide over expert=8",
         ),
         (
-            replace(SMALL, features=6, tables=Tables("column")),
+            replace(SMALL, features=6, tables=TablePlacement("column")),
             Layout((1, 1), expert=4),
             r"tables/columns \[155, 6\]: table_columns of 6 does not divide over expert=4. Pad it by 2 to 8",
         ),
         (
-            replace(SMALL, tables=Tables("table", parts=6)),
+            replace(SMALL, tables=TablePlacement("table", parts=6)),
             Layout((1, 1), expert=4),
             r"whole tables in 6 parts do not divide over expert=4 devices. Take expert=1 or 2 or 3 or 6",
         ),
@@ -253,7 +253,7 @@ def test_places_that_do_not_fit_the_devices(model, layout, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tables": Tables(parts=0, small_bytes=-1)}, r"tables.parts=0 \(at least 1\), tables.small_bytes=-1"),
+        ({"tables": TablePlacement(parts=0, small_bytes=-1)}, r"tables.parts=0 \(at least 1\), tables.small_bytes=-1"),
         ({"tt_rows": 9, "hot": Hot(1.5, warmup=0)}, r"hot.warmup=0 \(at least 1\), hot.share=1.5 \(0 to 1\)"),
         ({"hot": Hot(0.1)}, r"hot.share=0.1 with tt_rows=0 \(rows are cached of tensor trains\)"),
     ],
@@ -264,6 +264,6 @@ def test_models_that_cannot_be(fields, said):
 
 
 def test_updates_of_touched_rows_refuse_tables_that_are_to_be_split():
-    model = replace(SMALL, tables=Tables("row"))
+    model = replace(SMALL, tables=TablePlacement("row"))
     with pytest.raises(RecipeError, match=r"tables.place=row keeps tables for the trainer to split"):
         sparse_update(model, sparse_state({}, "sgd"), {"ids": jnp.zeros((2, 3), jnp.int32)}, "sgd", 0.1)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from processes import clean_environment
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import ADASUM, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADASUM, COPY, Schedule, even_bounds, make_step
 from multipod.errors import MultipodError, ScheduleError
 from multipod.execute.engines import jax as engine
 from multipod.execute.engines import numpy as reference
@@ -46,7 +46,7 @@ FAN = Schedule(
     "fans",
     LINE,
     4,
-    even(4),
+    even_bounds(4),
     # Chip 1 passes on what it overwrites in the same step, to two chips: no order of these messages is right.
     [
         make_step([0, 1, 1], [1, 2, 3], 0, 2, COPY),
@@ -143,7 +143,7 @@ def test_a_step_that_reads_what_it_overwrites_is_not_cut():
     swap = make_step([0, 1], [1, 0], 0, op=COPY)  # each part of a swap is a swap
     shift = make_step([0, 1], [1, 0], [0, 1], [2, 3], COPY)  # chip 1 passes on what the first part gives it
     for step, steps in ((swap, 2), (shift, 1)):
-        schedule = Schedule("all-reduce", "cut", Topology((2,)), 3, even(3), [step])
+        schedule = Schedule("all-reduce", "cut", Topology((2,)), 3, even_bounds(3), [step])
         assert len(build_rounds(schedule, 12, share=False, most=3).tables) == steps
 
 
@@ -322,7 +322,7 @@ def test_what_does_not_fit_is_refused():
     assert "a vector of shape (2, 4) is not flat" in refused(
         lambda axes, v: engine.all_reduce(ring, v.reshape(2, 4), axes)
     )
-    adasum = Schedule("all-reduce", "adasum", LINE, 1, even(1), [make_step(0, 1, 0, op=ADASUM)])
+    adasum = Schedule("all-reduce", "adasum", LINE, 1, even_bounds(1), [make_step(0, 1, 0, op=ADASUM)])
     assert "combines by Adasum" in refused(lambda axes, v: engine.all_reduce(adasum, v, axes))
     with pytest.raises(ScheduleError, match=r"2,147,483,648 elements has places beyond 2\^31 - 1"):
         build_rounds(ring, 2**31, share=False)

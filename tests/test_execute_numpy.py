@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, even_bounds, make_step
 from multipod.errors import ScheduleError, TopologyError
 from multipod.execute.engines import numpy as reference
 from multipod.topology.topology import Topology
@@ -108,15 +108,15 @@ def test_floats_are_summed_in_the_order_of_the_schedule():
     down = [make_step(0, 1, 0), make_step(1, 2, 0), make_step(2, [0, 1], 0, None, COPY)]
     up = [make_step(2, 1, 0), make_step(1, 0, 0), make_step(0, [1, 2], 0, None, COPY)]
     for steps, total in ((down, 2.0**53), (up, 2.0**53 + 2)):
-        results = reference.run(Schedule("all-reduce", "hand", LINE, 1, even(1), steps), vectors)
+        results = reference.run(Schedule("all-reduce", "hand", LINE, 1, even_bounds(1), steps), vectors)
         assert [result.item() for result in results.values()] == [total] * 3
 
 
 def test_a_step_reads_what_was_there_before():
-    chain = Schedule("broadcast", "hand", LINE, 1, even(1), [make_step([0, 1], [1, 2], 0, None, COPY)])
+    chain = Schedule("broadcast", "hand", LINE, 1, even_bounds(1), [make_step([0, 1], [1, 2], 0, None, COPY)])
     results = reference.run(chain, {chip: np.array([chip]) for chip in range(3)})
     assert [result.item() for result in results.values()] == [0, 0, 1]
-    swap = Schedule("all-reduce", "hand", Topology((2,)), 1, even(1), [make_step([0, 1], [1, 0], 0, None, ADD)])
+    swap = Schedule("all-reduce", "hand", Topology((2,)), 1, even_bounds(1), [make_step([0, 1], [1, 0], 0, None, ADD)])
     assert [v.item() for v in reference.run(swap, {0: np.array([1]), 1: np.array([10])}).values()] == [11, 11]
 
 
@@ -186,13 +186,13 @@ def test_the_vector_of_a_failed_chip_is_refused():
 
 
 def test_adasum_is_refused():
-    schedule = Schedule("all-reduce", "hand", Topology((2,)), 1, even(1), [make_step(0, 1, 0, None, ADASUM)])
+    schedule = Schedule("all-reduce", "hand", Topology((2,)), 1, even_bounds(1), [make_step(0, 1, 0, None, ADASUM)])
     with pytest.raises(ScheduleError, match="step 0 combines by adasum, which needs to know the layers of the vector"):
         reference.run(schedule, {0: np.ones(1), 1: np.ones(1)})
 
 
 def test_pieces_of_vectors_beyond_two_to_the_31_elements_lie_where_they_should():
-    schedule = Schedule("broadcast", "hand", Topology((2,)), 3, even(3), [])
+    schedule = Schedule("broadcast", "hand", Topology((2,)), 3, even_bounds(3), [])
     assert schedule.elements(2**40).tolist() == [0, 2**40 // 3, 2**41 // 3, 2**40]
     fine = Schedule("broadcast", "hand", Topology((2,)), 2**61, np.array([0, 2**60, 2**61]), [])
     assert fine.elements(2**40).tolist() == [0, 2**39, 2**40]

@@ -18,7 +18,7 @@ from multipod.errors import LayoutError, ScheduleError, TopologyError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
 from multipod.models.resnet import SmallResNet
-from multipod.nn.padding import example_mask, masked
+from multipod.nn.padding import example_mask, padding_mask
 from multipod.recipes.digits import digits
 from multipod.runs.request import TrainRequest, relocation_arguments
 from multipod.step.gradients import over_data, vector_sum
@@ -103,9 +103,9 @@ def test_a_batch_that_divides_is_not_padded():
 
 def test_no_row_is_padding_outside_the_mask():
     mask = np.array([True, False])
-    with masked(mask):
+    with padding_mask(mask):
         assert example_mask() is mask
-        with masked(None):
+        with padding_mask(None):
             assert example_mask() is None
     assert example_mask() is None
 

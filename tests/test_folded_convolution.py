@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from multipod.models.resnet import ResNet
-from multipod.nn.conv_norm import ConvNorm
-from multipod.nn.convolution import folded_convolution
+from multipod.nn.images.conv_norm import ConvNorm
+from multipod.nn.images.convolution import convolution_with_folded_stride
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
@@ -31,7 +31,9 @@ def test_a_folded_convolution_is_the_convolution(blocks, size, step, padding):
     kernel = np.random.default_rng(step).standard_normal((size, size, 3, 4), np.float32)
     pads = (padding, padding[::-1])
     expected = lax.conv_general_dilated(image, kernel, (step, step), pads, dimension_numbers=NUMBERS)
-    found = folded_convolution(jnp.asarray(image), jnp.asarray(kernel), (step, step), pads, dimension_numbers=NUMBERS)
+    found = convolution_with_folded_stride(
+        jnp.asarray(image), jnp.asarray(kernel), (step, step), pads, dimension_numbers=NUMBERS
+    )
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
 
 

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 from optimizers import make_optimizer
 
 from multipod.errors import DataError, RecipeError
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
-from multipod.nn.tensor_train import LARGEST, looked_up, materialized, tensor_train
-from multipod.nn.tensor_train_bag import bag
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cache, refresh
+from multipod.nn.tables.tensor_train import LARGEST, look_up, materialize, tensor_train
+from multipod.nn.tables.tensor_train_bag import bag
 from multipod.optim.rates import Constant
 from multipod.optim.sparse import adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.step.state import State
@@ -25,8 +25,8 @@ from multipod.train.checkpoint import Checkpoints
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 TT = tensor_train(120, 8, 4)
-count = jit(counted)
-refresh = jit(partial(refreshed, TT), static_argnames=("policy", "steps", "fade"))
+count = jit(count_ids)
+refresh = jit(partial(refresh, TT), static_argnames=("policy", "steps", "fade"))
 
 
 def drawn(seed: int = 3) -> tuple[jax.Array, ...]:
@@ -40,14 +40,14 @@ def one_bag(ids) -> tuple[np.ndarray, np.ndarray]:
 
 def warmed(ids=(5, 5, 5, 9, 9, 2, 2, 2, 2, 70), size: int = 3):
     """A cache that holds the ids 2, 5 and 9."""
-    rows, hot = empty(TT, size)
+    rows, hot = empty_cache(TT, size)
     return refresh(drawn(), rows, count(hot, *one_bag(ids)))
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), min_size=12, max_size=12), min_size=1, max_size=8))
 def test_counts_are_never_above_and_hardly_below_the_truth(batches):
-    _, hot = empty(TT, 2, 6)
+    _, hot = empty_cache(TT, 2, 6)
     for batch in batches:
         hot = count(hot, *one_bag(batch))
     truth = Counter(itertools.chain.from_iterable(batches))
@@ -58,7 +58,7 @@ def test_counts_are_never_above_and_hardly_below_the_truth(batches):
 
 
 def test_padding_is_not_counted():
-    _, hot = empty(TT, 2)
+    _, hot = empty_cache(TT, 2)
     hot = count(hot, np.array([4, 4, 9, 9, 9], np.int32), np.array([0, 1, 3], np.int32))
     assert dict(zip(hot.candidates.tolist(), hot.counts.tolist(), strict=True)) == {4: 2, 9: 1, LARGEST: 0}
     assert int(hot.seen) == 3
@@ -67,7 +67,7 @@ def test_padding_is_not_counted():
 def test_the_most_frequent_enter_with_the_values_of_the_cores():
     cores, rows, hot, report = warmed()
     assert hot.ids.tolist() == [2, 5, 9]
-    np.testing.assert_allclose(rows, looked_up(TT, cores, hot.ids), rtol=1e-6)
+    np.testing.assert_allclose(rows, look_up(TT, cores, hot.ids), rtol=1e-6)
     assert (int(report.entered), int(report.left), float(report.lost)) == (3, 0, 0.0)
     assert float(count(hot, *one_bag([2, 5, 9, 70])).hits) == 3
 
@@ -80,7 +80,7 @@ def test_lookups_are_those_of_a_table_with_these_rows(mode):
     ids = rng.choice([2, 5, 9, 70, 71, 119], 30).astype(np.int32)
     offsets = np.array([0, 4, 4, 20, 26], np.int32)
     weights = jnp.asarray(rng.uniform(1, 2, 30), jnp.float32)
-    table = np.array(materialized(TT, cores))
+    table = np.array(materialize(TT, cores))
     table[np.asarray(hot.ids)] = rows
     found = jit(
         lambda: bag_with_hot_rows(TT, cores, rows, hot, jnp.asarray(ids), jnp.asarray(offsets), weights, mode)
@@ -128,7 +128,7 @@ def test_discard_forgets_what_left_and_says_how_much():
     same, new, _, report = refresh(cores, rows + 0.5, hot, policy="discard")
     assert jax.tree.all(jax.tree.map(np.array_equal, same, cores))
     assert float(report.learnt) == float(report.lost) == pytest.approx(0.5 * 8**0.5, rel=1e-4)
-    np.testing.assert_allclose(new[2], looked_up(TT, cores, np.array([70]))[0], rtol=1e-6)
+    np.testing.assert_allclose(new[2], look_up(TT, cores, np.array([70]))[0], rtol=1e-6)
 
 
 def test_write_back_teaches_the_cores_what_left():
@@ -138,22 +138,24 @@ def test_write_back_teaches_the_cores_what_left():
     taught, new, _, report = refresh(cores, trained, hot)
     assert float(report.learnt) == pytest.approx(0.5 * 8**0.5, rel=1e-4)
     assert float(report.lost) < 0.02 * float(report.learnt)
-    np.testing.assert_allclose(looked_up(TT, taught, np.array([9]))[0], trained[2], atol=0.02)
-    np.testing.assert_allclose(new[2], looked_up(TT, taught, np.array([70]))[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(look_up(TT, taught, np.array([9]))[0], trained[2], atol=0.02)
+    np.testing.assert_allclose(new[2], look_up(TT, taught, np.array([70]))[0], rtol=1e-5, atol=1e-6)
 
 
 def test_counts_fade():
-    *_, hot, _ = refresh(drawn(), empty(TT, 2)[0], count(empty(TT, 2)[1], *one_bag([1] * 8 + [2] * 3)), fade=0.5)
+    *_, hot, _ = refresh(
+        drawn(), empty_cache(TT, 2)[0], count(empty_cache(TT, 2)[1], *one_bag([1] * 8 + [2] * 3)), fade=0.5
+    )
     assert sorted(hot.counts.tolist())[-2:] == [1, 4]
 
 
 def test_devices_of_a_mesh_count_together():
-    _, hot = empty(TT, 3)
+    _, hot = empty_cache(TT, 3)
     ids = np.random.default_rng(0).integers(0, 40, (8, 5)).astype(np.int32)
     offsets = np.tile(np.array([0, 5], np.int32), (8, 1))
     mesh, split, whole = Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"), PartitionSpec()
     together = jax.shard_map(
-        lambda hot, i, o: counted(hot, i[0], o[0], "x"), mesh=mesh, in_specs=(whole, split, split), out_specs=whole,
+        lambda hot, i, o: count_ids(hot, i[0], o[0], "x"), mesh=mesh, in_specs=(whole, split, split), out_specs=whole,
         check_vma=False,
     )  # fmt: skip
     alone = count(hot, *one_bag(ids.ravel()))
@@ -183,7 +185,7 @@ def test_a_checkpoint_holds_the_cache(tmp_path):
 @pytest.mark.parametrize("sizes", [(0, 0), (5, 3), (500, 600)])
 def test_sizes_that_cannot_be(sizes):
     with pytest.raises(RecipeError, match=r"hot rows: size=\d+ with counters=\d+ for a table of 120 rows"):
-        empty(TT, *sizes)
+        empty_cache(TT, *sizes)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -219,7 +221,7 @@ def test_ids_outside_a_table_move_nothing():
 
 
 def test_a_table_far_larger_than_the_batch_learns_under_each_way_of_looking_up():
-    rows, hot = empty(TT, 3)
+    rows, hot = empty_cache(TT, 3)
     ids, offsets = map(jnp.asarray, one_bag([1, 2, 3]))
     cores = drawn()
     np.testing.assert_allclose(

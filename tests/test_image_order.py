@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
@@ -46,7 +46,7 @@ def trained(order):
         layout=Layout((1, 2)), evaluation_batch=8,
     )  # fmt: skip
     program = Program(recipe, make_mesh(recipe.layout))
-    return program, train(program, RunContext(reading=Reading(image_order=order)))[0]
+    return program, train(program, RunContext(reading=InputOptions(image_order=order)))[0]
 
 
 def test_the_order_of_images_in_memory_changes_nothing_that_is_learnt():

@@ -10,10 +10,10 @@ from multipod.data.files.disk import Damaged
 from multipod.data.images import jpeg
 from multipod.data.images.augment import IMAGENET, RANDOM_OPS, AutoAugment, RandAugment, operate
 from multipod.data.images.cache import DiskCache, MemoryCache
-from multipod.data.images.crop import DRAWS, RandomCrop, middle
+from multipod.data.images.crop import DRAWS, RandomCrop, middle_square
 from multipod.data.images.decode import decode
 from multipod.data.images.files import ImageFiles
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import DataError
 
 WITHOUT = pytest.mark.skipif(jpeg.library() is None, reason="jpeg.c could not be compiled here")
@@ -164,11 +164,11 @@ def test_damaged_files_are_replaced_in_training_masked_in_evaluation_and_named(f
     train, test = files(folder).train(), files(folder).test()
     batch = TrainBatches(train, 12, 0, np.arange(12))[0]
     assert set(batch) == {"image", "label"}
-    assert {one.number for one in train.ledger.news()} == {2, 3, 9}
-    assert train.ledger.news() == []
+    assert {one.number for one in train.statistics.news()} == {2, 3, 9}
+    assert train.statistics.news() == []
     [evaluated] = evaluation_batches(test, 16, np.arange(16))
     assert list(np.flatnonzero(~evaluated["mask"])) == [2, 3, 9, 12, 13, 14, 15]
-    skipped = test.ledger.skipped[2]
+    skipped = test.statistics.skipped[2]
     assert (skipped.name, skipped.reason) == (str(folder / "cat/0004.jpg"), "it has no bytes")
 
 
@@ -176,7 +176,7 @@ def test_evaluation_in_many_parts_is_that_of_one(folder, monkeypatch):
     source = files(folder).test()
     [whole] = evaluation_batches(source, 12, np.arange(12))
     monkeypatch.setattr("multipod.data.batches.PART", 2)
-    [parts] = evaluation_batches(source, 12, np.arange(12), Reading(threads=3))
+    [parts] = evaluation_batches(source, 12, np.arange(12), InputOptions(threads=3))
     for name, array in whole.items():
         np.testing.assert_array_equal(parts[name], array)
         assert len(array) == 12
@@ -191,13 +191,13 @@ def test_parts_of_large_batches_are_written_where_they_stay(folder, monkeypatch)
         [],
     )
     monkeypatch.setattr(np, "concatenate", lambda parts, *more: joined.append(np.ndim(parts[0])) or join(parts, *more))
-    feed = batches.start(0, Reading())
+    feed = batches.start(0, InputOptions())
     feed.tuner.window, feed.tuner.cores = 2, 4
     for k in range(8):
         batch = next(feed)
         for name, array in batches[k].items():
             np.testing.assert_array_equal(batch[name], array)
-        feed.tell(0.5 / (k + 1), 1.0)
+        feed.adapt(0.5 / (k + 1), 1.0)
     assert feed.tuner.threads > 1
     assert joined.count(4) <= 3  # the first, and what was begun before it was there
     feed.close()
@@ -274,7 +274,7 @@ def test_random_crops_are_as_published():
     assert abs(np.mean(flips) - 0.5) < 0.03
     assert np.median(np.log(ratio)) == pytest.approx(0, abs=0.08)  # wide ones fit more often
     assert crop.views(draws)[0](400, 4)[0] == (197, 0, 5, 4)  # no try fits: the largest middle box of a ratio that does
-    assert middle(500, 375, 0.8) == (100, 37.5, 300, 300)
+    assert middle_square(500, 375, 0.8) == (100, 37.5, 300, 300)
     with pytest.raises(DataError, match=r"area=\(0, 2\).*; ratio=\(2, 1\).*; flip=3"):
         RandomCrop((0, 2), (2, 1), 3)
 

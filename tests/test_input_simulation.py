@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import DataError
-from multipod.simulate.input import HeavyTail, predicted_loss, simulate_input
+from multipod.simulate.input import HeavyTail, expected_loss, simulate_input
 
 
 def test_even_costs_have_closed_forms():
@@ -57,7 +57,7 @@ def test_more_of_anything_never_waits_longer(hosts, parts, threads, ahead, seed)
 
 def test_more_hosts_lose_more_and_a_decoded_cache_loses_little():
     def loss(hosts, cost):
-        return predicted_loss(cost, hosts, 32, device_s=0.06, threads=2, updates=30).lost_share
+        return expected_loss(cost, hosts, 32, device_s=0.06, threads=2, updates=30).lost_share
 
     decoded = HeavyTail(3e-4, 0.2, 0.0)
     lost = [loss(hosts, HeavyTail()) for hosts in (4, 32, 128)]
@@ -97,7 +97,7 @@ def test_the_model_follows_real_readers_with_one_slow_host():
         batches = TrainBatches(source, 1, 0, np.arange(1))
         places = [int(batches.numbers(k)[0]) for k in range(updates)]
         source.costs[places] = part_s[host, :, 0]
-        feed = batches.start(0, Reading(threads=1, ahead=2))
+        feed = batches.start(0, InputOptions(threads=1, ahead=2))
         next(feed)
         for update in range(updates):
             room.wait()

@@ -15,7 +15,7 @@ from multipod.errors import LayoutError
 from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.nn.laid import laid, laying
+from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.step.program import Program
@@ -127,7 +127,7 @@ def test_beam_search_under_the_same_plan():
     batch = {"source": recipe.data.test().read(np.arange(4))["source"]}
 
     def search(params):
-        with laying(program.mesh, program.splits):
+        with logical_axis_rules(program.mesh, program.splits):
             return recipe.model.translate(params, batch, start=0, end=1, length=6)
 
     found = jax.jit(search)(state.params)
@@ -158,17 +158,17 @@ def test_a_convolution_that_ends_with_fewer_rows_than_devices_has_the_gradient_o
     weights = rng.normal(size=(2, -(-rows // stride), -(-4 // stride), 4)).astype(np.float32)
 
     def loss(x, kernel):
-        x = laid(x, "height", None, None)
+        x = with_logical_constraint(x, "height", None, None)
         dims = ("NHWC", "HWIO", "NHWC")
         y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=dims)
-        return (jax.numpy.tanh(laid(y, "height", None, None)) * weights).sum()
+        return (jax.numpy.tanh(with_logical_constraint(y, "height", None, None)) * weights).sum()
 
     def gradients():
         return jax.jit(jax.value_and_grad(lambda x, k: loss(x, k), (0, 1)))(x, kernel)
 
     whole = gradients()
     mesh = jax.make_mesh((8,), ("spatial",), axis_types=(AxisType.Auto,))
-    with laying(mesh, {"height": ("spatial",)}):
+    with logical_axis_rules(mesh, {"height": ("spatial",)}):
         split = gradients()
     for one, other in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

@@ -23,7 +23,7 @@ from multipod.execute.sums import ordered
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_spec, data_devices, make_mesh
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import Classification, TokenClassification, among_top, finished, masked_sums, means
+from multipod.metrics.objective import Classification, TokenClassification, among_top, masked_sums, means, report_of
 from multipod.recipe.text import to_text
 from multipod.step.gradients import over_data
 from multipod.step.program import Program
@@ -107,7 +107,7 @@ def test_tokens_are_averaged_over_tokens(real):
     mask = np.arange(16) < real
     batch = {name: TOKENS[name] for name in ("label", "weight")}
     objective = TokenClassification()
-    values = finished(objective, over_mesh(objective, TOKENS["logits"], batch, mask))
+    values = report_of(objective, over_mesh(objective, TOKENS["logits"], batch, mask))
     right = TOKENS["logits"].argmax(-1) == TOKENS["label"]
     nats = -np.take_along_axis(log_softmax(TOKENS["logits"].astype(float), -1), TOKENS["label"][..., None], -1)[..., 0]
     counts = TOKENS["weight"] & mask[:, None]
@@ -117,14 +117,14 @@ def test_tokens_are_averaged_over_tokens(real):
     own = [nats[i][counts[i]].mean() if counts[i].any() else 0 for i in range(real)]
     assert values["loss"] == pytest.approx(np.mean(own), rel=1e-6)
     same = replace(objective, tokens_per_example=2.0)
-    loss = finished(same, over_mesh(same, TOKENS["logits"], batch, mask))["loss"]
+    loss = report_of(same, over_mesh(same, TOKENS["logits"], batch, mask))["loss"]
     assert loss == pytest.approx(nats[counts].sum() / 2 / real, rel=1e-6)
 
 
 def test_even_odds_have_the_perplexity_of_the_vocabulary():
     objective = TokenClassification(weight="")
     sums = masked_sums(objective(jnp.zeros((3, 4, 30)), {"label": jnp.zeros((3, 4), int)}))
-    values = finished(objective, sums)
+    values = report_of(objective, sums)
     assert sums["tokens"] == 12
     assert values["perplexity"] == pytest.approx(30, rel=1e-6)
     assert values["loss"] == pytest.approx(math.log(30), rel=1e-6)
@@ -148,11 +148,11 @@ def test_nothing_counted_is_refused():
     none = jnp.zeros(96, bool)
     sums = masked_sums(Classification()(jnp.asarray(LOGITS), {"label": jnp.asarray(LABELS)}), none)
     with pytest.raises(MetricError, match="evaluation: no example was counted: the evaluation set is empty, or all"):
-        finished(Classification(), sums)
+        report_of(Classification(), sums)
     sums = {"loss": 0.0, "nats": 0.0, "right": 0, "tokens": 0, "count": 1200}
     text = "evaluation: of 1,200 examples no token counts: batch['weight'] is zero everywhere."
     with pytest.raises(MetricError, match=re.escape(text)):
-        finished(TokenClassification(), sums)
+        report_of(TokenClassification(), sums)
 
 
 def test_a_recipe_reports_the_first_five():
@@ -165,7 +165,7 @@ def test_a_recipe_reports_the_first_five():
     right = top_k_accuracy_score(batch["label"], outputs, k=5, normalize=False, labels=np.arange(10))
     assert sums["top_5_accuracy"] == right
     assert sums["count"] == len(test)
-    assert finished(recipe.objective, sums)["top_5_accuracy"] == right / len(test)
+    assert report_of(recipe.objective, sums)["top_5_accuracy"] == right / len(test)
     assert tomllib.loads(to_text(recipe))["objective"]["top"] == [5]
 
 

@@ -178,7 +178,7 @@ def variable(tensor: Tensor, *, once: bool, name: str = "counter") -> bytes:
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("tensor", [Tensor([3]), Tensor([3], "int8", [0.5], 2)], ids=["float32", "int8"])
 def test_variables_with_names(tensor, once):
-    """As TFLM runs them; a reset also forgets that CALL_ONCE has run, which TFLM's does not."""
+    """Runs them as TFLM does; a reset also forgets that CALL_ONCE has run, which TFLM's does not."""
     runtime = pytest.importorskip("tflite_micro").runtime
     model = variable(tensor, once=once)
     theirs, ours = runtime.Interpreter.from_bytes(model, arena_size=1 << 16), Interpreter(model)

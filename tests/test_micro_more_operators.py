@@ -234,7 +234,7 @@ def test_equal_to_tflm(family, capfd):
 
 
 def test_space_to_batch_fills_with_the_zero_point():
-    """As TFLite does; TFLM's kernel fills with a number that it has not set."""
+    """TFLite does so too; TFLM's kernel fills with a number that it has not set."""
     tensors = [quantised([1, 2, 3, 1]), whole(1, 2), table([[0, 0], [1, 0]]), quantised([2, 2, 2, 1])]
     x = np.arange(6, dtype=np.int8).reshape(1, 2, 3, 1)
     (output,) = Interpreter(operator("SPACE_TO_BATCH_ND", tensors, [0])).run(x)

@@ -18,9 +18,9 @@ from multipod.errors import RecipeError
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.models.efficientnet import SCALINGS, EfficientNet, efficientnet, round_features, round_repeats
 from multipod.models.resnet import BLOCKS, ResNet
-from multipod.nn.batch_norm import TileBatchNorm
-from multipod.nn.depthwise import DIMENSIONS, depthwise_convolution
-from multipod.nn.squeeze_excite import SqueezeExcite
+from multipod.nn.images.batch_norm import TileBatchNorm
+from multipod.nn.images.depthwise import DIMENSIONS, depthwise_convolution
+from multipod.nn.images.squeeze_excite import SqueezeExcite
 from multipod.optim.tensors import TensorRules
 from multipod.recipe.override import override
 from multipod.step.program import Program
@@ -119,7 +119,7 @@ def in_torch(model, trees: dict, image: jax.Array, target: jax.Array | None = No
 
 
 def distance(one: dict, other: dict) -> float:
-    """Of all tensors together, each in units of its own size."""
+    """The distance of all tensors together, each in units of its own size."""
     parts = [np.linalg.norm(one[name] - other[name]) / np.linalg.norm(other[name]) for name in other]
     return float(np.linalg.norm(parts) / np.sqrt(len(parts)))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multipod.data.packing import first_fit_decreasing, packed, shifted_right
+from multipod.data.packing import first_fit_decreasing, pack_rows, shift_right
 from multipod.errors import RecipeError
 
 SIZES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=30)
@@ -36,7 +36,7 @@ def unpacked(rows, name):
 @settings(max_examples=60, deadline=None)
 def test_pairs_come_back_whole_and_together(sizes):
     source, target = tokens([a for a, _ in sizes]), tokens([b for _, b in sizes], seed=1)
-    rows = packed({"source": source, "target": target}, {"source": 12, "target": 10})
+    rows = pack_rows({"source": source, "target": target}, {"source": 12, "target": 10})
     assert {name: (array.shape[1], array.dtype) for name, array in rows.items()} == {
         f"{name}{part}": (length, np.dtype("int32"))
         for name, length in (("source", 12), ("target", 10))
@@ -70,15 +70,15 @@ def test_a_perfect_packing_is_found():
 
 
 def test_the_decoder_reads_one_place_behind():
-    rows = packed({"target": [np.array([7, 8, 9]), np.array([5, 6])]}, {"target": 7})
-    read = shifted_right(rows["target"], rows["target_segment"], rows["target_position"], 1)
+    rows = pack_rows({"target": [np.array([7, 8, 9]), np.array([5, 6])]}, {"target": 7})
+    read = shift_right(rows["target"], rows["target_segment"], rows["target_position"], 1)
     assert rows["target"].tolist() == [[7, 8, 9, 5, 6, 0, 0]]
     assert read.tolist() == [[1, 7, 8, 1, 5, 0, 0]]
     assert read.dtype == rows["target"].dtype
 
 
 def test_the_name_token_has_no_prefix():
-    rows = packed({"token": [np.array([3, 4])]}, {"token": 3})
+    rows = pack_rows({"token": [np.array([3, 4])]}, {"token": 3})
     assert {name: array.tolist() for name, array in rows.items()} == {
         "token": [[3, 4, 0]],
         "segment": [[1, 1, 0]],
@@ -88,7 +88,7 @@ def test_the_name_token_has_no_prefix():
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(RecipeError) as error:
-        packed({"source": tokens([3, 9, 9]), "target": tokens([3, 11, 2])}, {"source": 8, "target": 8})
+        pack_rows({"source": tokens([3, 9, 9]), "target": tokens([3, 11, 2])}, {"source": 8, "target": 8})
     assert str(error.value) == (
         "packing: 2 of 3 sequences do not fit a row of 8 + 8 tokens; sequence 1 has 9 + 11. "
         "Cut or drop them, or take longer rows."
@@ -100,4 +100,4 @@ def test_what_does_not_fit_is_named():
 )
 def test_pairs_must_be_pairs(sequences, found):
     with pytest.raises(RecipeError, match=f"packing: {found}. Give as many sequences of each name"):
-        packed(sequences, {"a": 4, "b": 4})
+        pack_rows(sequences, {"a": 4, "b": 4})

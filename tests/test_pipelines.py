@@ -14,8 +14,8 @@ from multipod.pipelines import model, stability
 from multipod.pipelines.build import PIPELINES, build, eager_1f1b, gpipe, interleaved, one_f_one_b, pipedream, pipemare
 from multipod.pipelines.check import check, check_tied
 from multipod.pipelines.drawing import draw, picture
-from multipod.pipelines.schedule import Op, PipelineSchedule
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.schedule import PipelineOp, PipelineSchedule
+from multipod.pipelines.timing import Costs, time_schedule
 
 SIZES = [(p, n) for p in (1, 2, 3, 5, 8, 12) for n in (1, 2, 3, 8)]
 
@@ -35,7 +35,7 @@ def test_pipemare_has_the_papers_delays(p, n):
         assert proof.backward_delays(i - 1) == (0,) * n
     assert sum(proof.peak_live) == model.cost("pipemare", p, n).activations == p * p
     assert proof.peak_live == tuple(2 * (p - i) + 1 for i in range(1, p + 1))
-    assert timed(proof.schedule).steady_utilisation == 1
+    assert time_schedule(proof.schedule).steady_utilisation == 1
 
 
 @pytest.mark.parametrize(("p", "n"), SIZES)
@@ -50,8 +50,13 @@ def test_pipedream_sees_the_same_weights_in_both_passes(p, n):
 @pytest.mark.parametrize("build_it", [gpipe, one_f_one_b])
 def test_synchronous_pipelines_have_the_known_bubble(build_it, p, n):
     proof = check(build_it(p, n, 3))
-    clock, known = timed(proof.schedule, Costs(1, 2)), model.cost(proof.schedule.name, p, n)
-    assert clock.steady_utilisation >= timed(build_it(p, n)).utilisation == Fraction(n, n + p - 1) == known.utilisation
+    clock, known = time_schedule(proof.schedule, Costs(1, 2)), model.cost(proof.schedule.name, p, n)
+    assert (
+        clock.steady_utilisation
+        >= time_schedule(build_it(p, n)).utilisation
+        == Fraction(n, n + p - 1)
+        == known.utilisation
+    )
     assert sum(proof.peak_live) == known.activations
     assert proof.schedule.span == proof.schedule.stride == 2 * (n + p - 1)
     assert set(proof.stashed) == {0}
@@ -62,7 +67,7 @@ def test_eager_1f1b_reaches_the_bound_in_lock_step_where_1f1b_does_not(p, n):
     proof = check(made := eager_1f1b(p, n, 2))
     known = model.cost("eager-1f1b", p, n)
     assert sum(proof.peak_live) == known.activations
-    assert timed(eager_1f1b(p, n), Costs(1, 2)).utilisation == known.utilisation == Fraction(n, n + p - 1)
+    assert time_schedule(eager_1f1b(p, n), Costs(1, 2)).utilisation == known.utilisation == Fraction(n, n + p - 1)
     assert in_lock_step(eager_1f1b(p, n)) == 3 * (n + p - 1)
     assert p == 1 or n < 3 or in_lock_step(one_f_one_b(p, n)) > 3 * (n + p - 1)
     assert made.stride == n + 2 * p - 1
@@ -84,19 +89,19 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, rounds, chunks):
     made = interleaved(p, n := p * rounds, 2, chunks)
     check(made)
     assert made.stride == 2 * (n * chunks + p - 1)  # no tick is lost
-    one = timed(interleaved(p, n, 1, chunks), Costs(1, 2))
+    one = time_schedule(interleaved(p, n, 1, chunks), Costs(1, 2))
     assert one.utilisation == Fraction(n * chunks, n * chunks + p - 1)
 
 
 def test_what_is_missing_doubled_or_early_is_listed():
     made = one_f_one_b(2, 2)
     ops = list(made.ops[1])
-    broken = [op for op in ops if op != Op("forward", 1, 0, 3)]
+    broken = [op for op in ops if op != PipelineOp("forward", 1, 0, 3)]
     with pytest.raises(ScheduleError, match=r"device 1: no forward of 1 \(chunk 0\)"):
         check(replace(made, ops=(made.ops[0], tuple(broken))))
     with pytest.raises(ScheduleError, match="forward of 0 in part 1 at tick 0, and part 0 sends at 0"):
-        check(replace(made, ops=(made.ops[0], (Op("forward", 0, 0, 0), *ops[1:]))))
-    early = sorted([op for op in ops if op.kind != "update"] + [Op("update", 0, 0, 2)], key=lambda op: op.tick)
+        check(replace(made, ops=(made.ops[0], (PipelineOp("forward", 0, 0, 0), *ops[1:]))))
+    early = sorted([op for op in ops if op.kind != "update"] + [PipelineOp("update", 0, 0, 2)], key=lambda op: op.tick)
     with pytest.raises(ScheduleError, match="device 1: update 0 after 1 of its backward passes"):
         check(replace(made, ops=(made.ops[0], tuple(early))))
     late = pipemare(2, 2, 4)
@@ -105,10 +110,10 @@ def test_what_is_missing_doubled_or_early_is_listed():
 
 
 def test_an_order_that_waits_for_itself_is_no_endless_loop():
-    f, b, u = Op("forward", 0, 0, 0), Op("backward", 0, 0, 1), Op("update", 0, 0, 1)
+    f, b, u = PipelineOp("forward", 0, 0, 0), PipelineOp("backward", 0, 0, 1), PipelineOp("update", 0, 0, 1)
     stuck = PipelineSchedule("made-up", 2, 1, 1, ((b, f, u), (f, b, u)), 2)
     with pytest.raises(ScheduleError, match="devices wait for each other: device 0 at backward of 0"):
-        timed(stuck)
+        time_schedule(stuck)
 
 
 def test_bad_numbers_and_names():
@@ -131,17 +136,17 @@ def test_tied_weights_need_a_synchronous_schedule_or_one_stage():
 
 
 def test_the_drawings():
-    clock = timed(one_f_one_b(2, 2), Costs(1, 2))
+    clock = time_schedule(one_f_one_b(2, 2), Costs(1, 2))
     assert draw(clock).splitlines()[:2] == ["stage 1 01..aa.bb|", "stage 2 .0aa1bb|.."]
-    root = ET.fromstring(picture(timed(interleaved(2, 4), Costs(1, 2))))
+    root = ET.fromstring(picture(time_schedule(interleaved(2, 4), Costs(1, 2))))
     boxes = [e for e in root.iter() if e.tag.endswith("rect") and len(e)]
     assert len(boxes) == 2 * 2 * 4 * 2
     with pytest.raises(ScheduleError, match="whole numbers"):
-        draw(timed(gpipe(2, 2), Costs(0.5, 1)))
+        draw(time_schedule(gpipe(2, 2), Costs(0.5, 1)))
 
 
 def test_unequal_stages_wait_for_the_slowest():
-    clock = timed(pipemare(3, 4, 6), Costs((1, 2, 1), (2, 4, 2), send=1))
+    clock = time_schedule(pipemare(3, 4, 6), Costs((1, 2, 1), (2, 4, 2), send=1))
     assert clock.steady_utilisation == Fraction(3 + 6 + 3, 3 * 6)
 
 
@@ -150,7 +155,7 @@ def test_the_delayed_limit_is_the_closed_form_to_six_digits(tau):
     known = {1: 1.0, 2: 0.618034, 5: 0.284630, 10: 0.149460, 20: 0.076605, 50: 0.031104}
     limit = stability.limit(tau)
     assert limit == pytest.approx(known.get(tau, 2.0), abs=1e-6)
-    assert stability.threshold(stability.delayed(tau, curvature=3.0)) == pytest.approx(limit / 3, rel=1e-6)
+    assert stability.threshold(stability.delay_polynomial(tau, curvature=3.0)) == pytest.approx(limit / 3, rel=1e-6)
     assert stability.diverges(limit * 1.01, tau)
     assert not stability.diverges(limit * 0.99, tau)
 
@@ -160,18 +165,20 @@ def test_the_delayed_limit_is_the_closed_form_to_six_digits(tau):
     [(10, 1, 0.05928, 0.13130, 0.13116), (10, 20, 0.00483, 0.04878, 0.04888), (40, 5, 0.00441, 0.02456, 0.02460)],
 )
 def test_the_correction_raises_the_limit(tau, delta, without, theory, from_decay):
-    found = stability.threshold(stability.apart(tau, 0, delta))
+    found = stability.threshold(stability.discrepancy_polynomial(tau, 0, delta))
     assert found == pytest.approx(without, abs=5e-6)
     assert found <= stability.discrepancy_bound(tau, 0, delta)
     gammas = stability.theory_gamma(tau), stability.decay_gamma(0.135, tau)
-    limits = [stability.threshold(stability.apart(tau, 0, delta, gamma)) for gamma in gammas]
+    limits = [stability.threshold(stability.discrepancy_polynomial(tau, 0, delta, gamma)) for gamma in gammas]
     assert limits == pytest.approx([theory, from_decay], abs=5e-6)
 
 
 def test_momentum_lowers_the_limit():
-    limits = [stability.threshold(stability.delayed(20, momentum=beta)) for beta in (0, 0.5, 0.9)]
+    limits = [stability.threshold(stability.delay_polynomial(20, momentum=beta)) for beta in (0, 0.5, 0.9)]
     assert limits == pytest.approx([0.0766, 0.0367, 0.00615], abs=5e-5)
-    assert stability.threshold(stability.delayed(0, momentum=0.9)) == pytest.approx(3.8)  # 2 (1 + beta) / lambda
+    assert stability.threshold(stability.delay_polynomial(0, momentum=0.9)) == pytest.approx(
+        3.8
+    )  # 2 (1 + beta) / lambda
 
 
 def test_the_papers_headline_ratios():
@@ -179,8 +186,8 @@ def test_the_papers_headline_ratios():
     assert float(1 / model.cost("gpipe", 107, 8).utilisation) == 14.25
     assert model.cost("pipemare", 107, 8, "momentum").weight_copies / 3 == Fraction(4, 3)
     assert model.cost("pipemare", 93, 8, "adam").weight_copies / 4 == Fraction(5, 4)
-    assert model.warmed_up(93, 8, 0, 50) == 1
-    assert model.warmed_up(93, 8, 50, 0) == model.cost("gpipe", 93, 8).utilisation
+    assert model.utilisation_with_warm_up(93, 8, 0, 50) == 1
+    assert model.utilisation_with_warm_up(93, 8, 50, 0) == model.cost("gpipe", 93, 8).utilisation
     assert model.best_segment(100) == 10
 
 

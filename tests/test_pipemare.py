@@ -166,7 +166,7 @@ def test_synchronous_simulation_is_plain_training():
 
 
 def test_a_backward_pass_multiplies_by_the_weights_it_is_given():
-    """Of y = relu(x A) B: dx = (dy B'^T * mask) A'^T with new weights, dB = relu(x A)^T dy with old activations."""
+    """For y = relu(x A) B: dx = (dy B'^T * mask) A'^T with new weights, dB = relu(x A)^T dy with old activations."""
 
     def function(weights, x, aux):
         return jax.nn.relu(jnp.einsum("be,ef->bf", x, weights["a"])) @ weights["b"], {}

@@ -249,7 +249,7 @@ def test_fit_says_what_it_cannot_know():
 
 
 def test_the_fitted_constants_reproduce_version_0_6():
-    """Those of `find`: ResNet-50 within 10 %, its scores within 15 %, all models within 15 %."""
+    """The constants are those of `find`: ResNet-50 within 10 %, its scores within 15 %, all models within 15 %."""
     machine = find("tpu-v3-pod")
     for row in V06:
         error = v3.priced(row, machine).step_s / (row.step_ms / 1e3) - 1

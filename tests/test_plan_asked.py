@@ -10,7 +10,7 @@ from multipod.errors import LayoutError, MultipodError, PlanError, ScheduleError
 from multipod.layout.layout import Layout
 from multipod.layout.text import layout_changes
 from multipod.pipelines.build import build
-from multipod.pipelines.timing import Costs, timed, total
+from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.asked import asked_for, spelled
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import HOST_BYTES_PER_S, mirroring, with_copies
@@ -164,7 +164,7 @@ def test_a_pipelines_total_is_that_of_its_longest_chain(name, stages, rounds, co
 
     longest = max(end(p, k) for p, ops in enumerate(made.ops) for k in range(len(ops)))
     asked = Costs(forward, backward, 1, send)
-    assert total(made, asked) == timed(made, asked).total == longest
+    assert total(made, asked) == time_schedule(made, asked).total == longest
 
 
 def test_devices_that_wait_for_each_other():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multipod.collectives.schedule import ADD, COPY, Schedule, Step, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Schedule, Step, even_bounds, make_step
 from multipod.errors import ScheduleError
 from multipod.execute.engines import numpy as reference
 from multipod.execute.engines.rank_program import (
@@ -119,7 +119,7 @@ def steps(draw) -> Step:
 )
 def test_any_steps_give_the_bits_of_the_reference(steps, length, segment, eager, grouped, late):
     topology = Topology((4,), failed_chips=frozenset({2}))
-    schedule = Schedule("broadcast", "random", topology, PIECES, even(PIECES), steps)
+    schedule = Schedule("broadcast", "random", topology, PIECES, even_bounds(PIECES), steps)
     rng = np.random.default_rng(length)
     vectors = {chip: rng.standard_normal(length).astype(np.float32) for chip in CHIPS}
     expected = reference.run(schedule, vectors)
@@ -129,7 +129,7 @@ def test_any_steps_give_the_bits_of_the_reference(steps, length, segment, eager,
 
 
 def line(*sends: Step) -> Schedule:
-    return Schedule("broadcast", "by hand", Topology((3,)), 4, even(4), sends)
+    return Schedule("broadcast", "by hand", Topology((3,)), 4, even_bounds(4), sends)
 
 
 def test_messages_are_cut_to_segments_and_empty_ones_are_not_sent():

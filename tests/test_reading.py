@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from multipod.data import workers
 from multipod.data.batches import PART, TrainBatches
 from multipod.data.images.files import ImageFiles
-from multipod.data.order import ByLength, FilesThenBuffer, OwnShares, batch_correlation, drawn_for, mixed, padding_share
-from multipod.data.reading import Ledger, Reading, Tuner
+from multipod.data.order import (
+    ByLength,
+    FilesThenBuffer,
+    OwnShares,
+    batch_correlation,
+    draw_for_rows,
+    mix_by_buffer,
+    padding_share,
+)
+from multipod.data.reading import InputOptions, ReadStatistics, Tuner
 from multipod.data.source import ArraySource, with_cache
 from multipod.errors import DataError
 
@@ -29,7 +37,7 @@ class Strange:
     always: bool = False
     fails: int = -1
     hangs: bool = False
-    ledger: Ledger = field(default_factory=Ledger)
+    statistics: ReadStatistics = field(default_factory=ReadStatistics)
 
     def __len__(self):
         return 40
@@ -45,7 +53,7 @@ class Strange:
         if self.fails in numbers:
             raise DataError(f"number {self.fails} cannot be read.")
         if 7 in numbers:
-            self.ledger.skip(7, "seven", "odd")
+            self.statistics.skip(7, "seven", "odd")
         return {"number": numbers, "square": np.stack([numbers, numbers**2], 1).astype(np.float32)}
 
     def augment(self, batch, rows, rng):
@@ -64,7 +72,7 @@ def read_all(feed):
 def test_processes_make_the_batches_of_threads_and_one_that_dies_is_started_again(tmp_path):
     source = Strange(str(tmp_path), kills=(3,))
     expected = batches(Strange(str(tmp_path)))
-    feed = batches(source).start(0, Reading(processes=1))
+    feed = batches(source).start(0, InputOptions(processes=1))
     for k in range(4):
         batch = next(feed)
         for name, array in expected[k].items():
@@ -72,11 +80,11 @@ def test_processes_make_the_batches_of_threads_and_one_that_dies_is_started_agai
             assert batch[name].dtype == array.dtype
     feed.close()
     assert (tmp_path / "3").exists()
-    assert source.ledger.skipped.keys() <= {7}
+    assert source.statistics.skipped.keys() <= {7}
 
 
 def test_a_process_that_dies_again_stops_the_run_with_its_name(tmp_path):
-    feed = batches(Strange(str(tmp_path), kills=(3,), always=True)).start(0, Reading(processes=1))
+    feed = batches(Strange(str(tmp_path), kills=(3,), always=True)).start(0, InputOptions(processes=1))
     with pytest.raises(
         DataError, match=r"reading process 0 \(pid \d+\) was killed by SIGKILL while it made batch \d, as"
     ):
@@ -87,7 +95,7 @@ def test_a_process_that_dies_again_stops_the_run_with_its_name(tmp_path):
 def test_a_process_that_hangs_is_replaced(tmp_path):
     expected = batches(Strange(str(tmp_path)))
     assert 3 not in expected.numbers(0)  # a first part may take longer
-    feed = batches(Strange(str(tmp_path), kills=(3,), hangs=True)).start(0, Reading(processes=1, limit_s=8))
+    feed = batches(Strange(str(tmp_path), kills=(3,), hangs=True)).start(0, InputOptions(processes=1, limit_s=8))
     for k in range(4):
         np.testing.assert_array_equal(next(feed)["number"], expected[k]["number"])
     feed.close()
@@ -97,7 +105,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path):
 def test_a_process_that_hangs_again_stops_the_run_with_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "FIRST_S", 2.0)
     feed = batches(Strange(str(tmp_path), kills=(3,), always=True, hangs=True)).start(
-        0, Reading(processes=1, limit_s=2)
+        0, InputOptions(processes=1, limit_s=2)
     )
     with pytest.raises(DataError, match=r"reading process 0 \(pid \d+\) gave no answer for 2 s.*raise --read-limit"):
         read_all(feed)
@@ -105,7 +113,7 @@ def test_a_process_that_hangs_again_stops_the_run_with_its_name(tmp_path, monkey
 
 
 def test_what_a_process_or_a_thread_meets_reaches_the_run(tmp_path):
-    for reading in (Reading(processes=1), Reading(threads=2)):
+    for reading in (InputOptions(processes=1), InputOptions(threads=2)):
         feed = batches(Strange(str(tmp_path), fails=5)).start(0, reading)
         with pytest.raises(DataError, match="number 5 cannot be read"):
             read_all(feed)
@@ -116,7 +124,7 @@ def test_a_source_that_cannot_travel_is_refused():
     source = ArraySource({"x": np.arange(4)})
     object.__setattr__(source, "arrays", {"x": np.arange(4), "f": lambda: 0})
     with pytest.raises(DataError, match="cannot be sent to a reading process"):
-        TrainBatches(source, 2, 0, np.arange(2)).start(0, Reading(processes=1))
+        TrainBatches(source, 2, 0, np.arange(2)).start(0, InputOptions(processes=1))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -124,7 +132,7 @@ def test_large_batches_are_made_in_parts_and_joined(threads):
     batch = 3 * PART + 5
     source = ArraySource({"number": np.arange(500)})
     whole = TrainBatches(source, batch, 2, np.arange(batch), padded=True)
-    feed = whole.start(2, Reading(threads=threads))
+    feed = whole.start(2, InputOptions(threads=threads))
     for k in (2, 3):
         found = next(feed)
         np.testing.assert_array_equal(found["number"], whole[k]["number"])
@@ -142,7 +150,7 @@ def test_a_run_resumed_on_other_hosts_reads_the_same_ids(tmp_path, hosts):
     assert sorted(np.concatenate(log)[20:40]) == list(range(20))
     for rows in np.array_split(np.arange(6), hosts):
         share = TrainBatches(data.train(), 6, 1, rows)
-        feed = share.start(3, Reading(threads=hosts))
+        feed = share.start(3, InputOptions(threads=hosts))
         for k in range(3, 7):
             np.testing.assert_array_equal(next(feed)["image"], one[k]["image"][rows])
             np.testing.assert_array_equal(share.numbers(k), log[k])
@@ -150,21 +158,21 @@ def test_a_run_resumed_on_other_hosts_reads_the_same_ids(tmp_path, hosts):
 
 
 def test_threads_grow_while_devices_wait_and_stay_when_it_does_not_help():
-    tuner = Tuner(Reading(), window=4, cores=8)
+    tuner = Tuner(InputOptions(), window=4, cores=8)
     for share in (0.5, 0.2, 0.05, 0.0, 0.0):
         for _ in range(4):
-            tuner.tell(share, 1.0)
+            tuner.adapt(share, 1.0)
     assert (tuner.threads, tuner.ahead) == (8, 2)
-    slow = Tuner(Reading(), window=4, cores=8)
+    slow = Tuner(InputOptions(), window=4, cores=8)
     for _ in range(16):  # reading takes all of an update: the share stays, the update halves
-        slow.tell(1.0 / slow.threads, 1.01 / slow.threads)
+        slow.adapt(1.0 / slow.threads, 1.01 / slow.threads)
     assert slow.threads == 8
-    stuck = Tuner(Reading(), window=4, cores=64)
+    stuck = Tuner(InputOptions(), window=4, cores=64)
     for _ in range(40):
-        stuck.tell(0.5, 1.0)
+        stuck.adapt(0.5, 1.0)
     assert (stuck.threads, stuck.ahead) == (1, 8)
-    fixed = Tuner(Reading(threads=3, ahead=5), window=4, cores=8)
-    assert not any(fixed.tell(0.9, 1.0) for _ in range(40))
+    fixed = Tuner(InputOptions(threads=3, ahead=5), window=4, cores=8)
+    assert not any(fixed.adapt(0.9, 1.0) for _ in range(40))
     assert (fixed.threads, fixed.ahead) == (3, 5)
 
 
@@ -175,7 +183,7 @@ def test_a_feed_that_is_tuned_goes_on_at_its_place():
     feed.tuner.window, feed.tuner.cores = 2, 4
     for k in range(12):
         np.testing.assert_array_equal(next(feed)["number"], whole[k]["number"])
-        feed.tell(0.5 / (k + 1), 1.0)
+        feed.adapt(0.5 / (k + 1), 1.0)
     assert feed.tuner.threads == 4
     feed.close()
 
@@ -188,14 +196,14 @@ def test_what_is_drawn_for_some_rows_is_what_the_whole_batch_draws(rows, count, 
         fresh = bits.state
         expected = np.random.Generator(bits).random((301, count))[rows]
         bits.state = fresh
-        np.testing.assert_array_equal(drawn_for(rows, count, np.random.Generator(bits)), expected)
+        np.testing.assert_array_equal(draw_for_rows(rows, count, np.random.Generator(bits)), expected)
 
 
 def test_readings_that_cannot_be_are_refused():
     with pytest.raises(DataError, match=r"limit_s=0"):
-        Reading(limit_s=0)
+        InputOptions(limit_s=0)
     with pytest.raises(DataError, match=r"threads=-1; processes=2 with a cache.*"):
-        Reading(threads=-1, processes=2, cache_bytes=5)
+        InputOptions(threads=-1, processes=2, cache_bytes=5)
     with pytest.raises(DataError, match="decodes nothing that a cache could keep"):
         with_cache(ArraySource({"x": np.arange(3)}), 100)
     with pytest.raises(DataError, match="the training data have no examples"):
@@ -244,8 +252,8 @@ def test_caches_of_hosts_hold_their_own_share(tmp_path):
 
 def test_a_buffer_as_large_as_the_data_shuffles_and_one_of_one_does_nothing():
     rng = np.random.default_rng(0)
-    np.testing.assert_array_equal(mixed(np.arange(9), 1, rng), np.arange(9))
-    places = np.array([mixed(np.arange(8), 8, rng) for _ in range(4000)])
+    np.testing.assert_array_equal(mix_by_buffer(np.arange(9), 1, rng), np.arange(9))
+    places = np.array([mix_by_buffer(np.arange(8), 8, rng) for _ in range(4000)])
     assert np.abs(places.mean(0) - 3.5).max() < 0.15
     with pytest.raises(DataError, match="at least one file is read at a time"):
         FilesThenBuffer(0, 5)

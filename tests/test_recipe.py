@@ -100,6 +100,13 @@ def test_the_text_tells_every_difference_but_where_the_run_lies():
     assert any("optimizer.kind" in line for line in differences(old, to_text(other)))
 
 
+def test_a_type_that_had_another_name_is_the_same_type():
+    text = to_text(load("dlrm-small"))
+    old = text.replace("multipod.models.dlrm_tables:TablePlacement", "multipod.models.dlrm_tables:TablePlacement")
+    assert old != text
+    assert differences(old, text) == []
+
+
 @dataclass(frozen=True)
 class Mine:
     power: float = 2.0

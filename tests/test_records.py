@@ -89,14 +89,14 @@ def test_records_come_back_by_number(kind, tmp_path):
 def test_our_tfrecords_are_those_of_others(tmp_path):
     """Against a file written by hand from the format's description, with its published checksum of 'a'."""
     pytest.importorskip("google_crc32c")
-    from multipod.data.files.tfrecord import checksum, masked
+    from multipod.data.files.tfrecord import checksum, mask_checksum
 
     assert checksum()(b"a") == 0xC1D04330  # RFC 3720's polynomial, as in LevelDB's own test
     assert checksum()(b"\0" * 32) == 0x8A9136AA  # RFC 3720, B.4
     message = bytes.fromhex("0a0f0a0d0a0161 12081a060a04ffffff7f".replace(" ", ""))  # protoc's own for {a: 268435455}
     assert example.decode(message) == {"a": 268435455}
     assert example.encode({"a": 268435455}) == message
-    assert masked(0) == 0xA282EAD8
+    assert mask_checksum(0) == 0xA282EAD8
 
 
 @given(

@@ -13,7 +13,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
-from multipod.runs.start_from import check_relay, relayed
+from multipod.runs.start_from import check_convertible, convert_checkpoint
 from multipod.step.programs import program_of
 from multipod.step.relaid import relaid, whole_of
 from multipod.train.checkpoint import Checkpoints
@@ -58,8 +58,8 @@ def test_a_synchronous_run_goes_on_in_other_stages_and_in_none(tmp_path):
     folder, facts = saved(tmp_path / "run", first, state)
     for layout in (Layout((2, 1), stage=4, schedule="gpipe", micro_batches=3), Layout((1, 1))):
         other = program(layout)
-        check_relay(folder, facts, first.recipe, other.recipe)
-        taken = relayed(other, folder, facts, first.recipe, None)
+        check_convertible(folder, facts, first.recipe, other.recipe)
+        taken = convert_checkpoint(other, folder, facts, first.recipe, None)
         jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda s, o=other: whole_of(o, s))(taken), known)
         _, third = advanced(other, taken, hosts[2:])
         np.testing.assert_allclose([*losses, *third], unsplit()[0], rtol=1e-5)
@@ -71,7 +71,7 @@ def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path
     state, _ = advanced(before, before.init(), hosts[:5])
     folder, facts = saved(tmp_path / "run", before, state)
     after = program(Layout((1, 1), stage=2, schedule="pipemare", micro_batches=2), pipemare=T123)
-    taken = relayed(after, folder, facts, before.recipe, None)
+    taken = convert_checkpoint(after, folder, facts, before.recipe, None)
     params = jax.device_get(after.whole_params(taken))
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(before.whole_params(state)))
     drained = jax.block_until_ready(jax.jit(before.drained)(state))
@@ -98,10 +98,10 @@ def test_what_cannot_go_on_is_said(tmp_path, monkeypatch):
     folder, facts = saved(tmp_path / "run", before, before.init())
     other = dense(Layout((1, 1), stage=2), optimizer=Sgd(Cosine(0.2), momentum=0.9))
     with pytest.raises(RunFolderError, match=r"differ in more than how it lies:\n  optimizer.rate: 0.1, now 0.2\nUndo"):
-        check_relay(folder, facts, before.recipe, other)
+        check_convertible(folder, facts, before.recipe, other)
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     with pytest.raises(LayoutError, match=r"under way in its pipemare pipeline on 6 devices, and there are 2 to"):
-        check_relay(folder, facts, before.recipe, replace(dense(LATE), pipemare=PipeMare()))
+        check_convertible(folder, facts, before.recipe, replace(dense(LATE), pipemare=PipeMare()))
     monkeypatch.undo()
     adasum = program(Layout((1, 2), "adasum"))
     with pytest.raises(LayoutError, match=r"layout.gradient_sum=adasum: each device has an optimizer state of its own"):

@@ -23,7 +23,7 @@ from multipod.cli.main import COMMANDS
 from multipod.cli.schedule import schedule as command
 from multipod.collectives import msccl, text
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, Step, Steps, even, make_step
+from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, Step, Steps, even_bounds, make_step
 from multipod.collectives.verify import verify
 from multipod.errors import ScheduleError
 from multipod.execute.engines.numpy import run
@@ -55,7 +55,7 @@ def same(one: Schedule, two: Schedule) -> bool:
 
 
 def merged(schedule: Schedule) -> Schedule:
-    """As it is read: neighbouring sends that could be one are one."""
+    """A schedule as it is read: neighbouring sends that could be one are one."""
     return Schedule(
         schedule.collective, schedule.algorithm, schedule.topology, schedule.denominator, schedule.bounds,
         [merge(step) for step in schedule.steps], schedule.tile, schedule.notes,
@@ -170,7 +170,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
         return make_step(0, 1, 0)
 
     with pytest.raises(KeyboardInterrupt):
-        text.write(Schedule("all-reduce", "hand", Topology((2,)), 1, even(1), Steps(9, make)), file)
+        text.write(Schedule("all-reduce", "hand", Topology((2,)), 1, even_bounds(1), Steps(9, make)), file)
     assert file.read_text() == "the old one"
     assert list(tmp_path.iterdir()) == [file]
     text.write(build("ring", Topology((2,))), file)
@@ -474,7 +474,7 @@ def test_chips_that_exchange_what_they_read_do_not_deadlock(chance, seed):
         chance.shuffle(cells)
         if cells:
             steps.append(merge(make_step(*zip(*cells, strict=True), None, COPY)))
-    schedule = Schedule("all-reduce", "swaps", Topology((4,)), pieces, even(pieces), steps)
+    schedule = Schedule("all-reduce", "swaps", Topology((4,)), pieces, even_bounds(pieces), steps)
     vectors = {chip: np.arange(pieces) + 100 * chip for chip in range(4)}
     got, want = perform(msccl.to_xml(schedule), vectors, seed), run(schedule, vectors)
     assert all((got[chip] == want[chip]).all() for chip in range(4))
@@ -498,13 +498,13 @@ def test_what_is_too_large_for_msccl_is_refused_before_it_is_laid_out(monkeypatc
     with pytest.raises(
         ScheduleError, match="MSCCL takes 256 instructions in a thread block, and with 32 channels the lon"
     ):
-        msccl.to_xml(Schedule("all-reduce", "hand", Topology((2,)), 1, even(1), [make_step(0, 1, 0)] * 257))
+        msccl.to_xml(Schedule("all-reduce", "hand", Topology((2,)), 1, even_bounds(1), [make_step(0, 1, 0)] * 257))
     all_ways = [make_step([5, 9, 6, 10], [6, 10, 5, 9], k % 64) for k in range(256 * 32)]
     star = [make_step(5, [1, 4, 6, 9], k % 64) for k in range(256 * 32)]
-    schedule = Schedule("all-reduce", "hand", Topology((4, 4)), 64, even(64), [*all_ways, *star])
+    schedule = Schedule("all-reduce", "hand", Topology((4, 4)), 64, even_bounds(64), [*all_ways, *star])
     with pytest.raises(ScheduleError, match="with 32 channels the longest would have 512"):
         msccl.to_xml(schedule)
-    schedule = Schedule("all-reduce", "hand", Topology((3, 3)), 64, even(64), [
+    schedule = Schedule("all-reduce", "hand", Topology((3, 3)), 64, even_bounds(64), [
         make_step([4, 4, 4, 4, 1, 3, 5, 7], [1, 3, 5, 7, 4, 4, 4, 4], k % 64) for k in range(255 * 32)
     ])  # fmt: skip
     with pytest.raises(
@@ -514,7 +514,7 @@ def test_what_is_too_large_for_msccl_is_refused_before_it_is_laid_out(monkeypatc
 
 
 def test_an_algorithms_name_is_quoted_in_xml(tmp_path):
-    schedule = Schedule("all-reduce", '<ä> & "b"', Topology((1,)), 1, even(1), [])
+    schedule = Schedule("all-reduce", '<ä> & "b"', Topology((1,)), 1, even_bounds(1), [])
     msccl.write(schedule, tmp_path / "s.xml")
     assert (tmp_path / "s.xml").read_bytes().isascii()
     assert ElementTree.parse(tmp_path / "s.xml").getroot().get("name") == schedule.algorithm
@@ -541,10 +541,10 @@ def test_what_msccl_cannot_say_is_refused(monkeypatch):
         assert why in str(error.value)
     monkeypatch.setattr(msccl, "MOST_STEPS", 3)
     with pytest.raises(ScheduleError, match="MSCCL takes 3 instructions in a thread block, and with 32 channels the"):
-        msccl.to_xml(Schedule("all-reduce", "hand", two, 1, even(1), [make_step(0, 1, 0)] * 9))
+        msccl.to_xml(Schedule("all-reduce", "hand", two, 1, even_bounds(1), [make_step(0, 1, 0)] * 9))
     monkeypatch.undo()
     to_one = [make_step(np.arange(1, 64), 0, np.arange(63))]
-    star = Schedule("all-reduce", "hand", Topology((64,)), 63, even(63), to_one)
+    star = Schedule("all-reduce", "hand", Topology((64,)), 63, even_bounds(63), to_one)
     with pytest.raises(ScheduleError, match="rank 0 would need 63 thread blocks on 1 channels, up to 63 on one"):
         msccl.to_xml(star)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches
 from multipod.data.order import ByLength
-from multipod.data.sequences import Sequences, SpanCorruption, SpanRows, TokenFile, token_file
+from multipod.data.sequences import Sequences, SpanCorruptor, SpanRows, TokenFile, token_file
 from multipod.data.stdlib_text import Masking
 from multipod.data.text_files import TextFiles
 from multipod.errors import DataError
@@ -51,7 +51,7 @@ def test_sequences_are_padded_and_come_back():
 @given(length=st.integers(2, 200), seed=st.integers(0, 20), density=st.floats(0.05, 0.9), mean=st.floats(1, 8))
 @settings(max_examples=100, deadline=None)
 def test_spans_hide_and_tell_every_token_once(length, seed, density, mean):
-    corruption = SpanCorruption(9999, density, mean)
+    corruption = SpanCorruptor(9999, density, mean)
     tokens = np.arange(length)
     given_, told = corruption.apply(tokens, np.random.default_rng(seed))
     assert (len(given_), len(told)) == corruption.sizes(length)
@@ -71,11 +71,11 @@ def test_bert_predicts_76_of_512():
 
 def test_spans_are_as_long_and_as_many_as_published():
     """T5 of 512 tokens: 15 % in spans of 3 are 77 tokens in 26 spans."""
-    corruption = SpanCorruption(32099)
+    corruption = SpanCorruptor(32099)
     assert corruption.sizes(512) == (512 - 77 + 26, 77 + 26 + 1)
     places = np.zeros(40)
     for seed in range(400):
-        given_, _ = SpanCorruption(9999, 0.3).apply(np.arange(40), np.random.default_rng(seed))
+        given_, _ = SpanCorruptor(9999, 0.3).apply(np.arange(40), np.random.default_rng(seed))
         places[given_[given_ < 5000]] += 1
     assert places[0] > places[6:-6].max()  # it begins with tokens that stay, and ends with a span
     assert places[-1] == 0
@@ -83,15 +83,15 @@ def test_spans_are_as_long_and_as_many_as_published():
     with pytest.raises(DataError, match="a sequence of 1 tokens has none to hide"):
         corruption.sizes(1)
     with pytest.raises(DataError, match="spans have a token or more"):
-        SpanCorruption(5, 1.5)
+        SpanCorruptor(5, 1.5)
 
 
 def test_rows_of_spans_are_hidden_anew_in_training_and_belong_to_their_rows():
-    source = SpanRows(corpus(longest=40), SpanCorruption(9999), 30)
+    source = SpanRows(corpus(longest=40), SpanCorruptor(9999), 30)
     first = source.read(np.arange(20))
     for name, array in source.read(np.arange(20)).items():
         np.testing.assert_array_equal(array, first[name])
-    assert (first["source"].shape[1], first["label"].shape[1]) == SpanCorruption(9999).sizes(30)
+    assert (first["source"].shape[1], first["label"].shape[1]) == SpanCorruptor(9999).sizes(30)
     np.testing.assert_array_equal(first["target"][first["weight"].any(1), 0], 2)
     follows = first["weight"][:, 1:] == 1
     np.testing.assert_array_equal(first["target"][:, 1:][follows], first["label"][:, :-1][follows])
@@ -120,11 +120,11 @@ def test_text_files_for_both_tasks(tmp_path):
     assert rows["token"].shape == (4, 32)
     assert rows["weight"].any(1).all()
     packed = masked.train().rows
-    assert masked.spelled(packed["token"][0][packed["segment"][0] == 1]) in lines
+    assert masked.decode(packed["token"][0][packed["segment"][0] == 1]) in lines
     spans = TextFiles(str(tmp_path / "train.txt"), str(tmp_path / "test.txt"), length=24, vocab=320, spans=True)
     batch = spans.train().read(np.arange(8))
-    assert "<319>" in spans.spelled(batch["source"][0])
-    assert spans.spelled(np.array([0, 1, 3, 0])) == "[MASK][END]"
+    assert "<319>" in spans.decode(batch["source"][0])
+    assert spans.decode(np.array([0, 1, 3, 0])) == "[MASK][END]"
     assert batch["source"].max() == 319
     assert len(spans.test()) == 50
     with pytest.raises(DataError, match="vocab=200 has no room"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from multipod.cli.simulate import simulate as command
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import COLLECTIVES, Schedule, even, make_step
+from multipod.collectives.schedule import COLLECTIVES, Schedule, even_bounds, make_step
 from multipod.collectives.text import write
 from multipod.errors import ScheduleError, TopologyError
 from multipod.simulate import best, bounds, compare, simulate
@@ -39,7 +39,7 @@ def mesh(*shape, latency_s=0, bytes_per_s=1, **fields):
 def schedule_of(topology, steps, pieces=1, **fields):
     """A schedule from steps of (src, dst, first, stop, op); nothing says that it sums anything."""
     made = [make_step(*zip(*step, strict=True)) if step else make_step([], [], []) for step in steps]
-    return Schedule("all-reduce", "made up", topology, pieces, even(pieces), made, **fields)
+    return Schedule("all-reduce", "made up", topology, pieces, even_bounds(pieces), made, **fields)
 
 
 # Golden numbers: steps, sum over steps of the longest way, seconds of the transfers and bytes on the busiest arc, both

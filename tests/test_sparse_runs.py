@@ -12,7 +12,7 @@ from multipod.cli.main import main
 from multipod.data.batches import TrainBatches
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
@@ -44,8 +44,8 @@ def learnt(recipe, updates=3):
         batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
         state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
         sums.pop("stop")
-        told.append(finished(recipe.objective, jax.device_get(sums)))
-    told.append(finished(recipe.objective, evaluate(program, state, recipe.data.test())))
+        told.append(report_of(recipe.objective, jax.device_get(sums)))
+    told.append(report_of(recipe.objective, evaluate(program, state, recipe.data.test())))
     return program, told, jax.device_get(state.params)
 
 

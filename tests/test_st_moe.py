@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from multipod.data.span_corruption import Spans, corrupted, read_behind, restored
+from multipod.data.span_corruption import Spans, corrupt, restore, teacher_forced
 from multipod.errors import PoisonedError, RecipeError
 from multipod.metrics.objective import masked_sums
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
 from multipod.nn.dims import dims_of
 from multipod.nn.experts.routing import Routing
-from multipod.nn.relative_positions import buckets
+from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
 from multipod.optim.rates import Constant, Rsqrt, WarmUp
@@ -79,21 +79,21 @@ def test_restored_text_is_the_text(seed):
     rng = np.random.default_rng(seed)
     text = rng.integers(4, 90, 60).astype(np.int32)
     places = Spans().places(60, rng)
-    source, target = corrupted(text, places, 100)
+    source, target = corrupt(text, places, 100)
     assert (len(source), len(target)) == Spans().lengths(60)
-    np.testing.assert_array_equal(restored(source, target, 100, places.max()), text)
+    np.testing.assert_array_equal(restore(source, target, 100, places.max()), text)
 
 
 def test_corrupted_by_hand():
     text, places = np.array([10, 11, 12, 13, 14, 15]), np.array([0, 1, 1, 0, 2, 0])
-    source, target = corrupted(text, places, 100)
+    source, target = corrupt(text, places, 100)
     assert source.tolist() == [10, 99, 13, 98, 15, 3]
     assert target.tolist() == [99, 11, 12, 98, 14, 3]
 
 
 def batch_of(rows=4, length=8, seed=0):
     rng = np.random.default_rng(seed)
-    return read_behind(*(rng.integers(4, 32, (rows, length)).astype(np.int32) for _ in range(2)))
+    return teacher_forced(*(rng.integers(4, 32, (rows, length)).astype(np.int32) for _ in range(2)))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.data.stdlib_text import (
     END,
     MASK,
@@ -21,7 +21,7 @@ from multipod.data.stdlib_text import (
     Masking,
     StdlibText,
     encode,
-    in_test,
+    is_test_file,
     pieces,
     read_files,
     train_tokenizer,
@@ -56,10 +56,10 @@ def test_files_are_the_library_without_its_tests():
 
 def test_a_file_stays_on_its_side():
     # Checksums known from elsewhere: CRC-32 of "123456789" is 0xCBF43926, 0.797 of 2^32 (RFC 3720's check value).
-    assert in_test("123456789", 0.8)
-    assert not in_test("123456789", 0.79)
+    assert is_test_file("123456789", 0.8)
+    assert not is_test_file("123456789", 0.79)
     names = read_files("**/*.py")
-    share = sum(in_test(name, 0.2) for name in names) / len(names)
+    share = sum(is_test_file(name, 0.2) for name in names) / len(names)
     assert 0.1 < share < 0.3
 
 
@@ -105,7 +105,7 @@ def test_the_cache_holds_the_same_tokens(small, tokenizers):
 def test_rows_hold_all_tokens_of_all_files(small):
     spec, train, test = small
     texts = read_files(spec.files)
-    parts = [[t for name, t in texts.items() if in_test(name, spec.test_share) == side] for side in (False, True)]
+    parts = [[t for name, t in texts.items() if is_test_file(name, spec.test_share) == side] for side in (False, True)]
     tokenizer = train_tokenizer(parts[0], spec.vocab)
     for part, source in zip(parts, (train, test), strict=True):
         expected = np.sort(np.concatenate(encode(tokenizer, [piece for text in part for piece in pieces(text)])))

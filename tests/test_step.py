@@ -8,7 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 from tiny_recipe import Perceptron
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows, to_mesh
+from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.errors import LayoutError
 from multipod.layout.layout import DATA_AXES, Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
@@ -44,7 +44,7 @@ def largest_difference(a, b):
 
 
 def plain_update(recipe, updates):
-    """The same training on one device with nothing but jax.grad and Optax: the readable reference."""
+    """Training on one device with nothing but jax.grad and Optax: the readable reference."""
     optimizer = recipe.optimizer.build(recipe.updates)
     state = fresh_state(recipe, optimizer)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch))

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from multipod.errors import DataError, NativeError, RecipeError
-from multipod.nn import tensor_train_native
-from multipod.nn.bags import check_bags, check_ids, dense_bag
-from multipod.nn.tensor_train import (
+from multipod.nn.tables import tensor_train_native
+from multipod.nn.tables.bags import check_bags, check_ids, dense_bag
+from multipod.nn.tables.tensor_train import (
     TensorTrain,
     covering_factors,
-    decomposed,
+    decompose,
     exact_factors,
-    looked_up,
-    materialized,
+    look_up,
+    materialize,
     tensor_train,
 )
-from multipod.nn.tensor_train_bag import bag
-from multipod.nn.tensor_train_init import initial_cores, spread
+from multipod.nn.tables.tensor_train_bag import bag
+from multipod.nn.tables.tensor_train_init import initial_cores, spread
 
 # To compile is most of what these tests cost, and without optimization it takes half as long.
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -97,9 +97,9 @@ def test_parameters_of_the_published_factorisations(rows):
 def test_entries_are_products_of_matrices(name):
     tt = SHAPES[name]
     cores = drawn(tt)
-    table = np.asarray(jit(partial(materialized, tt))(cores))
+    table = np.asarray(jit(partial(materialize, tt))(cores))
     some = np.array([0, 1, tt.rows // 2, tt.rows - 1])
-    np.testing.assert_allclose(jit(partial(looked_up, tt))(cores, some), table[some], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jit(partial(look_up, tt))(cores, some), table[some], rtol=1e-5, atol=1e-6)
     exact = [np.asarray(core, np.float64) for core in cores]
     for i, j in [(0, 0), (tt.rows - 1, tt.features - 1), (tt.rows // 3, 1)]:
         rows, columns = np.unravel_index(i, tt.row_factors), np.unravel_index(j, tt.column_factors)
@@ -112,13 +112,13 @@ def test_entries_are_products_of_matrices(name):
 def test_svd_finds_a_table_that_has_these_ranks():
     tt = tensor_train(210, 24, (4, 3), row_factors=(5, 6, 7), column_factors=(2, 3, 4))
     with jax.enable_x64():
-        table = np.asarray(materialized(tt, tuple(core.astype(jnp.float64) for core in drawn(tt))))
-    cores, error = decomposed(table, tt)
+        table = np.asarray(materialize(tt, tuple(core.astype(jnp.float64) for core in drawn(tt))))
+    cores, error = decompose(table, tt)
     assert error < 1e-12
     sizes = [np.sqrt(np.mean(np.square(core))) for core in cores]
     assert sizes == pytest.approx([sizes[0]] * 3)
     with jax.enable_x64():
-        np.testing.assert_allclose(materialized(tt, tuple(map(jnp.asarray, cores))), table, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(materialize(tt, tuple(map(jnp.asarray, cores))), table, rtol=1e-9, atol=1e-12)
 
 
 def test_svd_error_lies_between_what_singular_values_allow():
@@ -129,16 +129,16 @@ def test_svd_error_lies_between_what_singular_values_allow():
     for bond, rank in ((8, 4), (120, 3)):
         values = np.linalg.svd(padded.reshape(bond, -1), compute_uv=False)
         tails.append(np.sqrt(np.sum(values[rank:] ** 2)) / np.linalg.norm(table))
-    _, error = decomposed(table, tt)
+    _, error = decompose(table, tt)
     assert max(tails) * 0.999 <= error <= math.hypot(*tails) * 1.001
-    _, whole = decomposed(table, tensor_train(119, 12, 10**6, row_factors=(4, 5, 6), column_factors=(2, 3, 2)))
+    _, whole = decompose(table, tensor_train(119, 12, 10**6, row_factors=(4, 5, 6), column_factors=(2, 3, 2)))
     assert whole < 1e-12
 
 
 def test_svd_refuses_another_shape():
     with pytest.raises(RecipeError, match=r"the table is 3 x 4, and the tensor train 60 x 6"):
-        decomposed(np.zeros((3, 4)), SHAPES["two"])
-    assert decomposed(np.zeros((60, 6)), SHAPES["two"])[1] == 0.0
+        decompose(np.zeros((3, 4)), SHAPES["two"])
+    assert decompose(np.zeros((60, 6)), SHAPES["two"])[1] == 0.0
 
 
 @pytest.mark.parametrize("way", ["jax", "native"])
@@ -156,7 +156,7 @@ def test_bags_equal_those_of_the_table(name, weighted, mode, way):
         return bag(tt, cores, jnp.asarray(ids), jnp.asarray(offsets), w, mode, way=way)
 
     def of_table(cores, w):
-        return dense_bag(materialized(tt, cores), jnp.asarray(ids), jnp.asarray(offsets), w, mode)
+        return dense_bag(materialize(tt, cores), jnp.asarray(ids), jnp.asarray(offsets), w, mode)
 
     def values(function):
         wrt = (0, 1) if weighted else (0,)
@@ -180,7 +180,7 @@ def test_bags_equal_pytorchs(mode):
     used = int(offsets[-1])
     module = torch.nn.EmbeddingBag(tt.rows, tt.features, mode=mode, include_last_offset=True)
     with torch.no_grad():
-        module.weight.copy_(torch.from_numpy(np.array(materialized(tt, cores))))
+        module.weight.copy_(torch.from_numpy(np.array(materialize(tt, cores))))
     scale = torch.from_numpy(w[:used]) if mode == "sum" else None
     theirs = module(torch.from_numpy(ids[:used]).long(), torch.from_numpy(offsets).long(), scale).detach().numpy()
     weights = jnp.asarray(w) if mode == "sum" else None
@@ -222,7 +222,7 @@ def test_double_precision_goes_the_way_of_jax():
     ids, offsets, _ = ragged(tt)
     with jax.enable_x64():
         cores = tuple(core.astype(jnp.float64) for core in drawn(tt))
-        ours, theirs = jit(lambda c: (bag(tt, c, ids, offsets), dense_bag(materialized(tt, c), ids, offsets)))(cores)
+        ours, theirs = jit(lambda c: (bag(tt, c, ids, offsets), dense_bag(materialize(tt, c), ids, offsets)))(cores)
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
@@ -268,7 +268,7 @@ def test_entries_begin_nearly_gaussian():
     tt = tensor_train(4_096, 64, 8)
     variance = 1 / (3 * tt.rows)
     sampled, plain = (
-        spread(materialized(tt, initial_cores(tt, KEY, distribution)), variance)
+        spread(materialize(tt, initial_cores(tt, KEY, distribution)), variance)
         for distribution in ("sampled-gaussian", "gaussian")
     )
     assert sampled.variance == pytest.approx(variance, rel=0.1)
@@ -281,7 +281,7 @@ def test_entries_begin_nearly_gaussian():
 
 def test_the_released_scale_is_larger_by_what_it_leaves_out():
     tt = tensor_train(1_000, 64, 8)
-    exact, released = (np.std(materialized(tt, initial_cores(tt, KEY, scale=scale))) for scale in ("exact", "released"))
+    exact, released = (np.std(materialize(tt, initial_cores(tt, KEY, scale=scale))) for scale in ("exact", "released"))
     assert released / exact == pytest.approx(8 * 5.746**1.5, rel=1e-3)
 
 

@@ -13,14 +13,14 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from multipod.data.packing import packed, shifted_right
+from multipod.data.packing import pack_rows, shift_right
 from multipod.errors import RecipeError
 from multipod.metrics.objective import TokenClassification
 from multipod.models.transformer import Transformer, small_transformer
-from multipod.nn.attention import KeysValues, attend, segment_mask
-from multipod.nn.beam_search import beam_search, greedy, length_penalty
 from multipod.nn.dims import dims_of
-from multipod.nn.embedding import sinusoids
+from multipod.nn.text.attention import KeysValues, attend, segment_mask
+from multipod.nn.text.beam_search import beam_search, greedy, length_penalty
+from multipod.nn.text.embedding import sinusoids
 from multipod.recipe.override import override
 
 TINY = small_transformer(23, features=16, hidden=24, heads=2, encoder_layers=1, decoder_layers=1)
@@ -65,10 +65,10 @@ def as_batch(sequences):
 
     There are five rows, some of them empty, so that one compiled program serves many tests.
     """
-    rows = packed(sequences, {"source": 12, "target": 12})
+    rows = pack_rows(sequences, {"source": 12, "target": 12})
     rows = {name: np.pad(array, ((0, 5 - len(array)), (0, 0))) for name, array in rows.items()}
     label, segment = rows["target"], rows["target_segment"]
-    read = shifted_right(label, segment, rows["target_position"], START)
+    read = shift_right(label, segment, rows["target_position"], START)
     return rows | {"target": read, "label": label, "weight": (segment != 0).astype(np.int32)}
 
 
@@ -341,14 +341,14 @@ def test_greedy_decoding_with_a_cache_is_the_full_forward_pass(params):
 
 
 def test_every_step_with_a_cache_has_the_logits_of_the_full_forward_pass(params):
-    from multipod.nn.merge import merged
+    from multipod.nn.merge import merge_model
 
     batch = sources()
     target = np.random.default_rng(1).integers(3, 23, (3, 8))
 
     @jax.jit
     def stepwise(params):
-        module = merged(TINY, params)
+        module = merge_model(TINY, params)
         source, cache, found = module.source(batch), module.empty_cache(3, 8), []
         for position in range(8):
             scores, cache = module.step(jnp.array(target)[:, position], jnp.int32(position), cache, source)
@@ -377,7 +377,7 @@ def log_probability(table, sequence):
 
 
 def plain_beam_search(table, beam, length, penalty):
-    """The same search as a list of tuples, without early stop."""
+    """The beam search as a list of tuples, without early stop."""
     alive, finished = [(0.0, [])], []
     for position in range(length):
         extended = []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multipod.collectives.build import build
 from multipod.collectives.packing import Tree, flatten, loads, pack, relieve
 from multipod.collectives.repair import repair
-from multipod.collectives.schedule import Schedule, even
+from multipod.collectives.schedule import Schedule, even_bounds
 from multipod.collectives.strength import strength
 from multipod.collectives.tree_packing import PERIODS, center, tree_packing
 from multipod.collectives.verify import verify
@@ -267,7 +267,7 @@ def test_what_cannot_be_mended_is_refused():
     with pytest.raises(ScheduleError, match=r"links \[\(0, 1\)\] had failed"):
         repair(tree_packing(hurt), topology.without([5]))
     check(repair(tree_packing(hurt), topology.without([0, 5])))  # the link went with its chip
-    by_hand = Schedule("all-reduce", "tree-packing", Topology((1,)), 1, even(1), ())
+    by_hand = Schedule("all-reduce", "tree-packing", Topology((1,)), 1, even_bounds(1), ())
     with pytest.raises(ScheduleError, match="no trees to mend"):
         repair(by_hand, Topology((1,)))
 

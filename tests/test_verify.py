@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import ADASUM, ADD, COPY, OPS, Schedule, Step, Steps, even, make_step
+from multipod.collectives.schedule import ADASUM, ADD, COPY, OPS, Schedule, Step, Steps, even_bounds, make_step
 from multipod.collectives.verify import verify
 from multipod.errors import ScheduleError, TopologyError
 from multipod.topology.topology import Topology
@@ -48,7 +48,7 @@ def make(*sends) -> Step:
 
 def hand(*steps, topology=LINE, pieces=1, collective="all-reduce", **fields) -> Schedule:
     """A schedule from steps of (src, dst, piece, op) each."""
-    bounds = np.array(fields.pop("bounds", even(pieces)))
+    bounds = np.array(fields.pop("bounds", even_bounds(pieces)))
     made = [step if isinstance(step, Step) else make(*step) for step in steps]
     return Schedule(collective, "hand", topology, int(bounds[-1]), bounds, made, **fields)
 
@@ -259,7 +259,7 @@ def test_pieces_that_travel_alike_at_other_times_are_followed_once():
                 sends += [(*way, piece, COPY) for way in down]
         return make(*sends) if sends else make_step([], [], [])
 
-    schedule = Schedule("all-reduce", "hand", LINE, 50, even(50), Steps(53, step))
+    schedule = Schedule("all-reduce", "hand", LINE, 50, even_bounds(50), Steps(53, step))
     assert verify(schedule).patterns == 1
 
 

@@ -96,9 +96,13 @@ def generate(out: Path, examples: int, truth: str, zipf: float, seed: int) -> No
 def _sizes(rows: str) -> tuple[int, ...]:
 
     if rows in ("kaggle", "terabyte", "mlperf"):
-        from multipod.models import dlrm
+        from multipod.models import dlrm_published as published
 
-        return {"kaggle": dlrm.KAGGLE_ROWS, "terabyte": dlrm.TERABYTE_10M_ROWS, "mlperf": dlrm.MLPERF_ROWS}[rows]
+        return {
+            "kaggle": published.KAGGLE_ROWS,
+            "terabyte": published.TERABYTE_10M_ROWS,
+            "mlperf": published.MLPERF_ROWS,
+        }[rows]
     return default_rows([int(part) for part in rows.split(",")])
 
 

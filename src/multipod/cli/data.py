@@ -15,10 +15,10 @@ from multipod.data.convert import convert as write
 from multipod.data.files.formats import FORMATS, open_records
 from multipod.data.inspect import array_rows, contact_sheet
 from multipod.data.inspect import inspect as look
-from multipod.data.source import identity_of, with_cache
+from multipod.data.source import DecodesTokens, identity_of, with_cache
 from multipod.errors import DataError
 from multipod.recipe.override import override
-from multipod.simulate.input import HeavyTail, predicted_loss
+from multipod.simulate.input import HeavyTail, expected_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from multipod.data.inspect import Inspection
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
 
 SHEET = 64
 """Most images on a contact sheet."""
@@ -48,7 +48,9 @@ def data() -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Contact sheet of a batch, a PNG.")
 @reading_options
 @what_options
-def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "Reading") -> None:
+def inspect(
+    recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "InputOptions"
+) -> None:
     """Read some batches of RECIPE and show them: arrays, labels, where the time goes, and what could not be read.
 
     \b
@@ -63,13 +65,13 @@ def inspect(recipe: str, batches: int, rows: int, out: Path | None, changes: lis
     found = look(TrainBatches(source, rows, chosen.seed, np.arange(rows)), batches, reading)
     console = Console()
     console.print(f"training data  {identity_of(source)}", highlight=False)
-    _show(console, found, rows, getattr(chosen.data, "spelled", None))
+    _show(console, found, rows, chosen.data.decode if isinstance(chosen.data, DecodesTokens) else None)
     if out is not None:
         _draw(found, out)
 
 
-def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[np.ndarray], str] | None") -> None:
-    """Prints what was found; `spelled` makes text of tokens."""
+def _show(console: Console, found: "Inspection", rows: int, decode: "Callable[[np.ndarray], str] | None") -> None:
+    """Prints what was found; `decode` makes text of tokens."""
 
     arrays = Table("array", "shape", "values", "mean ± deviation", title=f"the first batch of {rows}")
     for row in array_rows(found.batch):
@@ -78,7 +80,7 @@ def _show(console: Console, found: "Inspection", rows: int, spelled: "Callable[[
     for name, array in found.batch.items():
         if array.dtype.kind in "iu" and array.ndim == 2:
             listed = f"{' '.join(map(str, array[0][:24].tolist()))} ..."
-            text = spelled(array[0]) if spelled is not None and name in TOKENS else ""
+            text = decode(array[0]) if decode is not None and name in TOKENS else ""
             console.print(f"{name:14} {text[:SHOWN] or listed}", highlight=False, markup=False)
     if found.counts:
         most = sorted(found.counts.items(), key=lambda item: -item[1])[:6]
@@ -166,7 +168,7 @@ def stragglers(
     cost = HeavyTail(image_ms / 1e3, tail=large, most=most)
     table = Table("hosts", "ms/step", "lost")
     for count in counts:
-        run = predicted_loss(
+        run = expected_loss(
             cost, count, images, device_s=step_ms / 1e3, threads=threads, ahead=ahead, part=8, updates=80, seed=count
         )
         table.add_row(f"{count:,}", f"{run.step_s * 1e3:.1f}", f"{run.lost_share:.1%}")

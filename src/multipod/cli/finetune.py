@@ -11,7 +11,7 @@ from multipod.cli.train import ConsoleObservers, exit_code_of
 from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
 
 
 @click.command()
@@ -44,7 +44,7 @@ def finetune(
     at: int | None,
     out: Path | None,
     quiet: bool,
-    reading: "Reading",
+    reading: "InputOptions",
     changes: list[str],
     where: RuntimeOptions,
     **numbers: Any,

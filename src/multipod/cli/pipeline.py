@@ -12,10 +12,10 @@ from multipod.errors import ScheduleError
 from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.check import check
 from multipod.pipelines.drawing import draw, write_picture
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import Costs, time_schedule
 
 if TYPE_CHECKING:
-    from multipod.pipelines.check import Proof
+    from multipod.pipelines.check import PipelineProof
     from multipod.pipelines.timing import Timed
 
 POSITIVE = click.IntRange(1, 4096)
@@ -70,7 +70,7 @@ def show(
             "a million passes. Take fewer of one."
         )
     proof = check(build(name, stages, micro_batches, updates or fill, **options))
-    clock = timed(proof.schedule, Costs(forward, backward))
+    clock = time_schedule(proof.schedule, Costs(forward, backward))
     if out is not None and not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is no folder to write {out.name} in. Make it first.")
     width = shutil.get_terminal_size(fallback=(120, 48)).columns
@@ -82,7 +82,7 @@ def show(
         click.echo(f"written to {out}")
 
 
-def _figures(proof: "Proof", clock: "Timed") -> list[str]:
+def _figures(proof: "PipelineProof", clock: "Timed") -> list[str]:
     """The table of stages, and the totals."""
     made = proof.schedule
     columns: list[tuple[str, Callable[[int], Any]]] = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from multipod.cli.machine import BYTES
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 
 if TYPE_CHECKING:
     pass
@@ -46,8 +46,8 @@ def reading_options(command: F) -> F:
     ) -> Any:
 
         numbers = (read_threads or 0, read_processes or 0, read_ahead or 0, decoded_cache or 0)
-        limit_s = Reading.limit_s if read_limit is None else read_limit
-        reading = Reading(*numbers, decoded_cache_folder or "", limit_s, image_order or "")  # type: ignore[arg-type]
+        limit_s = InputOptions.limit_s if read_limit is None else read_limit
+        reading = InputOptions(*numbers, decoded_cache_folder or "", limit_s, image_order or "")  # type: ignore[arg-type]
         return command(*args, reading=reading, **kwargs)
 
     return with_reading  # type: ignore[return-value]

@@ -196,6 +196,7 @@ def _on_each_device(program: "Program") -> Table:
 
     from multipod.layout.check import uncovered, whole
     from multipod.layout.mesh import data_devices, is_split, topology_of
+    from multipod.nn.model import ShowsFigures
     from multipod.step.gradients import is_spec
     from multipod.step.inspect import gradient_sum, totals
     from multipod.train.observers.text import broken_text
@@ -209,7 +210,8 @@ def _on_each_device(program: "Program") -> Table:
     of = f"{rows} rows: {chosen.batch} examples, the rest padding" if program.padded else f"{rows} examples"
     table.add_row("batch", f"{rows // data_devices(program.mesh)} of {of}")
     table.add_row("parameters", f"{sum(leaf.size for leaf in leaves):,} in {len(leaves)} tensors")
-    for name, figure in getattr(chosen.model, "figures", dict)().items():
+    figures = chosen.model.figures() if isinstance(chosen.model, ShowsFigures) else {}
+    for name, figure in figures.items():
         table.add_row(name, figure)
     for name, size in totals(program).items():
         table.add_row(f"{name}, bytes", f"{size:,}")

@@ -18,7 +18,7 @@ from multipod.train.observers.progress import make_progress
 from multipod.train.observers.summary import Summary
 
 if TYPE_CHECKING:
-    from multipod.data.reading import Reading
+    from multipod.data.reading import InputOptions
     from multipod.plan.search import Plan
     from multipod.runs.request import RunResult
     from multipod.train.events import Observer
@@ -71,7 +71,7 @@ def train(
     inject: Path | None,
     changes: list[str],
     where: RuntimeOptions,
-    reading: "Reading",
+    reading: "InputOptions",
 ) -> int:
     """Train RECIPE: a name from `multipod list`, or FILE.py:FUNCTION.
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from multipod.collectives.checks import check_whole, tile_peers
-from multipod.collectives.holes import fold_order, is_closed
-from multipod.collectives.rings import Both, around, assemble
+from multipod.collectives.detour_rings import fold_order, is_closed
+from multipod.collectives.rings import Both, assemble, ring_steps
 from multipod.collectives.schedule import (
     ADD,
     COPY,
@@ -16,7 +16,7 @@ from multipod.collectives.schedule import (
     Schedule,
     Step,
     chain,
-    even,
+    even_bounds,
     make_step,
     side_by_side,
 )
@@ -60,7 +60,7 @@ def sweep(
         chips = np.moveaxis(grid, d + 1, -1)[..., visits].reshape(-1, sizes[d])
         first = np.moveaxis(np.broadcast_to(fixed, grid.shape), d + 1, -1)[..., visits].reshape(-1, sizes[d])
         first = first[:, :, None] + offsets
-        phases.append(around(chips, first, first + run, both))
+        phases.append(ring_steps(chips, first, first + run, both))
     return phases
 
 
@@ -135,7 +135,7 @@ def torus_2d(
     unit = 2 if any(both for _, both in lanes) else 1
     steps = assemble(collective, sweep(grid, order, _strides(sizes, order, unit), lanes, width=unit))
     pieces = unit * math.prod(sizes)
-    return Schedule(collective, "torus-2d", topology, pieces, even(pieces), steps, tuple(tile), notes)
+    return Schedule(collective, "torus-2d", topology, pieces, even_bounds(pieces), steps, tuple(tile), notes)
 
 
 def row_column(
@@ -222,7 +222,7 @@ def row_pairs(topology: Topology, collective: Collective = "all-reduce", *, fold
             "Use torus-2d, row-column or bidirectional-ring."
         )
     if not kept:
-        return Schedule(collective, "row-pairs", topology, 1, even(1), chain([]), notes=notes)
+        return Schedule(collective, "row-pairs", topology, 1, even_bounds(1), chain([]), notes=notes)
     down = even_dims[0]
     grid = np.moveaxis(np.arange(topology.size).reshape(topology.shape), down, 0).reshape(topology.shape[down], -1)
     rows, columns = grid.shape
@@ -231,9 +231,11 @@ def row_pairs(topology: Topology, collective: Collective = "all-reduce", *, fold
     start = np.broadcast_to(np.arange(2 * columns) * rows, pairs.shape)
     visits, _ = _lane(topology, down, rows // 2, folded)
     mine = start.T[:, visits] + 2 * visits
-    phases = [around(pairs, start, start + rows, both=True), around(pairs.T[:, visits], mine, mine + 2)]
+    phases = [ring_steps(pairs, start, start + rows, both=True), ring_steps(pairs.T[:, visits], mine, mine + 2)]
     pieces = 2 * columns * rows
-    return Schedule(collective, "row-pairs", topology, pieces, even(pieces), assemble(collective, phases), notes=notes)
+    return Schedule(
+        collective, "row-pairs", topology, pieces, even_bounds(pieces), assemble(collective, phases), notes=notes
+    )
 
 
 def multi_ring(
@@ -285,7 +287,7 @@ def multi_ring(
             # Every chip's part has a piece for each slice.
             slices.append(sweep(grid, order, _strides(sizes, range(len(sizes)), rings), lanes, base=k))
     steps = side_by_side([assemble(collective, phases) for phases in slices])
-    return Schedule(collective, "multi-ring", topology, p * rings, even(p * rings), steps)
+    return Schedule(collective, "multi-ring", topology, p * rings, even_bounds(p * rings), steps)
 
 
 def _factors(p: int) -> str:
@@ -345,4 +347,4 @@ def halving_doubling(topology: Topology, collective: Collective = "all-reduce") 
             steps.append(make_step(idle, helper, own, own + 1, COPY))
         steps += doubling[::-1]
         steps += [make_step(helper, idle, 0, pieces, COPY)] if extra else []
-    return Schedule(collective, "halving-doubling", topology, pieces, even(pieces), tuple(steps))
+    return Schedule(collective, "halving-doubling", topology, pieces, even_bounds(pieces), tuple(steps))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multipod.collectives.checks import check_no_root, check_segments, find_root
-from multipod.collectives.schedule import ADD, COPY, Collective, Schedule, Step, Steps, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Collective, Schedule, Step, Steps, even_bounds, make_step
 from multipod.topology.topology import ChipName, Topology
 
 Tree = Mapping[int, int]
@@ -66,7 +66,7 @@ def double_tree(
 
     count = int(plan.start.max()) + 2 * (segments - 1) + 1 if len(plan.start) else 0
     pieces = 2 * segments
-    return Schedule(collective, "double-tree", topology, pieces, even(pieces), Steps(count, make))
+    return Schedule(collective, "double-tree", topology, pieces, even_bounds(pieces), Steps(count, make))
 
 
 def two_trees(places: int) -> tuple[Tree, Tree]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from multipod.collectives.packing import Edge, Tree, edge, loads, relieve
-from multipod.collectives.schedule import Schedule, even
+from multipod.collectives.schedule import Schedule, even_bounds
 from multipod.collectives.strength import link_weights, strength
-from multipod.collectives.timetable import Beat, Packing, lay_out, timed
+from multipod.collectives.timetable import Period, TreeTimetable, lay_out, time_trees
 from multipod.collectives.tree_packing import center, costs, excess
 from multipod.errors import ScheduleError
 from multipod.topology.topology import Topology
@@ -33,7 +33,7 @@ def repair(schedule: Schedule, topology: Topology) -> Schedule:
       TopologyError: the machine is cut in parts.
     """
     packing = schedule.origin
-    if not isinstance(packing, Packing):
+    if not isinstance(packing, TreeTimetable):
         raise ScheduleError(
             f"{schedule} was not built here by tree-packing, so there are no trees to mend. "
             "Build one for the broken machine."
@@ -41,7 +41,7 @@ def repair(schedule: Schedule, topology: Topology) -> Schedule:
     _check_weaker(schedule.topology, topology)
     topology.check_connected()
     if len(topology.chips) == 1:
-        return Schedule("all-reduce", schedule.algorithm, topology, 1, even(1), ())
+        return Schedule("all-reduce", schedule.algorithm, topology, 1, even_bounds(1), ())
     root = packing.trees[0].root
     if root in topology.failed_chips:
         root, _ = center(topology.neighbours)
@@ -51,7 +51,7 @@ def repair(schedule: Schedule, topology: Topology) -> Schedule:
     load = {link: used for link, used in loads(old, packing.beat.cost).items() if link in beat.cost}
     trees = [_regrown(tree, root, topology.neighbours, load, beat.capacity) for tree in old]
     beat = _relieved(trees, beat)
-    return lay_out(timed(topology, beat, trees, packing.lag), math.ceil(schedule.pieces / len(trees)))
+    return lay_out(time_trees(topology, beat, trees, packing.lag), math.ceil(schedule.pieces / len(trees)))
 
 
 def _check_weaker(before: Topology, now: Topology) -> None:
@@ -69,13 +69,13 @@ def _check_weaker(before: Topology, now: Topology) -> None:
         raise ScheduleError(f"{now}: {what} had failed in {before}, and are back. Build a schedule anew to use them.")
 
 
-def _beat(topology: Topology, trees: int) -> Beat:
+def _beat(topology: Topology, trees: int) -> Period:
     """A period for the weaker machine: of those within 1 % of the best, that with about as many trees as before."""
     sigma = strength(topology).value
     cost = costs(link_weights(topology))
     slot = min(cost.values())
     counts = range(1, max(trees, TREES) + 1)
-    beats = [Beat(math.ceil(count * slot / sigma), cost, count) for count in counts]
+    beats = [Period(math.ceil(count * slot / sigma), cost, count) for count in counts]
     best = min(excess(beat, sigma) for beat in beats)
     return min((beat for beat in beats if excess(beat, sigma) <= best + 0.01), key=lambda beat: abs(beat.trees - trees))
 
@@ -124,7 +124,7 @@ def _regrown(
     return grown
 
 
-def _relieved(trees: Sequence[Tree], beat: Beat) -> Beat:
+def _relieved(trees: Sequence[Tree], beat: Period) -> Period:
     """Relieves the overloaded links, in place, and returns the period in which that was possible."""
     while True:
         try:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from multipod.collectives.checks import check_no_root, check_segments, check_whole, find_root, tile_peers
-from multipod.collectives.holes import cycle, detour
+from multipod.collectives.detour_rings import cycle, detour
 from multipod.collectives.schedule import (
     ADD,
     COPY,
@@ -16,7 +16,7 @@ from multipod.collectives.schedule import (
     Step,
     Steps,
     chain,
-    even,
+    even_bounds,
     make_step,
     side_by_side,
 )
@@ -27,7 +27,7 @@ Both = tuple[Sequence[Step], Sequence[Step]]
 """The reduce-scatter and the all-gather of one phase."""
 
 
-def around(chips: np.ndarray, first: np.ndarray, stop: np.ndarray, both: bool = False) -> Both:
+def ring_steps(chips: np.ndarray, first: np.ndarray, stop: np.ndarray, both: bool = False) -> Both:
     """Reduce-scatter and all-gather around many rings of m chips at once, m - 1 steps each.
 
     Ring g visits `chips[g, 0]`, `chips[g, 1]`, ... and closes. After the reduce-scatter the chip at
@@ -43,8 +43,8 @@ def around(chips: np.ndarray, first: np.ndarray, stop: np.ndarray, both: bool = 
     """
     if both and chips.shape[1] > 2:
         middle = (first + stop) // 2
-        there = around(chips, first, middle)
-        back = around(chips[:, ::-1], middle[:, ::-1], stop[:, ::-1])
+        there = ring_steps(chips, first, middle)
+        back = ring_steps(chips[:, ::-1], middle[:, ::-1], stop[:, ::-1])
         return side_by_side([there[0], back[0]]), side_by_side([there[1], back[1]])
     length = chips.shape[1]
     first, stop = (ends if ends.ndim == 3 else ends[:, :, None] for ends in (first, stop))
@@ -114,13 +114,13 @@ def ring(
     groups = tile_peers("ring", topology, collective, tile)
     if len(groups) == 1:
         groups = (tuple(order),)
-    denominator, bounds = cut([len(group) for group in groups])
+    denominator, bounds = cut_bounds([len(group) for group in groups])
     phases = []
     for group in groups:
         # Where the group's own k-th part begins among the pieces, by rank within the group.
         ends = np.searchsorted(bounds * len(group), np.arange(len(group) + 1) * denominator)
         home = np.argsort(np.argsort(group))[None]
-        phases.append(around(np.asarray(group)[None], ends[home], ends[home + 1]))
+        phases.append(ring_steps(np.asarray(group)[None], ends[home], ends[home + 1]))
     together = [side_by_side([phase[half] for phase in phases]) for half in (0, 1)]
     steps = assemble(collective, [(together[0], together[1])])
     return Schedule(collective, "ring", topology, denominator, bounds, steps, tuple(tile), notes)
@@ -142,7 +142,7 @@ def bidirectional_ring(topology: Topology, collective: Collective = "all-reduce"
     """
     notes = check_whole("bidirectional-ring", topology)
     order, more = cycle(topology)
-    return both_ways("bidirectional-ring", topology, collective, order, notes + more)
+    return schedule_both_ways("bidirectional-ring", topology, collective, order, notes + more)
 
 
 def detour_ring(topology: Topology, collective: Collective = "all-reduce") -> Schedule:
@@ -156,23 +156,23 @@ def detour_ring(topology: Topology, collective: Collective = "all-reduce") -> Sc
     hop. A link that a long hop shares with others is busier by as much. Works on any connected machine.
 
     Source: the walk around a spanning tree of 2 x 2 blocks is that of Gabriely and Rimon, 2001,
-    doi:10.1023/A:1016610507833; see `holes.detour` for where we depart from it.
+    doi:10.1023/A:1016610507833; see `detour_rings.detour` for where we depart from it.
     """
     order, notes = detour(topology)
-    return both_ways("detour-ring", topology, collective, order, notes)
+    return schedule_both_ways("detour-ring", topology, collective, order, notes)
 
 
-def both_ways(
+def schedule_both_ways(
     name: str, topology: Topology, collective: Collective, order: Sequence[int], notes: tuple[str, ...]
 ) -> Schedule:
     """The schedule that goes both ways at once around the ring `order` of all live chips."""
     p = len(order)
     home = 2 * np.array([[topology.rank[chip] for chip in order]])
-    steps = assemble(collective, [around(np.array([order]), home, home + 2, both=True)])
-    return Schedule(collective, name, topology, 2 * p, even(2 * p), steps, notes=notes)
+    steps = assemble(collective, [ring_steps(np.array([order]), home, home + 2, both=True)])
+    return Schedule(collective, name, topology, 2 * p, even_bounds(2 * p), steps, notes=notes)
 
 
-def cut(sizes: Sequence[int]) -> tuple[int, np.ndarray]:
+def cut_bounds(sizes: Sequence[int]) -> tuple[int, np.ndarray]:
     """Denominator and bounds of the pieces for groups that cut the vector in `sizes` equal parts each.
 
     Where the common denominator would not fit, parts are cut on a grid of 64 pieces to the smallest part.
@@ -181,7 +181,7 @@ def cut(sizes: Sequence[int]) -> tuple[int, np.ndarray]:
     if common < 2**40:
         ends = np.unique(np.concatenate([np.arange(n + 1, dtype=np.int64) * (common // n) for n in set(sizes)]))
         return common, ends
-    return 64 * max(sizes), even(64 * max(sizes))
+    return 64 * max(sizes), even_bounds(64 * max(sizes))
 
 
 def _pipeline(
@@ -198,4 +198,4 @@ def _pipeline(
         return make_step(path[i], path[i + 1], t - i, op=COPY)
 
     steps = Steps(hops + segments - 1 if hops else 0, make)
-    return Schedule("broadcast", "ring", topology, segments, even(segments), steps, notes=notes)
+    return Schedule("broadcast", "ring", topology, segments, even_bounds(segments), steps, notes=notes)

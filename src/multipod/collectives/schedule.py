@@ -181,6 +181,6 @@ class Schedule:
         return np.array([int(bound) * count // self.denominator for bound in self.bounds], np.int64)
 
 
-def even(pieces: int) -> np.ndarray:
+def even_bounds(pieces: int) -> np.ndarray:
     """The bounds of `pieces` equal pieces, over the denominator `pieces`."""
     return np.arange(pieces + 1, dtype=np.int64)

@@ -11,12 +11,12 @@ from functools import cached_property
 import numpy as np
 
 from multipod.collectives.packing import Edge, Tree, edge
-from multipod.collectives.schedule import ADD, COPY, Schedule, Step, Steps, even
+from multipod.collectives.schedule import ADD, COPY, Schedule, Step, Steps, even_bounds
 from multipod.topology.topology import Topology
 
 
 @dataclass(frozen=True)
-class Beat:
+class Period:
     """A period, in ticks, and what the links can do in it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Beat:
 
 
 @dataclass(frozen=True, eq=False)
-class Packing:
+class TreeTimetable:
     """Spanning trees with the time of every send of a round: what a schedule is made of, and mended from.
 
     Attributes:
@@ -55,7 +55,7 @@ class Packing:
     """
 
     topology: Topology
-    beat: Beat
+    beat: Period
     trees: tuple[Tree, ...]
     starts: tuple[dict[int, int], ...]
     depth: int
@@ -66,7 +66,7 @@ class Packing:
         return (rounds - 1) * self.beat.ticks + 2 * self.depth + self.lag
 
 
-def timed(topology: Topology, beat: Beat, trees: Sequence[Tree], lag: int) -> Packing:
+def time_trees(topology: Topology, beat: Period, trees: Sequence[Tree], lag: int) -> TreeTimetable:
     """A time for every send of a round, such that no link serves two trees at once, in any round.
 
     What a chip is sent it can send on `lag` ticks after it has left. Without that, latencies shorter than
@@ -103,7 +103,7 @@ def timed(topology: Topology, beat: Beat, trees: Sequence[Tree], lag: int) -> Pa
             busy[k].add((parent, start + cost))
             starts[k][chip], arrivals[k][chip] = start, start + cost + lag
     depth = max(max(times.values()) for times in arrivals) - lag
-    return Packing(topology, beat, tuple(trees), tuple(starts), depth, lag)
+    return TreeTimetable(topology, beat, tuple(trees), tuple(starts), depth, lag)
 
 
 def _next(earliest: int, phase: int, period: int) -> int:
@@ -127,7 +127,7 @@ def _ways(trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
     return [(k, way) for *_, k, way in sorted(ways)]
 
 
-def lay_out(packing: Packing, rounds: int) -> Schedule:
+def lay_out(packing: TreeTimetable, rounds: int) -> Schedule:
     """The schedule of a packing: `rounds` rounds, each a period after the one before, each with its own pieces."""
     count, period = len(packing.trees), packing.beat.ticks
     sends = _sends(packing)
@@ -150,11 +150,17 @@ def lay_out(packing: Packing, rounds: int) -> Schedule:
 
     pieces = rounds * count
     return Schedule(
-        "all-reduce", "tree-packing", packing.topology, pieces, even(pieces), Steps(len(ticks), make), origin=packing
+        "all-reduce",
+        "tree-packing",
+        packing.topology,
+        pieces,
+        even_bounds(pieces),
+        Steps(len(ticks), make),
+        origin=packing,
     )
 
 
-def _sends(packing: Packing) -> np.ndarray:
+def _sends(packing: TreeTimetable) -> np.ndarray:
     """int64 [5, sends of a round]: start, src, dst, tree, op; the first tick is 0."""
     rows = []
     for k, (tree, starts) in enumerate(zip(packing.trees, packing.starts, strict=True)):

@@ -13,9 +13,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from multipod.collectives.packing import Edge, pack
-from multipod.collectives.schedule import Collective, Schedule, even
+from multipod.collectives.schedule import Collective, Schedule, even_bounds
 from multipod.collectives.strength import check_wired, link_weights, strength, weakest
-from multipod.collectives.timetable import Beat, Packing, lay_out, timed
+from multipod.collectives.timetable import Period, TreeTimetable, lay_out, time_trees
 from multipod.errors import ScheduleError, TopologyError
 from multipod.topology.topology import Topology
 
@@ -69,14 +69,14 @@ def tree_packing(
     except TopologyError as error:
         raise ScheduleError(str(error)) from None
     if len(topology.chips) == 1:
-        return Schedule("all-reduce", "tree-packing", topology, 1, even(1), ())
+        return Schedule("all-reduce", "tree-packing", topology, 1, even_bounds(1), ())
     sigma = strength(topology).value
     tried = list(_packings(topology, sigma, within, latency_counts=nbytes is not None))
     if rounds is None and nbytes is not None:
         most = [least_rounds(one, sigma, max(within, 1.5 * excess(one.beat, sigma))) for one in tried]
         sized = [_sized(one, count, nbytes) for one, count in zip(tried, most, strict=True)]
         (_, rounds, lag), best = min((size, k) for k, size in enumerate(sized))
-        packing = timed(topology, tried[best].beat, tried[best].trees, lag)
+        packing = time_trees(topology, tried[best].beat, tried[best].trees, lag)
     else:
         packing = min(tried, key=lambda one: least_rounds(one, sigma, within) * len(one.trees))
         rounds = rounds or least_rounds(packing, sigma, within)
@@ -98,7 +98,7 @@ def _check_options(nbytes: object, rounds: object, within: object) -> None:
         raise ScheduleError(f"tree-packing: nbytes={nbytes!r} is not possible. Give a number, 0 or more.")
 
 
-def _packings(topology: Topology, sigma: Fraction, within: float, latency_counts: bool) -> Iterator[Packing]:
+def _packings(topology: Topology, sigma: Fraction, within: float, latency_counts: bool) -> Iterator[TreeTimetable]:
     """Packings of the few periods that look best beforehand; the shortest periods too where latency counts.
 
     Raises:
@@ -117,27 +117,29 @@ def _packings(topology: Topology, sigma: Fraction, within: float, latency_counts
     lag = min(cost.values()) if any(topology.latency_s[link.dim] for link in topology.links) else 0
     for beat in beats:
         trees = pack(topology.neighbours, beat.capacity, beat.trees, root)
-        yield timed(topology, beat, trees, lag)
+        yield time_trees(topology, beat, trees, lag)
 
 
-def _hoped(cost: dict[Edge, int], sigma: Fraction) -> list[Beat]:
+def _hoped(cost: dict[Edge, int], sigma: Fraction) -> list[Period]:
     """All periods, the shortest first, each with the most trees that the strength admits."""
     slot = min(cost.values())
     periods = sorted({times * one for one in set(cost.values()) for times in PERIODS})
-    return [Beat(ticks, cost, trees) for ticks in periods if (trees := math.floor(sigma * ticks / slot))]
+    return [Period(ticks, cost, trees) for ticks in periods if (trees := math.floor(sigma * ticks / slot))]
 
 
-def _likely_beats(topology: Topology, cost: dict[Edge, int], sigma: Fraction, radius: int, within: float) -> list[Beat]:
+def _likely_beats(
+    topology: Topology, cost: dict[Edge, int], sigma: Fraction, radius: int, within: float
+) -> list[Period]:
     """Up to three periods that come `within` the bound with few pieces and trees, as far as can be told beforehand."""
     chips, slot = len(topology.chips), min(cost.values())
 
-    def price(beat: Beat) -> float:
+    def price(beat: Period) -> float:
         # Trees come out about half as deep again as the machine, and the last sends wait about a period.
         spare = within - excess(beat, sigma)
         pieces = beat.trees * (5 * radius * slot + beat.ticks) / (beat.ticks * spare) if spare > 0 else math.inf
         return pieces * (1 + chips * beat.trees / EFFORT)
 
-    found: list[tuple[float, int, Beat]] = []
+    found: list[tuple[float, int, Period]] = []
     hoped = sorted(((price(beat), beat.ticks, beat) for beat in _hoped(cost, sigma)), key=lambda one: one[:2])
     for least, ticks, beat in hoped:
         if least == math.inf or (len(found) == 3 and least >= found[-1][0]):
@@ -151,19 +153,19 @@ def _likely_beats(topology: Topology, cost: dict[Edge, int], sigma: Fraction, ra
     return [beat for k, (beat, spent) in enumerate(zip(beats, effort, strict=True)) if k == 0 or spent <= EFFORT]
 
 
-def excess(beat: Beat, sigma: Fraction) -> float:
+def excess(beat: Period, sigma: Fraction) -> float:
     """By how much a period lasts longer than its pieces would need at the bound, as a share of that."""
     return float(sigma * beat.ticks / (beat.trees * beat.slot)) - 1
 
 
-def least_rounds(packing: Packing, sigma: Fraction, within: float) -> int:
+def least_rounds(packing: TreeTimetable, sigma: Fraction, within: float) -> int:
     """The least number of rounds whose whole length comes `within` the bound."""
     beat = packing.beat
     gain = beat.trees * beat.slot * (1 + within) / float(sigma) - beat.ticks
     return max(1, math.ceil((2 * packing.depth + packing.lag - beat.ticks) / gain))
 
 
-def _sized(packing: Packing, most: int, nbytes: float) -> tuple[float, int, int]:
+def _sized(packing: TreeTimetable, most: int, nbytes: float) -> tuple[float, int, int]:
     """(seconds, rounds, lag): about the least time for a vector of `nbytes`, and the fewest rounds for it of `most`.
 
     More rounds make smaller pieces, which fill the machine sooner and on which the latency weighs more.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.order import generator
-from multipod.data.reading import Reading, Tuner
+from multipod.data.reading import InputOptions, Tuner
 from multipod.data.source import Fused, HostBatch, Ordered, Sized, Source, training_batch
 from multipod.data.workers import Workers
 from multipod.errors import DataError
@@ -67,9 +67,9 @@ class TrainBatches:
         batch = training_batch(source, numbers[rows], rows, rng, out)
         return batch | {"mask": own < self.batch} if self.padded else batch
 
-    def start(self, position: int, reading: Reading | None = None) -> "Feed":
+    def start(self, position: int, reading: InputOptions | None = None) -> "Prefetcher":
         """The batches from `position` on, made ahead by threads or processes as `reading` says."""
-        return Feed(self, position, reading or Reading())
+        return Prefetcher(self, position, reading or InputOptions())
 
     def _order(self, epoch: int) -> np.ndarray:
         if isinstance(self.source, Ordered):
@@ -77,14 +77,14 @@ class TrainBatches:
         return _order(len(self.source), self.seed, epoch)
 
 
-class Feed(Iterator[HostBatch]):
+class Prefetcher(Iterator[HostBatch]):
     """Batches of a run, one after the other, made ahead of their use.
 
-    Grain orders the work among threads and keeps what is done early. Where `tell` finds that the devices wait, it
+    Grain orders the work among threads and keeps what is done early. Where `adapt` finds that the devices wait, it
     goes on from the same place with more threads: a place is only a number, so nothing is lost but what lay ready.
     """
 
-    def __init__(self, batches: TrainBatches, position: int, reading: Reading) -> None:
+    def __init__(self, batches: TrainBatches, position: int, reading: InputOptions) -> None:
         self._batches, self._position = batches, position
         count = len(batches.rows)
         cuts = np.linspace(0, count, max(1, -(-count // PART)) + 1).astype(int)
@@ -104,9 +104,9 @@ class Feed(Iterator[HostBatch]):
             return parts[0]
         return self._places.joined(self._position - 1, parts)
 
-    def tell(self, waited_s: float, step_s: float) -> None:
+    def adapt(self, waited_s: float, step_s: float) -> None:
         """An update took `step_s`, and its devices were idle for `waited_s` of it because no batch was there."""
-        if self.tuner.tell(waited_s, step_s):
+        if self.tuner.adapt(waited_s, step_s):
             self._parts_ahead.close()
             self._parts_ahead = self._begin()
 
@@ -178,7 +178,7 @@ def _own_order(source: Ordered, seed: int, epoch: int, batch: int) -> np.ndarray
 
 
 def evaluation_batches(
-    source: Source, batch: int, rows: np.ndarray, reading: Reading | None = None
+    source: Source, batch: int, rows: np.ndarray, reading: InputOptions | None = None
 ) -> Iterator[HostBatch]:
     """All examples in order, this process's `rows` of each batch; the last batch is padded.
 

@@ -64,10 +64,10 @@ class ShiftedImages:
         if not self.shift:
             return batch
         offsets = rng.integers(0, 2 * self.shift + 1, size=(rows.max() + 1, 2))[rows]
-        return batch | {"image": shifted(batch["image"], offsets, self.shift)}
+        return batch | {"image": shift_images(batch["image"], offsets, self.shift)}
 
 
-def shifted(images: np.ndarray, offsets: np.ndarray, margin: int) -> np.ndarray:
+def shift_images(images: np.ndarray, offsets: np.ndarray, margin: int) -> np.ndarray:
     """Windows of `images` [n, h, w, c], padded by `margin` zeros, that start at `offsets` [n, 2]."""
     height, width = images.shape[1:3]
     padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))

@@ -12,22 +12,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multipod.data.packing import packed, shifted_right
+from multipod.data.packing import pack_rows, shift_right
 from multipod.data.pairs import Pairs
 from multipod.data.sequences import token_file
 from multipod.data.source import ArraySource, HostBatch
-from multipod.data.stdlib_text import END, SPECIAL, START, encode, in_test, read_files, spelled, train_tokenizer
+from multipod.data.stdlib_text import (
+    END,
+    SPECIAL,
+    START,
+    decode_tokens,
+    encode,
+    is_test_file,
+    read_files,
+    train_tokenizer,
+)
 from multipod.errors import RecipeError
 
 
-class Pair(NamedTuple):
+class DocstringPair(NamedTuple):
     """A function without its docstring, and the first line of it."""
 
     code: str
     summary: str
 
 
-def pairs(text: str) -> Iterator[Pair]:
+def pairs(text: str) -> Iterator[DocstringPair]:
     """The documented functions and methods of a Python file, in order; none if it does not parse."""
     try:
         tree = ast.parse(text)
@@ -41,7 +50,7 @@ def pairs(text: str) -> Iterator[Pair]:
             continue
         doc = node.body[0]
         above, below = lines[node.lineno - 1 : doc.lineno - 1], lines[(doc.end_lineno or doc.lineno) : node.end_lineno]
-        yield Pair(textwrap.dedent("\n".join([*above, *below])), summary)
+        yield DocstringPair(textwrap.dedent("\n".join([*above, *below])), summary)
 
 
 @dataclass(frozen=True)
@@ -103,20 +112,20 @@ class Docstrings:
         """The tokenizer that the rows were made with."""
         return _tokenizer(self)
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text."""
-        return spelled(self.tokenizer(), tokens)
+        return decode_tokens(self.tokenizer(), tokens)
 
-    def test_pairs(self) -> list[Pair]:
+    def test_pairs(self) -> list[DocstringPair]:
         """The pairs that the test rows hold, to be translated one by one."""
         return _pairs(self)["test"]
 
 
 @lru_cache(maxsize=4)
-def _pairs(spec: Docstrings) -> dict[str, list[Pair]]:
-    sides: dict[str, list[Pair]] = {"train": [], "test": []}
+def _pairs(spec: Docstrings) -> dict[str, list[DocstringPair]]:
+    sides: dict[str, list[DocstringPair]] = {"train": [], "test": []}
     for name, text in read_files(spec.files).items():
-        sides["test" if in_test(name, spec.test_share) else "train"] += pairs(text)
+        sides["test" if is_test_file(name, spec.test_share) else "train"] += pairs(text)
     for part, found in sides.items():
         if not found:
             raise RecipeError(f"docstrings: no documented function of {spec.files!r} is {part} text. Take more files.")
@@ -133,7 +142,7 @@ def _rows(spec: Docstrings) -> dict[str, HostBatch]:
     return {part: _packed(spec, found) for part, found in _pairs(spec).items()}
 
 
-def _cut(spec: Docstrings, found: list[Pair]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _cut(spec: Docstrings, found: list[DocstringPair]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Tokens of code and of summaries, these with their end token."""
     tokenizer = _tokenizer(spec)
     source = [one[: spec.source_length] for one in encode(tokenizer, [pair.code for pair in found])]
@@ -141,11 +150,11 @@ def _cut(spec: Docstrings, found: list[Pair]) -> tuple[list[np.ndarray], list[np
     return source, [np.append(one[: spec.target_length - 1], np.int32(END)) for one in summaries]
 
 
-def _packed(spec: Docstrings, found: list[Pair]) -> HostBatch:
+def _packed(spec: Docstrings, found: list[DocstringPair]) -> HostBatch:
     source, label = _cut(spec, found)
-    rows = packed({"source": source, "label": label}, {"source": spec.source_length, "label": spec.target_length})
+    rows = pack_rows({"source": source, "label": label}, {"source": spec.source_length, "label": spec.target_length})
     segment, position = rows.pop("label_segment"), rows.pop("label_position")
-    target = shifted_right(rows["label"], segment, position, START)
+    target = shift_right(rows["label"], segment, position, START)
     return rows | {
         "target": target,
         "target_segment": segment,

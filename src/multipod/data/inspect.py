@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from multipod.data.batches import TrainBatches
 from multipod.data.order import batch_correlation
-from multipod.data.reading import Reading, Skipped, ledger_of
+from multipod.data.reading import InputOptions, SkippedExample, statistics_of
 from multipod.data.source import HostBatch
 
 MARGIN, CAPTION = 6, 14
@@ -36,10 +36,10 @@ class Inspection:
     stages: dict[str, float]
     correlation: float | None
     counts: dict[int, int]
-    skipped: list[Skipped]
+    skipped: list[SkippedExample]
 
 
-def inspect(batches: TrainBatches, count: int, reading: Reading) -> Inspection:
+def inspect(batches: TrainBatches, count: int, reading: InputOptions) -> Inspection:
     """Reads the first `count` batches as a run would."""
     feed = batches.start(0, reading)
     first = next(feed)
@@ -48,8 +48,8 @@ def inspect(batches: TrainBatches, count: int, reading: Reading) -> Inspection:
         seen.append(next(feed))
     taken = time.perf_counter() - start
     feed.close()
-    ledger = ledger_of(batches.source)
-    made = max(ledger.counts.get("read", 0) + ledger.counts.get("crop", 0), 1)
+    statistics = statistics_of(batches.source)
+    made = max(statistics.counts.get("read", 0) + statistics.counts.get("crop", 0), 1)
     labels = [batch["label"] for batch in seen if "label" in batch and batch["label"].ndim == 1]
     joined = np.concatenate(labels) if labels else np.zeros(0, int)
     values, counts = np.unique(joined, return_counts=True)
@@ -57,15 +57,15 @@ def inspect(batches: TrainBatches, count: int, reading: Reading) -> Inspection:
         first,
         len(seen),
         (count - 1) * len(batches.rows) / taken if count > 1 else 0.0,
-        {name: seconds / made for name, seconds in ledger.seconds.items()},
+        {name: seconds / made for name, seconds in statistics.seconds.items()},
         batch_correlation(joined, batches.batch) if len(joined) and batches.batch > 1 else None,
         dict(zip(values.tolist(), counts.tolist(), strict=True)),
-        list(ledger.skipped.values()),
+        list(statistics.skipped.values()),
     )
 
 
 def array_rows(batch: HostBatch) -> list[tuple[str, str, str, str]]:
-    """Of each array: name, shape and dtype, least and largest value, mean and deviation (of each channel of images)."""
+    """Each array: name, shape and dtype, least and largest value, mean and deviation (of each channel of images)."""
     rows = []
     for name, array in sorted(batch.items()):
         shape = f"{'x'.join(map(str, array.shape))} {array.dtype}"

@@ -14,7 +14,7 @@ def generator(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch]))
 
 
-def drawn_for(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_for_rows(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """`count` numbers in [0, 1) for each of these rows of a batch, [len(rows), count], whoever reads the other rows.
 
     They are those that `rng.random((batch, count))[rows]` gives. With Philox only those from the first row to the last
@@ -58,7 +58,7 @@ class FilesThenBuffer:
         firsts = np.append(0, file_ends[:-1])
         order = rng.permutation(len(file_ends))
         stream = np.concatenate(list(_in_turn(firsts[order], file_ends[order], self.files)) or [np.zeros(0, np.int64)])
-        return mixed(stream, self.buffer, rng)
+        return mix_by_buffer(stream, self.buffer, rng)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _in_turn(firsts: np.ndarray, ends: np.ndarray, files: int) -> Iterator[np.nd
         active = [one[rounds:] for one in active if len(one) > rounds]
 
 
-def mixed(stream: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
+def mix_by_buffer(stream: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
     """`stream` as it leaves a buffer of so many places, each time from a random one of them."""
     room = min(buffer, len(stream))
     kept = stream[:room].tolist()

@@ -1,8 +1,8 @@
 """Sequences of many lengths, side by side in rows of one length.
 
 Packed rows say by `segment` which sequence a token belongs to (1, 2, ... in each row, 0: padding) and by `position`
-where it stands in it. Attention by segments (`multipod.nn.attention.segment_mask`) then computes for every sequence
-what it would compute for it alone.
+where it stands in it. Attention by segments (`multipod.nn.text.attention.segment_mask`) then computes for every
+sequence what it would compute for it alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def first_fit_decreasing(sizes: np.ndarray, room: Sequence[int]) -> list[list[in
     return rows
 
 
-def packed(sequences: Mapping[str, Sequences], lengths: Mapping[str, int]) -> HostBatch:
+def pack_rows(sequences: Mapping[str, Sequences], lengths: Mapping[str, int]) -> HostBatch:
     """Rows of `sequences`, one list of token arrays for each name, of `lengths` tokens each.
 
     Sequence i of every name belongs together: they share a row and their segment's number. For a name `source` the
@@ -80,10 +80,10 @@ def packed(sequences: Mapping[str, Sequences], lengths: Mapping[str, int]) -> Ho
     return result
 
 
-def shifted_right(tokens: np.ndarray, segment: np.ndarray, position: np.ndarray, start: int) -> np.ndarray:
+def shift_right(tokens: np.ndarray, segment: np.ndarray, position: np.ndarray, start: int) -> np.ndarray:
     """What a decoder reads to tell `tokens`: each sequence one place to the right, behind the token `start`.
 
-    All are [rows, length], as `packed` gives them. The last token of a sequence is only told, never read.
+    All are [rows, length], as `pack_rows` gives them. The last token of a sequence is only told, never read.
     """
     before = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
     return np.where(segment == 0, 0, np.where(position == 0, start, before)).astype(tokens.dtype)

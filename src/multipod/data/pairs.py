@@ -86,7 +86,7 @@ class Pairs:
         return [replace(self, chosen=size) for size in self.bounds]
 
     def identity(self) -> str:
-        """Of both sides."""
+        """A fingerprint of both sides."""
         return f"{Sequences(self.source).identity()} and {Sequences(self.label).identity()}"
 
     @cached_property

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from multipod.errors import DataError
 
 
 @dataclass(frozen=True)
-class Reading:
+class InputOptions:
     """How batches are made on this host.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
             raise DataError(f"reading: {'; '.join(wrong)}. Numbers are 0 or more.")
 
 
-class Skipped(NamedTuple):
+class SkippedExample(NamedTuple):
     """An example that was left out: another stands in its place, or, in evaluation, none."""
 
     number: int
@@ -55,24 +55,24 @@ class Skipped(NamedTuple):
 
 
 @dataclass
-class Ledger:
+class ReadStatistics:
     """What happened while reading: examples that were left out, and where the time went. Used by many threads."""
 
-    skipped: dict[int, Skipped] = field(default_factory=dict)
+    skipped: dict[int, SkippedExample] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    _news: list[Skipped] = field(default_factory=list)
+    _news: list[SkippedExample] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def skip(self, number: int, name: str, reason: str) -> None:
         """Notes an example; the same one again is no news."""
         with self._lock:
             if number not in self.skipped:
-                self.skipped[number] = Skipped(number, name, reason)
+                self.skipped[number] = SkippedExample(number, name, reason)
                 self._news.append(self.skipped[number])
 
-    def news(self) -> list[Skipped]:
-        """Those noted since the last call."""
+    def news(self) -> list[SkippedExample]:
+        """The examples noted since the last call."""
         with self._lock:
             news, self._news = self._news, []
         return news
@@ -92,12 +92,12 @@ class Ledger:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
             self.counts[name] = self.counts.get(name, 0) + count
 
-    def taken(self) -> dict[str, tuple[float, int]]:
+    def take(self) -> dict[str, tuple[float, int]]:
         """Seconds and examples of each stage since the last call, which are no longer held here."""
         with self._lock:
-            taken = {name: (seconds, self.counts[name]) for name, seconds in self.seconds.items()}
+            stages = {name: (seconds, self.counts[name]) for name, seconds in self.seconds.items()}
             self.seconds, self.counts = {}, {}
-        return taken
+        return stages
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # another process notes what it sees anew
@@ -106,10 +106,19 @@ class Ledger:
         self.__init__()  # type: ignore[misc]
 
 
-def ledger_of(source: object) -> Ledger:
-    """The source's ledger, or an empty one."""
-    found = getattr(source, "ledger", None)
-    return found if isinstance(found, Ledger) else Ledger()
+@runtime_checkable
+class Monitored(Protocol):
+    """A source that notes what it left out and where its time went."""
+
+    @property
+    def statistics(self) -> ReadStatistics:
+        """The notes, which go on while it is read."""
+        ...
+
+
+def statistics_of(source: object) -> ReadStatistics:
+    """The source's statistics, or new ones that nothing writes into."""
+    return source.statistics if isinstance(source, Monitored) else ReadStatistics()
 
 
 @dataclass
@@ -121,7 +130,7 @@ class Tuner:
     reading takes nearly all of an update, twice the threads halve the update and leave the share as it was.
     """
 
-    reading: Reading
+    reading: InputOptions
     window: int = 8
     enough: float = 0.02
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -136,7 +145,7 @@ class Tuner:
         self._waited_s = 0.0
         self._helped = True
 
-    def tell(self, waited_s: float, step_s: float) -> bool:
+    def adapt(self, waited_s: float, step_s: float) -> bool:
         """One update of `step_s`, of which the devices waited for data `waited_s`. Returns whether anything changed."""
         self._waits, self._steps, self._count = self._waits + waited_s, self._steps + step_s, self._count + 1
         if self._count < self.window or self._steps <= 0:

@@ -1,6 +1,6 @@
 """Token sequences of many lengths as a `Source`: padded to one length a batch, and what is hidden from a model.
 
-`Sequences` chooses the length for the whole batch over all hosts. `SpanCorruption` is T5's task; masked language models
+`Sequences` chooses the length for the whole batch over all hosts. `SpanCorruptor` is T5's task; masked language models
 are in `multipod.data.stdlib_text` (`Masking`), and rows that hold several sequences in `multipod.data.packing`.
 """
 
@@ -124,13 +124,13 @@ class Sequences:
         return [replace(self, length=bound) for bound in bounds]
 
     def identity(self) -> str:
-        """Of all lengths, and of a thousand tokens."""
+        """A fingerprint of all lengths and of a thousand tokens."""
         some = self.file.tokens[:: max(1, len(self.file.tokens) // 1000)]
         return f"{len(self):,} sequences {fingerprint([self.file.ends.tobytes(), np.asarray(some).tobytes()])}"
 
 
 @dataclass(frozen=True)
-class SpanCorruption:
+class SpanCorruptor:
     """Hides spans of a sequence; the model tells them one after the other.
 
     A share `density` of the tokens is cut out, in spans of `mean` tokens on average; each span leaves one sentinel, and
@@ -154,7 +154,7 @@ class SpanCorruption:
             raise DataError(f"{self}: density is above 0 and below 1, spans have a token or more. Change the recipe.")
 
     def sizes(self, length: int) -> tuple[int, int]:
-        """Of a sequence of this length: tokens of the input and of the target."""
+        """Tokens of the input and of the target that a sequence of this length becomes."""
         hidden, spans = self._counts(length)
         return length - hidden + spans, hidden + spans + 1
 
@@ -199,7 +199,7 @@ class SpanRows:
     """
 
     file: TokenFile
-    corruption: SpanCorruption
+    corruption: SpanCorruptor
     length: int
     seed: int = 0
     pad: int = 0
@@ -224,7 +224,7 @@ class SpanRows:
         return self._rows(numbers, [np.random.Philox(key=int(key)) for key in keys])
 
     def identity(self) -> str:
-        """That of the sequences."""
+        """The identity of the sequences."""
         return Sequences(self.file).identity()
 
     def _rows(self, numbers: np.ndarray, bits: Sequence[np.random.Philox]) -> HostBatch:

@@ -18,8 +18,8 @@ class Source(Protocol):
 
     More methods are optional, one for each protocol below: `Fused` reads and augments at once, `Described` tells one
     data set from another, `Ordered` has an order of its own, `Sized` chooses a size for the whole batch, `Cacheable`
-    keeps what it decoded. A `read` for evaluation may leave out an example that cannot be read: it gives anything in
-    its place, and `mask`, bool [n], false there.
+    keeps what it decoded, and `data.reading.Monitored` notes what it left out. A `read` for evaluation may leave out an
+    example that cannot be read: it gives anything in its place, and `mask`, bool [n], false there.
     """
 
     def __len__(self) -> int:
@@ -109,21 +109,38 @@ class Data(Protocol):
         ...
 
 
+@runtime_checkable
+class ShowsExample(Protocol):
+    """Data that can show the shape of an example without a file."""
+
+    def example(self) -> HostBatch:
+        """One example: its shapes and dtypes count, not its values."""
+        ...
+
+
+@runtime_checkable
+class DecodesTokens(Protocol):
+    """Data whose tokens stand for text."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """One row of tokens as text."""
+        ...
+
+
 def example_of(data: Data, part: str = "train") -> HostBatch:
     """One example of `train` or `test`, of the largest size: for shapes and types alone. See `examples_of`."""
     return examples_of(data, part)[-1]
 
 
 def examples_of(data: Data, part: str = "train") -> list[HostBatch]:
-    """One example of `train` or `test` for each size of its batches. Data that have a method `example` are not read."""
-    example = getattr(data, "example", None)
-    if example is not None:
-        return [example()]
-    source = getattr(data, part)()
+    """One example of `train` or `test` for each size of its batches. Data that are `ShowsExample` are not read."""
+    if isinstance(data, ShowsExample):
+        return [data.example()]
+    source = data.train() if part == "train" else data.test()
     if not isinstance(source, Sized):
         return [source.read(np.arange(1))]
-    none = [one.read(np.zeros(0, np.int64)) for one in source.sizes()]
-    return [{name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in one.items()} for one in none]
+    batches = [sized.read(np.zeros(0, np.int64)) for sized in source.sizes()]
+    return [{name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in empty.items()} for empty in batches]
 
 
 def training_batch(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.source import HostBatch
-from multipod.data.stdlib_text import END, START, StdlibText, parted, tokens_of, train_tokenizer
+from multipod.data.stdlib_text import END, START, StdlibText, split_texts, tokens_of, train_tokenizer
 from multipod.errors import RecipeError
 
 
@@ -58,7 +58,7 @@ def _parts(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     return np.diff([0, *cuts, total])
 
 
-def corrupted(text: np.ndarray, places: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+def corrupt(text: np.ndarray, places: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
     """Source and target of `text`: each span is one sentinel in the source; the target has them with what they hide.
 
     The sentinel of span i is token vocab - i. Both end with `END`.
@@ -71,8 +71,8 @@ def corrupted(text: np.ndarray, places: np.ndarray, vocab: int) -> tuple[np.ndar
     return np.append(source, END), np.append(target, END)
 
 
-def restored(source: np.ndarray, target: np.ndarray, vocab: int, spans: int) -> np.ndarray:
-    """The text behind `corrupted`."""
+def restore(source: np.ndarray, target: np.ndarray, vocab: int, spans: int) -> np.ndarray:
+    """The text behind `corrupt`."""
     held: dict[int, list[int]] = {}
     for token in target[:-1]:
         if token >= vocab - spans:
@@ -100,22 +100,22 @@ class CorruptedRows:
         return self._made(list(self.rows[numbers]), rngs)
 
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-        """The same rows with other spans hidden."""
+        """These rows with other spans hidden."""
         seeds = rng.integers(2**63, size=rows.max() + 1)[rows]
         spans = self.spans.counts(self.rows.shape[1])[1]
-        texts = [restored(*pair, self.vocab, spans) for pair in zip(batch["source"], batch["label"], strict=True)]
+        texts = [restore(*pair, self.vocab, spans) for pair in zip(batch["source"], batch["label"], strict=True)]
         return self._made(texts, [np.random.Generator(np.random.Philox(key=int(seed))) for seed in seeds])
 
     def _made(self, texts: list[np.ndarray], rngs: list[np.random.Generator]) -> HostBatch:
         tokens = self.rows.shape[1]
         pairs = [
-            corrupted(text, self.spans.places(tokens, rng), self.vocab) for text, rng in zip(texts, rngs, strict=True)
+            corrupt(text, self.spans.places(tokens, rng), self.vocab) for text, rng in zip(texts, rngs, strict=True)
         ]
         source, label = (np.stack(several).astype(np.int32) for several in zip(*pairs, strict=True))
-        return read_behind(source, label)
+        return teacher_forced(source, label)
 
 
-def read_behind(source: np.ndarray, label: np.ndarray) -> HostBatch:
+def teacher_forced(source: np.ndarray, label: np.ndarray) -> HostBatch:
     """`source`, `target` (what the decoder reads: `label` behind `START`), `label`, `weight`."""
     target = np.concatenate([np.full((len(label), 1), START, label.dtype), label[:, :-1]], 1)
     return {"source": source, "target": target, "label": label, "weight": (label != 0).astype(np.int32)}
@@ -154,7 +154,7 @@ class SpanCorruption:
         """What cuts text into tokens."""
         return _tokenizer(self.text)
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the end of the row; sentinels as <1>, <2>, ..."""
         tokenizer = self.tokenizer()
         parts: list[str] = []
@@ -187,9 +187,9 @@ class SpanCorruption:
 
 @lru_cache(maxsize=4)
 def _tokenizer(text: StdlibText) -> Any:
-    return train_tokenizer(parted(text)["train"], text.vocab)
+    return train_tokenizer(split_texts(text)["train"], text.vocab)
 
 
 @lru_cache(maxsize=4)
 def _stream(text: StdlibText) -> dict[str, np.ndarray]:
-    return {part: np.concatenate(several) for part, several in tokens_of(text, parted(text)).items()}
+    return {part: np.concatenate(several) for part, several in tokens_of(text, split_texts(text)).items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.data.packing import packed
+from multipod.data.packing import pack_rows
 from multipod.data.source import HostBatch
 from multipod.errors import RecipeError
 
@@ -93,7 +93,7 @@ class MaskedRows:
         return self.masking.apply(rows, np.reshape(draws, (-1, length, 3)), self.vocab)
 
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-        """The same rows with other tokens masked."""
+        """These rows with other tokens masked."""
         token = batch["token"].copy()
         row, place = np.nonzero(batch["weight"])
         token[row, batch["masked"][row, place]] = batch["label"][row, place]
@@ -142,9 +142,9 @@ class StdlibText:
         """The rows to be judged by."""
         return self._source("test")
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; trains the tokenizer again, some seconds."""
-        return spelled(_tokenizer_of(self.files, self.test_share, self.vocab), tokens)
+        return decode_tokens(_tokenizer_of(self.files, self.test_share, self.vocab), tokens)
 
     def _source(self, part: str) -> MaskedRows:
         return MaskedRows(_rows(self)[part], self.masking, self.vocab, self.split_seed)
@@ -174,7 +174,7 @@ def read_files(pattern: str, folder: Path | None = None) -> dict[str, str]:
     return texts
 
 
-def in_test(name: str, share: float) -> bool:
+def is_test_file(name: str, share: float) -> bool:
     """Whether the file of this name is test text."""
     return zlib.crc32(name.encode()) < share * 2**32
 
@@ -221,7 +221,7 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(one.ids, np.int32) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def spelled(tokenizer: Any, tokens: np.ndarray, sentinels: int = 0) -> str:
+def decode_tokens(tokenizer: Any, tokens: np.ndarray, sentinels: int = 0) -> str:
     """Tokens as text, without padding; special ones by their names, and from `sentinels` on (0: none) as <NUMBER>."""
     parts: list[str] = []
     held: list[int] = []
@@ -236,7 +236,7 @@ def spelled(tokenizer: Any, tokens: np.ndarray, sentinels: int = 0) -> str:
     return "".join(parts)
 
 
-def parted(spec: StdlibText) -> dict[str, list[str]]:
+def split_texts(spec: StdlibText) -> dict[str, list[str]]:
     """The texts of the files of each part, `train` and `test`.
 
     Raises:
@@ -244,7 +244,8 @@ def parted(spec: StdlibText) -> dict[str, list[str]]:
     """
     texts = read_files(spec.files)
     parts = {
-        part: [t for name, t in texts.items() if in_test(name, spec.test_share) == (part == "test")] for part in _PARTS
+        part: [t for name, t in texts.items() if is_test_file(name, spec.test_share) == (part == "test")]
+        for part in _PARTS
     }
     for part, found in parts.items():
         if not found:
@@ -257,8 +258,8 @@ def parted(spec: StdlibText) -> dict[str, list[str]]:
 
 @lru_cache(maxsize=4)
 def _rows(spec: StdlibText) -> dict[str, HostBatch]:
-    kept = tokens_of(spec, parted(spec))
-    return {part: packed({"token": _cut(kept[part], spec.length)}, {"token": spec.length}) for part in _PARTS}
+    kept = tokens_of(spec, split_texts(spec))
+    return {part: pack_rows({"token": _cut(kept[part], spec.length)}, {"token": spec.length}) for part in _PARTS}
 
 
 _PARTS = ("train", "test")
@@ -297,7 +298,7 @@ def _write(path: Path, tokens: dict[str, list[np.ndarray]]) -> None:
 
 @lru_cache(maxsize=2)
 def _tokenizer_of(files: str, share: float, vocab: int) -> Any:
-    return train_tokenizer(parted(StdlibText(vocab=vocab, files=files, test_share=share))["train"], vocab)
+    return train_tokenizer(split_texts(StdlibText(vocab=vocab, files=files, test_share=share))["train"], vocab)
 
 
 def _cut(sequences: list[np.ndarray], length: int) -> list[np.ndarray]:

@@ -40,7 +40,7 @@ class TableRows:
         return epoch_of(self.order, self.records.file_ends, seed, epoch, batch)
 
     def identity(self) -> str:
-        """That of the records."""
+        """The identity of the records."""
         return self.records.identity()
 
 

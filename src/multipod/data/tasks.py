@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.source import ArraySource
-from multipod.data.span_corruption import SpanCorruption, read_behind
+from multipod.data.span_corruption import SpanCorruption, teacher_forced
 from multipod.data.stdlib_text import END, encode
 from multipod.errors import RecipeError
 
@@ -38,9 +38,9 @@ class Task:
         if self.test_every < 2:
             raise RecipeError(f"task: test_every={self.test_every} leaves no line to learn from. Take 2 or more.")
 
-    def spelled(self, tokens: np.ndarray) -> str:
-        """Tokens as text; see `SpanCorruption.spelled`."""
-        return self.pretrained.spelled(tokens)
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens as text; see `SpanCorruption.decode`."""
+        return self.pretrained.decode(tokens)
 
     def train(self) -> ArraySource:
         """The lines to learn from."""
@@ -111,7 +111,7 @@ def _arrays(task: Task) -> dict[str, np.ndarray]:
     inputs, targets = (encode(tokenizer, several) for several in zip(*pairs, strict=True))
     sources = [np.array([*one, *sentinel, END], np.int32) for one in inputs]
     labels = [np.array([*sentinel, *one, END], np.int32) for one in targets]
-    return read_behind(_padded(sources, task, "input"), _padded(labels, task, "target"))
+    return teacher_forced(_padded(sources, task, "input"), _padded(labels, task, "target"))
 
 
 def _padded(rows: list[np.ndarray], task: Task, name: str) -> np.ndarray:

@@ -7,9 +7,9 @@ import numpy as np
 
 from multipod.data.files.disk import Damaged
 from multipod.data.files.formats import open_records
-from multipod.data.packing import packed
-from multipod.data.sequences import SpanCorruption, SpanRows, TokenFile, token_file
-from multipod.data.stdlib_text import SPECIAL, START, MaskedRows, Masking, encode, spelled, train_tokenizer
+from multipod.data.packing import pack_rows
+from multipod.data.sequences import SpanCorruptor, SpanRows, TokenFile, token_file
+from multipod.data.stdlib_text import SPECIAL, START, MaskedRows, Masking, decode_tokens, encode, train_tokenizer
 from multipod.errors import DataError
 
 
@@ -50,9 +50,9 @@ class TextFiles:
             )
 
     @property
-    def corruption(self) -> SpanCorruption:
+    def corruption(self) -> SpanCorruptor:
         """How spans are hidden."""
-        return SpanCorruption(self.vocab - 1, self.density, self.mean)
+        return SpanCorruptor(self.vocab - 1, self.density, self.mean)
 
     def train(self) -> MaskedRows | SpanRows:
         """The rows to learn from."""
@@ -62,9 +62,9 @@ class TextFiles:
         """The rows to be judged by."""
         return self._source("test_files")
 
-    def spelled(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, sentinels as <NUMBER>."""
-        return spelled(_tokenizer(self.train_files, self._words), tokens, self._words if self.spans else 0)
+        return decode_tokens(_tokenizer(self.train_files, self._words), tokens, self._words if self.spans else 0)
 
     @property
     def _words(self) -> int:
@@ -85,7 +85,7 @@ class TextFiles:
             for one in (tokens[number] for number in range(len(tokens)))
             for start in range(0, len(one), self.length)
         ]
-        rows = packed({"token": pieces}, {"token": self.length})
+        rows = pack_rows({"token": pieces}, {"token": self.length})
         return MaskedRows(rows, self.masking, self.vocab, self.split_seed)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.data.reading import Ledger
+from multipod.data.reading import statistics_of
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
@@ -174,13 +174,12 @@ class Workers:
         return self._start(worker.number, worker.restarts + 1)
 
     def _received(self, worker: _Worker, message: bytes) -> HostBatch:
-        kind, content, skipped, taken = pickle.loads(message)
-        ledger = getattr(self._batches.source, "ledger", None)
-        if isinstance(ledger, Ledger):
-            for one in skipped:
-                ledger.skip(*one)
-            for name, (seconds, count) in taken.items():
-                ledger.add(name, seconds, count)
+        kind, content, skipped, stages = pickle.loads(message)
+        statistics = statistics_of(self._batches.source)
+        for example in skipped:
+            statistics.skip(*example)
+        for name, (seconds, count) in stages.items():
+            statistics.add(name, seconds, count)
         if kind == "error":
             raise content
         layout, size = content
@@ -219,7 +218,7 @@ def _serve(pipe: Connection, handle: _Handle, batches: Any) -> None:
     """What a process does: makes parts until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ledger = getattr(batches.source, "ledger", None)
+    statistics = statistics_of(batches.source)
     with contextlib.suppress(EOFError, OSError):
         while True:
             place = pipe.recv()
@@ -227,8 +226,7 @@ def _serve(pipe: Connection, handle: _Handle, batches: Any) -> None:
                 answer: tuple[str, Any] = ("arrays", _written(handle.descriptor, batches.part(*place)))
             except Exception as error:
                 answer = ("error", error)
-            notes = (ledger.news(), ledger.taken()) if isinstance(ledger, Ledger) else ([], {})
-            pipe.send_bytes(_packed(*answer, *notes))
+            pipe.send_bytes(_packed(*answer, statistics.news(), statistics.take()))
 
 
 def _packed(kind: str, content: Any, skipped: list[Any], taken: dict[str, tuple[float, int]]) -> bytes:

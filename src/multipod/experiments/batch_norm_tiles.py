@@ -13,7 +13,7 @@ from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.experiments.perceptron import Perceptron
 from multipod.experiments.ranks import Settings, Study, curves, grid
 from multipod.metrics.objective import Classification
-from multipod.nn.batch_norm import Moving
+from multipod.nn.images.batch_norm import Moving
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
 
@@ -85,7 +85,7 @@ _METHOD = f"""A perceptron 64-64-64-10 with batch norm before each ReLU, on 1,43
 tile of k devices normalises over {EXAMPLES} k examples. Gradients are averaged over all devices, so nothing differs but
 the statistics. Evaluation normalises with moving moments (momentum 0.9), by three published treatments:
 `pooled` takes the variance of the whole batch, `averaged` the mean of the tiles' variances, `kept` pools the tiles' own
-moving moments (`multipod.nn.batch_norm.Moving`)."""
+moving moments (`multipod.nn.images.batch_norm.Moving`)."""
 _READING = """Mean over seeds, and smallest to largest. One test image of 360 is 0.28 %. The treatments differ in the
 variance between tiles, which matters where tiles are small; there the noise of two examples a tile hides it."""
 _HEAD = ("devices in a tile", "examples", *MOVING)

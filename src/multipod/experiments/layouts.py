@@ -27,7 +27,7 @@ from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.images import IMAGE_DIMS
 from multipod.models.resnet import SmallResNet
 from multipod.models.transformer import small_transformer
-from multipod.nn.conv_norm import ConvNorm, Style
+from multipod.nn.images.conv_norm import ConvNorm, Style
 from multipod.nn.model import FlaxModel
 from multipod.optim.lamb import Lamb
 from multipod.optim.lars import Lars

@@ -7,7 +7,7 @@ from itertools import pairwise
 import jax
 from flax import nnx
 
-from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
+from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
 from multipod.nn.model import FlaxModel
 from multipod.pytrees import Batch
 

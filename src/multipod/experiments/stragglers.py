@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from multipod.data.batches import TrainBatches
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch
 from multipod.experiments.outcome import Claim, Outcome, Section
-from multipod.simulate.input import HeavyTail, InputRun, predicted_loss, simulate_input
+from multipod.simulate.input import HeavyTail, InputRun, expected_loss, simulate_input
 
 DECODING = HeavyTail()
 DECODED = HeavyTail(median_s=0.15e-3, sigma=0.1, tail=0.005, most=8.0)
@@ -127,7 +127,7 @@ def measured(part_s: np.ndarray, ahead: int, device_s: float) -> tuple[np.ndarra
         batches = TrainBatches(source, 1, 0, np.arange(1))
         places = [int(batches.numbers(k)[0]) for k in range(updates)]
         source.seconds[places] = part_s[number, :, 0]
-        feed = batches.start(0, Reading(threads=1, ahead=ahead))
+        feed = batches.start(0, InputOptions(threads=1, ahead=ahead))
         next(feed)
         for update in range(updates):
             room.wait()
@@ -149,7 +149,7 @@ def measured(part_s: np.ndarray, ahead: int, device_s: float) -> tuple[np.ndarra
 
 
 def _predict(cost: HeavyTail, hosts: int, ahead: int) -> InputRun:
-    return predicted_loss(
+    return expected_loss(
         cost, hosts, IMAGES, device_s=DEVICE_S, threads=THREADS, ahead=ahead, part=8, updates=80, seed=hosts
     )
 
@@ -167,7 +167,7 @@ def _measured(checks: list[_Check]) -> Section:
     ]
     return Section(
         "The model against real readers",
-        "Four hosts, each a thread with its own `Feed`, that meet at every one of 60 updates; "
+        "Four hosts, each a thread with its own `Prefetcher`, that meet at every one of 60 updates; "
         f"{DEVICE_SLEEP_S * 1e3:.0f} ms of device time. Reading is sleeping, so that two cores can be four hosts. The "
         "model is given what each read really took.",
         ("hosts", "ahead", "measured ms/step", "predicted ms/step", "difference"),

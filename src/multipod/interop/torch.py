@@ -251,11 +251,11 @@ class Adasum(torch.optim.Optimizer):
         self.adasum.close()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As that of the optimizer."""
+        """Does what `zero_grad` of the optimizer does."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of this rank's optimizer."""
+        """The state of this rank's optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

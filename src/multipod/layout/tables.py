@@ -7,7 +7,7 @@
 | `row` | every device as many rows | ids to all, partial sums reduce-scattered | gradients gathered |
 | `column` | every device features / devices of each row | ids to all, columns exchanged | the same back |
 
-A table in tensor-train form is replicated: its cores are small, and so is their gradient. `multipod.nn.sharded_tables`
+A table in tensor-train form is replicated: its cores are small, and so is their gradient. `nn/tables/sharded_tables.py`
 looks tables up in each of these ways, and `multipod.models.dlrm_tables` is how a model in the trainer has them.
 
 Source: the multipod's DLRM (arXiv:2011.03641, section 4.6): the largest tables split by rows over the chips, the

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from multipod.errors import MetricError
-from multipod.metrics.hosts import ALONE, Hosts, gathered
+from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
 
 ORDER = 4
 
@@ -97,14 +97,14 @@ def bleu(
     tokenize: str = "13a",
     lowercase: bool = False,
     smoothing: str = "exp",
-    hosts: Hosts = ALONE,
+    hosts: ProcessGroup = ALONE,
 ) -> float:
     """BLEU, 0 to 100, over the sentences of all hosts; see `bleu_counts`. Every host gets the same.
 
     Raises:
       MetricError: what `bleu_counts` refuses on some host, which is named; or no sentence was counted.
     """
-    parts = gathered(lambda: bleu_counts(hypotheses, references, mask, tokenize, lowercase), hosts)
+    parts = gather_parts(lambda: bleu_counts(hypotheses, references, mask, tokenize, lowercase), hosts)
     return sum(parts, BleuCounts()).score(smoothing)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from multipod.errors import MetricError, MultipodError
-from multipod.metrics.hosts import ALONE, Hosts, gathered
+from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
 
 PRECISIONS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large")
@@ -83,7 +83,7 @@ def detections(image: Any, box: Any, score: Any, category: Any, kept: Any) -> De
     return Detections(ids[kept], box[kept], score[kept], category[kept])
 
 
-def merged(parts: Sequence[Detections]) -> Detections:
+def merge_detections(parts: Sequence[Detections]) -> Detections:
     """All detections of several batches or hosts, in their order.
 
     Raises:
@@ -157,7 +157,7 @@ class Judge:
     """
 
     def __init__(
-        self, truth: GroundTruth, kinds: Sequence[str] = ("box",), hosts: Hosts = ALONE, processes: int = 1
+        self, truth: GroundTruth, kinds: Sequence[str] = ("box",), hosts: ProcessGroup = ALONE, processes: int = 1
     ) -> None:
         """`processes` judge at once on this host; they start with the first evaluation that is this host's."""
         self._kinds, self._hosts = tuple(kinds), hosts
@@ -169,9 +169,9 @@ class Judge:
         """Gathers the detections of evaluation `number` from all hosts; returns the host that judges them.
 
         Raises:
-          MetricError: see `merged`; on all hosts.
+          MetricError: see `merge_detections`; on all hosts.
         """
-        found = merged(gathered(lambda: part, self._hosts))
+        found = merge_detections(gather_parts(lambda: part, self._hosts))
         host = number % self._hosts.count
         if host == self._hosts.index:
             self._waiting[number] = self._pool.submit(_judge, found, self._kinds)
@@ -190,7 +190,7 @@ class Judge:
             numbers = [number for number, future in self._waiting.items() if wait or future.done()]
             return {number: _result(number, self._waiting.pop(number)) for number in numbers}
 
-        news = {number: value for part in gathered(ready, self._hosts) for number, value in part.items()}
+        news = {number: value for part in gather_parts(ready, self._hosts) for number, value in part.items()}
         return dict(sorted(news.items()))
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from multipod.errors import MetricError, MultipodError
 T = TypeVar("T")
 
 
-class Hosts(Protocol):
+class ProcessGroup(Protocol):
     """The processes of a run, seen from one of them."""
 
     @property
@@ -78,7 +78,7 @@ class JaxProcesses:
 ALONE = Alone()
 
 
-def gathered(part: Callable[[], T], hosts: Hosts = ALONE) -> list[T]:
+def gather_parts(part: Callable[[], T], hosts: ProcessGroup = ALONE) -> list[T]:
     """What `part` returns on each host, on all hosts, in their order.
 
     A host on which `part` refuses still takes part in the exchange, so that none waits for it.

@@ -2,33 +2,63 @@
 
 Every metric that is a sum is a pair. The device part is the objective, called in the step: its values are added up
 over examples and devices with the padding masked (`masked_sums`). The host part turns the sums into what a run
-reports (`finished`): means over the examples, unless the objective says otherwise in a method `finish`.
+reports (`report_of`): means over the examples, unless the objective is one that `Reports` something else.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from multipod.errors import MetricError
+from multipod.pytrees import Batch, Outputs
 
 Values = dict[str, jax.Array]
 """Named arrays of shape [examples]; `loss` is always among them. Booleans are counted exactly."""
+Sums = Mapping[str, Any]
+"""What the values add up to, and `count`: numbers, or arrays of one."""
 
 
 class Objective(Protocol):
     """What training minimises and evaluation reports, example by example.
 
-    It may have other methods as well: `finish(sums)`, from sums that include `count` to what is reported;
-    `scored(outputs, batch)`, each example's score and label, of which an evaluation makes the exact `auc`, one more of
-    the sums; `reached(values)`, whether an evaluation with these values ends the run.
+    More methods are optional, one for each protocol below: what it `Reports`, that it `Scores` examples, that it
+    `EndsRun`.
     """
 
-    def __call__(self, outputs: Any, batch: dict[str, jax.Array]) -> Values:
+    def __call__(self, outputs: Outputs, batch: Batch) -> Values:
         """The values of each example; their means over all examples are what a run reports."""
+        ...
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """An objective whose report is not the mean of its values."""
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        """What a run reports, from sums that include `count`."""
+        ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """An objective of yes and no: an evaluation makes the exact `auc` of its scores, one more of the sums."""
+
+    def score(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The score and the label of each example."""
+        ...
+
+
+@runtime_checkable
+class EndsRun(Protocol):
+    """An objective that can be reached before the last update."""
+
+    def reached(self, values: dict[str, float]) -> bool:
+        """Whether an evaluation with these values ends the run."""
         ...
 
 
@@ -44,7 +74,7 @@ class Classification:
     label_smoothing: float = 0.0
     top: tuple[int, ...] = ()
 
-    def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
+    def __call__(self, outputs: jax.Array, batch: Batch) -> Values:
         """`loss` (float32), `accuracy` and `top_K_accuracy` (bool) of each example, from logits [examples, classes].
 
         A label outside the classes counts as wrong, and its loss means nothing: `metrics.labels.check_labels` finds
@@ -80,7 +110,7 @@ class TokenClassification:
     tokens_per_example: float = 0.0
     label_smoothing: float = 0.0
 
-    def __call__(self, outputs: jax.Array, batch: dict[str, jax.Array]) -> Values:
+    def __call__(self, outputs: jax.Array, batch: Batch) -> Values:
         """`loss`, and sums over an example's tokens, from logits [examples, positions, vocabulary] and `label`.
 
         `nats` is the cross-entropy of all tokens that count, `right` how many of them have the largest logit, `tokens`
@@ -104,7 +134,7 @@ class TokenClassification:
             "tokens": tokens,
         }
 
-    def finish(self, sums: dict[str, Any]) -> dict[str, float]:
+    def finish(self, sums: Sums) -> dict[str, float]:
         """`loss`, a mean over examples, and `accuracy` and `perplexity` over tokens.
 
         Raises:
@@ -155,7 +185,7 @@ def masked_sums(values: Values, mask: jax.Array | None = None) -> Values:
     return sums | {"count": jnp.sum(mask, dtype=jnp.int32)}
 
 
-def means(sums: dict[str, Any]) -> dict[str, float]:
+def means(sums: Sums) -> dict[str, float]:
     """The mean of each value, from sums that include `count`.
 
     Raises:
@@ -169,13 +199,23 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) / count for name, value in sums.items() if name != "count"}
 
 
-def finished(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
-    """What a run reports, from sums that include `count`: what the objective's `finish` says, or the means.
+def report_of(objective: Objective, sums: Sums) -> dict[str, float]:
+    """What a run reports, from sums that include `count`: what the objective `Reports`, or the means.
 
     Raises:
       MetricError: no example was counted, or see the objective.
     """
-    return getattr(objective, "finish", means)(sums)
+    return objective.finish(sums) if isinstance(objective, Reports) else means(sums)
+
+
+def scores_of(objective: Objective, outputs: Outputs, batch: Batch) -> tuple[jax.Array, ...]:
+    """The score and the label of each example; empty if the objective does not score."""
+    return objective.score(outputs, batch) if isinstance(objective, Scores) else ()
+
+
+def ends_run(objective: Objective, values: dict[str, float]) -> bool:
+    """Whether an evaluation with these values ends the run; never if the objective does not say."""
+    return isinstance(objective, EndsRun) and objective.reached(values)
 
 
 def _is_class(labels: jax.Array, logits: jax.Array) -> jax.Array:

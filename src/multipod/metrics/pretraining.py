@@ -1,13 +1,13 @@
 """The objective of BERT's pre-training: the tokens that were masked, and whether the second sentence follows."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from multipod.metrics.objective import TokenClassification, Values
+from multipod.metrics.objective import Sums, TokenClassification, Values
+from multipod.pytrees import Batch
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Pretraining:
 
     tokens: TokenClassification = field(default_factory=TokenClassification)
 
-    def __call__(self, outputs: dict[str, jax.Array], batch: dict[str, jax.Array]) -> Values:
+    def __call__(self, outputs: dict[str, jax.Array], batch: Batch) -> Values:
         """From `token` and `next` of `multipod.models.bert.Bert`, with `label`, `weight` and `next` of the batch."""
         values = self.tokens(outputs["token"], batch)
         logits = outputs["next"].astype(jnp.float32)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
         return values | {"loss": values["loss"] + loss, "next_accuracy": logits.argmax(-1) == batch["next"]}
 
-    def finish(self, sums: dict[str, Any]) -> dict[str, float]:
+    def finish(self, sums: Sums) -> dict[str, float]:
         """Means over examples and over tokens.
 
         Raises:

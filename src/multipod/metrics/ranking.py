@@ -1,7 +1,7 @@
 """The area under the ROC curve, exact to the last bit, over tens of millions of scores. Nothing here needs JAX.
 
 The statistic that ranks hand to each other is the scores themselves, packed with their labels into one unsigned
-integer each (`Packed`): as many bytes as the score alone. One sort of these integers in place, and one pass over
+integer each (`PackedScores`): as many bytes as the score alone. One sort of these integers in place, and one pass over
 the result in pieces that fit the cache, give the area as a fraction of two integers.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multipod.errors import MetricError
-from multipod.metrics.hosts import ALONE, Hosts, gathered
+from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
 
 ROW = 4096
 CHUNK = 16 * ROW
@@ -23,7 +23,7 @@ _PLACES = np.stack([np.arange(ROW, dtype=np.float64), np.ones(ROW)], axis=1)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedScores:
     """Scores with their labels, in any order: the mergeable form.
 
     A float has a sign bit, and among floats of one sign the other bits rank like the number. So all scores
@@ -66,7 +66,7 @@ class Won:
         )
 
 
-def auc(labels: Any, scores: Any, mask: Any = None, hosts: Hosts = ALONE) -> float:
+def auc(labels: Any, scores: Any, mask: Any = None, hosts: ProcessGroup = ALONE) -> float:
     """The area under the ROC curve: how often a positive example scores higher than a negative one; a tie is half.
 
     The pairs are counted in integers and divided once, so the result is the exact value, correctly rounded, however
@@ -84,10 +84,10 @@ def auc(labels: Any, scores: Any, mask: Any = None, hosts: Hosts = ALONE) -> flo
       MetricError: shapes differ, a label is neither 0 nor 1, a score is NaN (the rank is named), or there is only
         one class.
     """
-    return area(merged(gathered(lambda: packed(labels, scores, mask), hosts)))
+    return area(merge_scores(gather_parts(lambda: pack_scores(labels, scores, mask), hosts)))
 
 
-def packed(labels: Any, scores: Any, mask: Any = None) -> Packed:
+def pack_scores(labels: Any, scores: Any, mask: Any = None) -> PackedScores:
     """The scores and labels of one rank, see `auc`.
 
     Raises:
@@ -108,10 +108,10 @@ def packed(labels: Any, scores: Any, mask: Any = None) -> Packed:
             bits, label = bits[others], label[others]
         _write(bits, label, keys[back - len(bits) : back])
         back -= len(bits)
-    return Packed(keys, front)
+    return PackedScores(keys, front)
 
 
-def merged(parts: Sequence[Packed]) -> Packed:
+def merge_scores(parts: Sequence[PackedScores]) -> PackedScores:
     """All scores of several ranks.
 
     Raises:
@@ -127,10 +127,10 @@ def merged(parts: Sequence[Packed]) -> Packed:
     if len(parts) == 1:
         return parts[0]
     halves = [part.keys[: part.below] for part in parts] + [part.keys[part.below :] for part in parts]
-    return Packed(np.concatenate(halves) if halves else np.empty(0, np.uint32), sum(part.below for part in parts))
+    return PackedScores(np.concatenate(halves) if halves else np.empty(0, np.uint32), sum(part.below for part in parts))
 
 
-def area(scores: Packed) -> float:
+def area(scores: PackedScores) -> float:
     """The area under the ROC curve, see `auc`. Sorts `scores.keys` in place (their order means nothing).
 
     Raises:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.errors import MetricError
-from multipod.metrics.hosts import ALONE, Hosts, gathered
-from multipod.metrics.ranking import Packed, area, merged, packed
+from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
+from multipod.metrics.ranking import PackedScores, area, merge_scores, pack_scores
 
 PADDING, STRANGE = -1, 2
 
@@ -39,11 +39,13 @@ def score_buffer(steps: int, rows: int) -> ScoreBuffer:
     )
 
 
-def recorded(buffer: ScoreBuffer, scores: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> ScoreBuffer:
+def record_scores(
+    buffer: ScoreBuffer, scores: jax.Array, labels: jax.Array, mask: jax.Array | None = None
+) -> ScoreBuffer:
     """The buffer with one more step: scores, labels and mask of shape [rows]. Works inside `jit` and `shard_map`.
 
     Nothing crosses between devices. Scores are kept as float32. A step more than there is room for is counted and
-    lost; `collected` then refuses.
+    lost; `local_scores` then refuses.
     """
     known = (labels == 0) | (labels == 1)
     code = jnp.where(known, labels, STRANGE).astype(jnp.int8)
@@ -56,29 +58,29 @@ def recorded(buffer: ScoreBuffer, scores: jax.Array, labels: jax.Array, mask: ja
     )
 
 
-def collected(buffer: ScoreBuffer) -> Packed:
+def local_scores(buffer: ScoreBuffer) -> PackedScores:
     """The scores on this process's devices, each once.
 
     Raises:
-      MetricError: more steps were recorded than there is room for, or see `packed`.
+      MetricError: more steps were recorded than there is room for, or see `pack_scores`.
     """
     steps = int(buffer.steps)
     if steps > len(buffer.scores):
         raise MetricError(f"auc: {steps} steps were recorded, and there is room for {len(buffer.scores)}. Make more.")
     labels, scores = _local(buffer.labels), _local(buffer.scores)
-    return packed(labels, scores, labels != PADDING)
+    return pack_scores(labels, scores, labels != PADDING)
 
 
-def buffered_auc(buffer: ScoreBuffer, hosts: Hosts = ALONE) -> float:
+def buffered_auc(buffer: ScoreBuffer, hosts: ProcessGroup = ALONE) -> float:
     """The area under the ROC curve over all scores recorded on all hosts; see `multipod.metrics.ranking.auc`.
 
     Raises:
-      MetricError: see `collected` and `auc`.
+      MetricError: see `local_scores` and `auc`.
     """
-    return area(merged(gathered(lambda: collected(buffer), hosts)))
+    return area(merge_scores(gather_parts(lambda: local_scores(buffer), hosts)))
 
 
-def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], hosts: Hosts = ALONE) -> float:
+def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], hosts: ProcessGroup = ALONE) -> float:
     """The area under the ROC curve over batches of scores, labels and this host's masks; the first two may be split.
 
     The arrays stay on the devices until here, so that evaluating them waits for nothing.
@@ -87,12 +89,12 @@ def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], host
       MetricError: see `multipod.metrics.ranking.auc`.
     """
 
-    def own() -> Packed:
+    def own() -> PackedScores:
         fetched = [(_rows(scores), _rows(labels), mask) for scores, labels, mask in batches]
         scores, labels, masks = (np.concatenate(arrays) for arrays in zip(*fetched, strict=True))
-        return packed(labels, scores, masks)
+        return pack_scores(labels, scores, masks)
 
-    return area(merged(gathered(own, hosts)))
+    return area(merge_scores(gather_parts(own, hosts)))
 
 
 def _rows(array: jax.Array) -> np.ndarray:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from multipod.errors import PoisonedError
-from multipod.metrics.objective import TokenClassification, Values, means
+from multipod.metrics.objective import Sums, TokenClassification, Values, means
+from multipod.pytrees import Batch
 
 REPORTED = ("balance", "z", "dropped", "served_first", "served_second", "entropy", "confidence")
 """Of each router's report, as `NAME/LAYER`; beside them `load/LAYER/EXPERT`, the share of first choices."""
@@ -29,7 +30,7 @@ class SparseTokens:
     tokens: TokenClassification = field(default_factory=TokenClassification)
     z: float = 0.0
 
-    def __call__(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Values:
+    def __call__(self, outputs: dict[str, Any], batch: Batch) -> Values:
         """From `logits`, `auxiliary` and `routers`, with `label` and the weights of the batch."""
         logits = outputs["logits"]
         values = self.tokens(logits, batch)
@@ -49,7 +50,7 @@ class SparseTokens:
         # A device's report counts for each of its examples, so that means over examples are means over devices.
         return values | {name: jnp.broadcast_to(value, loss.shape) for name, value in one_each.items()}
 
-    def finish(self, sums: dict[str, Any]) -> dict[str, float]:
+    def finish(self, sums: Sums) -> dict[str, float]:
         """Means over examples, over tokens, and over devices.
 
         Raises:

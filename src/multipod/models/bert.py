@@ -9,14 +9,14 @@ from flax import nnx
 from jax.nn.initializers import truncated_normal
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import segment_mask
-from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropped
+from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropout_layer
 from multipod.nn.dims import constant
-from multipod.nn.embedding import Embedding
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import Remat, called
-from multipod.nn.transformer import EncoderLayer, LayerSpec
+from multipod.nn.remat import Remat, call_layer
+from multipod.nn.text.attention import segment_mask
+from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.transformer import EncoderLayer, LayerSpec
 from multipod.pytrees import Batch
 
 EPSILON = 1e-12
@@ -94,7 +94,7 @@ class Bert(FlaxModel):
             return ModelLayer(
                 f"layer {n}",
                 names_under(self, f"layers/{n}/"),
-                lambda module, x, batch: module.encoded(n, x, batch),
+                lambda module, x, batch: module.encoder_layer(n, x, batch),
                 block,
             )
 
@@ -142,7 +142,7 @@ class _Bert(nnx.Module):
         self.positions = Embedding(spec.positions, size, counts="positions", **options)
         self.types = Embedding(spec.types, size, counts="types", **options)
         self.embedding_norm = LayerNorm(size, epsilon=EPSILON)
-        self.dropout = dropped(spec.dropout, rngs)
+        self.dropout = dropout_layer(spec.dropout, rngs)
         self.layers = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.layers)])
         self.transform = _square(size, options)
         self.transform_norm = LayerNorm(size, epsilon=EPSILON)
@@ -155,7 +155,7 @@ class _Bert(nnx.Module):
         """The last layer's output, [n, positions, features]."""
         x = self.embed(batch)
         for n in range(len(self.layers)):
-            x = self.encoded(n, x, batch)
+            x = self.encoder_layer(n, x, batch)
         return x
 
     def embed(self, batch: Batch) -> jax.Array:
@@ -166,10 +166,10 @@ class _Bert(nnx.Module):
         x = self.tokens(token) + self.positions(position) + self.types(kind)
         return self.dropout(self.embedding_norm(x))
 
-    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+    def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = batch["segment"] if "segment" in batch else (batch["token"] != 0).astype(jnp.int32)
-        return called(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+        return call_layer(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)
 
     def outputs(self, x: jax.Array, batch: Batch) -> Any:
         """See `Bert.forward`."""

@@ -2,7 +2,7 @@
 
 The cached rows are parameters, `tables/2/hot`, with gradients and optimizer state of their own. What is cached and what
 has been counted are statistics, the same on every device: ids are gathered over the devices that split the batch.
-`multipod.nn.hot_rows` says what happens to what a row has learnt when it leaves.
+`multipod.nn.tables.hot_rows` says what happens to what a row has learnt when it leaves.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ import numpy as np
 from jax import lax
 
 from multipod.layout.mesh import BATCH_AXES
-from multipod.nn import hot_rows
-from multipod.nn.experts.exchange import known
-from multipod.nn.hot_rows import HotRows, Policy
+from multipod.nn.experts.exchange import is_mapped
 from multipod.nn.model import Moved
 from multipod.nn.padding import example_mask
-from multipod.nn.tensor_train import LARGEST, Cores, TensorTrain
-from multipod.nn.tensor_train_bag import Way
+from multipod.nn.tables import hot_rows
+from multipod.nn.tables.hot_rows import HotRows, Policy
+from multipod.nn.tables.tensor_train import LARGEST, Cores, TensorTrain
+from multipod.nn.tables.tensor_train_bag import Way
 from multipod.pytrees import Params, Statistics
 
 
@@ -33,7 +33,7 @@ class Hot:
       share: of a table's rows that are cached, at least one; 0 is no cache.
       warmup: updates in which ids are counted, before the first rows are cached.
       every: updates between refreshes afterwards; 0 leaves the cache as it was filled.
-      policy: for rows that leave (`multipod.nn.hot_rows`).
+      policy: for rows that leave (`multipod.nn.tables.hot_rows`).
       fade: what counts are multiplied by at a refresh.
       counters: ids that are counted at once, for each cached row.
     """
@@ -84,12 +84,12 @@ def name_of(number: int) -> str:
     return f"tables/{number}/hot"
 
 
-def fresh(trains: Mapping[int, TensorTrain], cache: Hot) -> tuple[Params, Statistics]:
+def empty_caches(trains: Mapping[int, TensorTrain], cache: Hot) -> tuple[Params, Statistics]:
     """Empty caches."""
     params, statistics = {}, {}
     for number, tt in trains.items():
         size = cache.rows(tt)
-        rows, hot = hot_rows.empty(tt, size, min(cache.counters * size, tt.rows))
+        rows, hot = hot_rows.empty_cache(tt, size, min(cache.counters * size, tt.rows))
         params[name_of(number)] = rows
         none, zero = jnp.full_like(hot.candidates, LARGEST), jnp.zeros((), jnp.int32)
         statistics[name_of(number)] = HotTable(hot, none, zero, zero, jnp.float32(0), jnp.float32(0))
@@ -97,7 +97,7 @@ def fresh(trains: Mapping[int, TensorTrain], cache: Hot) -> tuple[Params, Statis
 
 
 def lookup(params: Params, statistics: Statistics, way: Way) -> Any:
-    """A `lookup` of `multipod.models.dlrm.Dlrm.vectors` that takes cached rows from `params`."""
+    """A `Lookup` of `multipod.models.dlrm_embeddings` that takes cached rows from `params`."""
 
     def found(number: int, tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
         offsets = jnp.arange(0, ids.size + 1, ids.shape[1], dtype=jnp.int32)
@@ -108,9 +108,9 @@ def lookup(params: Params, statistics: Statistics, way: Way) -> Any:
     return found
 
 
-def counted(cache: Hot, statistics: Statistics, ids: Mapping[int, jax.Array]) -> Statistics:
+def count_ids(cache: Hot, statistics: Statistics, ids: Mapping[int, jax.Array]) -> Statistics:
     """The statistics after `ids` [examples, hots] of each table were looked up; padding is not counted."""
-    mask, axes = example_mask(), tuple(axis for axis in BATCH_AXES if known(axis))
+    mask, axes = example_mask(), tuple(axis for axis in BATCH_AXES if is_mapped(axis))
     new = dict(statistics)
     for number, own in ids.items():
         table = statistics[name_of(number)]
@@ -122,7 +122,7 @@ def counted(cache: Hot, statistics: Statistics, ids: Mapping[int, jax.Array]) ->
 
 
 def _counted(cache: Hot, table: HotTable, ids: jax.Array) -> HotTable:
-    table = table._replace(hot=hot_rows.served(table.hot, ids))
+    table = table._replace(hot=hot_rows.count_served(table.hot, ids))
     if cache.every:
         return _waiting(table, ids)
     # Filled once for all: candidates no longer matter.
@@ -132,7 +132,7 @@ def _counted(cache: Hot, table: HotTable, ids: jax.Array) -> HotTable:
 def _waiting(table: HotTable, ids: jax.Array) -> HotTable:
     """The table with `ids` to be counted, those before them counted if there is no room for both."""
     if len(ids) >= len(table.waiting):
-        return table._replace(hot=hot_rows.merged(table.hot, ids))
+        return table._replace(hot=hot_rows.merge_candidates(table.hot, ids))
     table = lax.cond(table.wait + len(ids) > len(table.waiting), _settled, lambda table: table, table)
     waiting = lax.dynamic_update_slice(table.waiting, ids, (table.wait,))
     return table._replace(waiting=waiting, wait=table.wait + len(ids))
@@ -140,7 +140,7 @@ def _waiting(table: HotTable, ids: jax.Array) -> HotTable:
 
 def _settled(table: HotTable) -> HotTable:
     """The table with nothing left to be counted."""
-    hot = hot_rows.merged(table.hot, table.waiting)
+    hot = hot_rows.merge_candidates(table.hot, table.waiting)
     return table._replace(hot=hot, waiting=jnp.full_like(table.waiting, LARGEST), wait=jnp.zeros_like(table.wait))
 
 
@@ -151,7 +151,7 @@ def is_due(cache: Hot, update: jax.Array) -> jax.Array:
     return (update >= cache.warmup) & ((update - cache.warmup) % cache.every == 0)
 
 
-def refreshed(
+def refresh(
     cache: Hot, trains: Mapping[int, TensorTrain], params: Params, statistics: Statistics
 ) -> tuple[Params, Statistics, dict[str, Moved]]:
     """Parameters and statistics with the most counted rows cached, and where cached rows have gone."""
@@ -160,7 +160,7 @@ def refreshed(
         name, cores = name_of(number), [f"tables/{number}/core{k}" for k in range(len(tt.shapes))]
         table = _settled(statistics[name])
         given = tuple(params[core] for core in cores)
-        taught, params[name], hot, report = hot_rows.refreshed(
+        taught, params[name], hot, report = hot_rows.refresh(
             tt, given, params[name], table.hot, cache.policy, fade=cache.fade
         )
         params |= dict(zip(cores, taught, strict=True))

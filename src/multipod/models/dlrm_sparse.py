@@ -45,12 +45,12 @@ def dense_places(model: Dlrm, ids: jax.Array) -> jax.Array:
     Raises:
       RecipeError: a model whose tables lie in other arrays too, for layouts to split.
     """
-    if set(model.arrays) - {TABLE}:
+    if set(model.embeddings.arrays) - {TABLE}:
         raise RecipeError(
             f"updates of touched rows: tables.place={model.tables.place} keeps tables for the trainer to split. Take "
             "tables.place=replicated."
         )
-    return model.places(TABLE, ids) if model.arrays else jnp.zeros((len(ids), 0), jnp.int32)
+    return model.embeddings.places(TABLE, ids) if model.embeddings.arrays else jnp.zeros((len(ids), 0), jnp.int32)
 
 
 def sparse_update(
@@ -59,7 +59,7 @@ def sparse_update(
     """The state after one batch (`dense`, `ids`, `label`), and the batch's mean logistic loss.
 
     Layers and cores are under the same rule, `rowwise_adagrad` being Adagrad for them; cores have `core_rate` if it is
-    given. `lookup(params)` gives a `lookup` of `Dlrm.vectors`, which may use parameters of its own.
+    given. `lookup(params)` gives a `lookup` of `Embeddings.embed_rows`, which may use parameters of its own.
     """
     place = dense_places(model, batch["ids"])
     table = state.params.get(TABLE)
@@ -67,8 +67,8 @@ def sparse_update(
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]
 
     def loss(others: dict[str, jax.Array], gathered: jax.Array) -> jax.Array:
-        vectors = model.vectors(others, gathered, batch["ids"], lookup(others) if lookup else None)
-        logits = model.scored(others, batch["dense"], vectors)
+        vectors = model.embeddings.embed_rows(others, gathered, batch["ids"], lookup(others) if lookup else None)
+        logits = model.logits(others, batch["dense"], vectors)
         return optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(jnp.float32)).mean()
 
     value, (slopes, of_rows) = jax.value_and_grad(loss, (0, 1))(others, gathered)

@@ -23,9 +23,9 @@ import numpy as np
 from multipod.errors import LayoutError
 from multipod.layout.tables import SMALL_BYTES, place_tables
 from multipod.layout.tables import Way as Place
-from multipod.nn import sharded_tables
 from multipod.nn.dims import Dims
-from multipod.nn.sharded_tables import AXIS, Fields
+from multipod.nn.tables import sharded_tables
+from multipod.nn.tables.sharded_tables import AXIS, TableFields
 
 Placement = Literal["replicated", "table", "row", "column", "auto"]
 
@@ -44,7 +44,7 @@ DIMS: dict[str, Dims] = {
 
 
 @dataclass(frozen=True)
-class Tables:
+class TablePlacement:
     """How the dense tables of a model lie.
 
     Attributes:
@@ -66,7 +66,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Packed:
+class TableArray:
     """An array of tables.
 
     Attributes:
@@ -83,13 +83,13 @@ class Packed:
     rows: int
     parts: int
 
-    def fields(self, hots: Sequence[int]) -> Fields:
+    def fields(self, hots: Sequence[int]) -> TableFields:
         """What a lookup must know of these tables' fields, of which a model has `hots` ids each."""
         own = tuple(hots[number] for number in self.numbers)
-        return Fields(own, tuple(begin * self.parts // self.rows for begin in self.begins), self.parts)
+        return TableFields(own, tuple(begin * self.parts // self.rows for begin in self.begins), self.parts)
 
 
-def packed(rows: Mapping[int, int], features: int, tables: Tables) -> dict[str, Packed]:
+def pack_tables(rows: Mapping[int, int], features: int, tables: TablePlacement) -> dict[str, TableArray]:
     """The arrays that hold tables of so many `rows`, by number; none that would be empty."""
     devices = 1 if tables.place == "column" else tables.parts  # columns have no room, and divide as they can
     plan = place_tables(list(rows.values()), features, devices, way=tables.place, small_bytes=tables.small_bytes)
@@ -102,33 +102,33 @@ def packed(rows: Mapping[int, int], features: int, tables: Tables) -> dict[str, 
     return found
 
 
-def _packed(sizes: Sequence[int], numbers: Sequence[int], way: Place, parts: int, devices: Sequence[int]) -> Packed:
+def _packed(sizes: Sequence[int], numbers: Sequence[int], way: Place, parts: int, devices: Sequence[int]) -> TableArray:
     if way != "table":
         begins = np.cumsum([0, *sizes])
         total = int(begins[-1])
         room = math.ceil(total / parts) * parts if way == "row" else total
-        return Packed(tuple(numbers), tuple(begins[:-1].tolist()), tuple(sizes), room, parts)
+        return TableArray(tuple(numbers), tuple(begins[:-1].tolist()), tuple(sizes), room, parts)
     loads, within = [0] * parts, []
     for size, device in zip(sizes, devices, strict=True):
         within.append(loads[device])
         loads[device] += size
     each = max(loads)
     begins_of = [device * each + start for device, start in zip(devices, within, strict=True)]
-    return Packed(tuple(numbers), tuple(begins_of), tuple(sizes), parts * each, parts)
+    return TableArray(tuple(numbers), tuple(begins_of), tuple(sizes), parts * each, parts)
 
 
-def looked_up(name: str, array: jax.Array, places: jax.Array, fields: Fields, whole: tuple[int, int]) -> jax.Array:
+def look_up(name: str, array: jax.Array, places: jax.Array, fields: TableFields, shape: tuple[int, int]) -> jax.Array:
     """Vectors [examples, fields, features] of `places` in the array of this name; NaN where a place is -1.
 
-    `array` is whole, or inside `jax.shard_map` this device's part of it, as a layout has split it: that shows in its
-    shape, beside the rows and features of the `whole`.
+    `array` has this `shape`, [rows, features]; or inside `jax.shard_map` it is the part of such an array that a layout
+    has put on this device.
 
     Raises:
       LayoutError: whole tables, and devices that do not divide the parts.
     """
-    devices = math.prod(whole) // array.size
+    devices = math.prod(shape) // array.size
     if devices == 1:
-        return sharded_tables.whole(array, places, fields)
+        return sharded_tables.look_up_whole(array, places, fields)
     if name == ARRAYS["table"] and fields.parts % devices:
         fits = " or ".join(str(n) for n in range(1, fields.parts + 1) if fields.parts % n == 0)
         raise LayoutError(
@@ -139,7 +139,7 @@ def looked_up(name: str, array: jax.Array, places: jax.Array, fields: Fields, wh
 
 
 _WAYS: dict[str, Callable[..., jax.Array]] = {
-    "tables/rows": sharded_tables.by_rows,
-    "tables/whole": sharded_tables.by_tables,
-    "tables/columns": sharded_tables.by_columns,
+    "tables/rows": sharded_tables.look_up_by_rows,
+    "tables/whole": sharded_tables.look_up_by_tables,
+    "tables/columns": sharded_tables.look_up_by_columns,
 }

@@ -10,11 +10,11 @@ from flax import nnx
 
 from multipod.errors import RecipeError, nearest
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
-from multipod.nn.batch_norm import Moving, Tile
-from multipod.nn.conv_norm import ConvNorm, Dtype, Style
+from multipod.nn.images.batch_norm import Moving, Tile
+from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
+from multipod.nn.images.squeeze_excite import SqueezeExcite
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import REMATS, Remat, called
-from multipod.nn.squeeze_excite import SqueezeExcite
+from multipod.nn.remat import REMATS, Remat, call_layer
 from multipod.pytrees import Batch
 
 
@@ -87,8 +87,8 @@ class EfficientNet(FlaxModel):
         before it; what remains is divided by 1 - rate.
       channels: colour channels of the image.
       classes: number of classes.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
-      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments. 0.99 wants some hundreds of updates before an evaluation.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
@@ -224,5 +224,5 @@ class _EfficientNet(nnx.Module):
     def __call__(self, image: jax.Array) -> jax.Array:
         x = self.stem(image)
         for block in self.blocks:
-            x = called(block, x, remat=self.remat)
+            x = call_layer(block, x, remat=self.remat)
         return self.head(self.dropout(self.last(x).mean(axis=(1, 2), dtype=jnp.float32)))

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from multipod.errors import RecipeError
-from multipod.nn.conv_norm import Dtype
 from multipod.nn.dims import Dims, dims_of, input_dims
-from multipod.nn.model import Model
+from multipod.nn.images.conv_norm import Dtype
+from multipod.nn.model import HasClasses, Model
 from multipod.pytrees import Batch, Params, Statistics
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -46,12 +46,12 @@ class Normalized:
 
     @property
     def classes(self) -> int:
-        """Those of the model; 0 if it does not say."""
-        return getattr(self.model, "classes", 0)
+        """The classes of the model; 0 if it does not say."""
+        return self.model.classes if isinstance(self.model, HasClasses) else 0
 
     @property
     def input_dims(self) -> dict[str, Dims]:
-        """Those of the model."""
+        """The input dims of the model."""
         return input_dims(self.model)
 
     def dims(self) -> dict[str, Dims]:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
-from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.conv_norm import ConvNorm, Dtype, Style
-from multipod.nn.convolution import convolution
-from multipod.nn.laid import laid
+from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
+from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
+from multipod.nn.images.convolution import convolution
+from multipod.nn.logical_axes import with_logical_constraint
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import REMATS, Remat, called
+from multipod.nn.remat import REMATS, Remat, call_layer
 from multipod.pytrees import Batch
 
 ACTIVATIONS = {"relu": nnx.relu, "silu": nnx.silu}
@@ -40,8 +40,8 @@ class ResNet(FlaxModel):
       channels: colour channels of the image.
       classes: number of classes.
       width: features of the first stage, 64 as published; each later stage has twice those of the one before it.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
-      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
@@ -99,8 +99,8 @@ class SmallResNet(FlaxModel):
       classes: number of classes.
       width: features of the first stage; each later stage has twice those of the one before it at half the size.
       blocks: basic blocks in each stage.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.batch_norm.Tile`.
-      batch_norm_moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       activation: `relu` as in the paper, or the smooth `silu` (arXiv:1702.03118), with which training does
         not enlarge rounding errors (docs/design/order.md).
@@ -146,8 +146,8 @@ class _Block(nnx.Module):
         self.shortcut = None if same else conv(features_in, features, (1, 1), strides=stride)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.activate(self.norm1(laid(self.conv1(x), "height", "width", None)))
-        y = self.norm2(laid(self.conv2(y), "height", "width", None))
+        y = self.activate(self.norm1(with_logical_constraint(self.conv1(x), "height", "width", None)))
+        y = self.norm2(with_logical_constraint(self.conv2(y), "height", "width", None))
         return self.activate(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
@@ -214,5 +214,5 @@ class _DeepResNet(nnx.Module):
         x = self.stem(image)
         x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for block in self.blocks:
-            x = called(block, x, remat=self.remat)
+            x = call_layer(block, x, remat=self.remat)
         return self.head(x.mean(axis=(1, 2), dtype=jnp.float32))

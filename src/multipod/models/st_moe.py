@@ -9,16 +9,16 @@ from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import Attention, segment_mask
-from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropped
-from multipod.nn.embedding import Embedding
+from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropout_layer
 from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
-from multipod.nn.merge import merged
+from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.padding import example_mask
-from multipod.nn.relative_positions import RelativePositions
-from multipod.nn.remat import Remat, called
+from multipod.nn.remat import Remat, call_layer
+from multipod.nn.text.attention import Attention, segment_mask
+from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.relative_positions import RelativePositions
 from multipod.pytrees import Batch, Params
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
@@ -103,13 +103,13 @@ class StMoe(FlaxModel):
         each = [self.routing.balance * one["balance"] + self.routing.z * one["z"] for one in routers.values()]
         return {"logits": logits, "auxiliary": jnp.asarray(sum(each), jnp.float32), "routers": routers}
 
-    def tell(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
+    def generate(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
         """The likeliest token at each place behind those told before it: int32 [examples, length], 0 behind `end`.
 
         Only batch["source"] is read. The decoder goes over all places for each token: meant for short answers. Slots
         are shared within a group, so where experts are full an answer may depend on the other rows.
         """
-        module = merged(self, params)
+        module = merge_model(self, params)
         encoded, _ = module.encode(batch)
         rows = len(batch["source"])
 
@@ -187,7 +187,7 @@ class _Residual(nnx.Module):
 
     def __init__(self, spec: StMoe, rngs: nnx.Rngs) -> None:
         self.norm = RMSNorm(spec.features)
-        self.dropout = dropped(spec.dropout, rngs)
+        self.dropout = dropout_layer(spec.dropout, rngs)
 
     def added(self, x: jax.Array, y: jax.Array) -> jax.Array:
         return x + self.dropout(y)
@@ -248,7 +248,7 @@ class _StMoe(nnx.Module):
     def __init__(self, spec: StMoe, rngs: nnx.Rngs) -> None:
         self.spec = spec
         self.embedding = Embedding(spec.vocab, spec.features, init=normal(1.0), dtype=spec.dtype, rngs=rngs)
-        self.dropout = dropped(spec.dropout, rngs)
+        self.dropout = dropout_layer(spec.dropout, rngs)
         self.encoder_position = RelativePositions(spec.heads, both_ways=True, rngs=rngs)
         self.decoder_position = RelativePositions(spec.heads, both_ways=False, rngs=rngs)
         self.encoder = nnx.List([_Layer(spec, spec.is_sparse(i), False, rngs) for i in range(spec.layers)])
@@ -264,7 +264,7 @@ class _StMoe(nnx.Module):
         mask, position = segment_mask(segment, segment), self.encoder_position(x.shape[1], x.shape[1])
         reports: dict[str, Report] = {}
         for number, layer in enumerate(self.encoder):
-            x, report = called(layer, x, mask, position, is_token, remat=self.spec.remat)
+            x, report = call_layer(layer, x, mask, position, is_token, remat=self.spec.remat)
             reports |= {f"encoder/{number}": report} if report else {}
         return self.dropout(self.encoder_norm(x)), reports
 
@@ -278,7 +278,7 @@ class _StMoe(nnx.Module):
         position = self.decoder_position(x.shape[1], x.shape[1])
         reports: dict[str, Report] = {}
         for number, layer in enumerate(self.decoder):
-            x, report = called(layer, x, mask, position, is_token, encoded, cross_mask, remat=self.spec.remat)
+            x, report = call_layer(layer, x, mask, position, is_token, encoded, cross_mask, remat=self.spec.remat)
             reports |= {f"decoder/{number}": report} if report else {}
         logits = self.head(self.dropout(self.decoder_norm(x)))
         return logits.astype(jnp.float32), reports

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.errors import RecipeError
-from multipod.nn.attention import KeysValues, segment_mask
-from multipod.nn.beam_search import Beams, Cache, beam_search, greedy
-from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropped
-from multipod.nn.embedding import Embedding, sinusoids
+from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropout_layer
 from multipod.nn.layered import ModelLayer, names_under
-from multipod.nn.merge import merged
+from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
-from multipod.nn.remat import Remat, called
-from multipod.nn.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
+from multipod.nn.remat import Remat, call_layer
+from multipod.nn.text.attention import KeysValues, segment_mask
+from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
+from multipod.nn.text.embedding import Embedding, sinusoids
+from multipod.nn.text.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
 from multipod.pytrees import Batch, Params
 
 PAD = 0
@@ -33,7 +33,7 @@ class Transformer(FlaxModel):
     text.
 
     A batch holds tokens `source` and `target` [examples, positions]: `target` is what the decoder reads, so it begins
-    with the start token and is one place behind `label` (`multipod.data.packing.shifted_right`). Packed rows also have
+    with the start token and is one place behind `label` (`multipod.data.packing.shift_right`). Packed rows also have
     `source_segment`, `target_segment` (0: padding) and `source_position`, `target_position`; without them every row is
     one sequence, and `PAD` is padding except at the first place of the target.
 
@@ -93,18 +93,18 @@ class Transformer(FlaxModel):
 
         def encoder(n: int) -> ModelLayer:
             names = names_under(self, f"encoder/{n}/")
-            return ModelLayer(f"encoder {n}", names, lambda module, x, batch: module.encoded(n, x, batch), block)
+            return ModelLayer(f"encoder {n}", names, lambda module, x, batch: module.encoder_layer(n, x, batch), block)
 
         def decoder(n: int) -> ModelLayer:
             names, cost = names_under(self, f"decoder/{n}/"), block + 4.0 * self.features**2
-            return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoded(n, *x, batch), cost)
+            return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoder_layer(n, *x, batch), cost)
 
         turn = (*names_under(self, "encoder_norm/"), *target)
         head = (*names_under(self, "decoder_norm/"), *scores)
         return (
             ModelLayer("embedding", table, lambda module, x, batch: module.embed(batch, "source"), 0.1 * block),
             *map(encoder, range(self.encoder_layers)),
-            ModelLayer("target", turn, lambda module, x, batch: module.turned(x, batch), 0.1 * block),
+            ModelLayer("target", turn, lambda module, x, batch: module.to_decoder(x, batch), 0.1 * block),
             *map(decoder, range(self.decoder_layers)),
             ModelLayer("logits", head, lambda module, x, batch: module.logits(x[0]), 1.0 * self.features * self.vocab),
         )
@@ -114,17 +114,17 @@ class Transformer(FlaxModel):
     ) -> Beams:
         """The best translations of each source sequence by beam search; one sequence a row, not packed.
 
-        The defaults are those of MLPerf. See `multipod.nn.beam_search.beam_search`.
+        The defaults are those of MLPerf. See `multipod.nn.text.beam_search.beam_search`.
         """
-        module = merged(self, params)
+        module = merge_model(self, params)
         step, cache = _decoder_steps(module, batch, length, beam)
         return beam_search(
             step, cache, len(batch["source"]), beam=beam, length=length, start=start, end=end, penalty=penalty
         )
 
     def translate_greedily(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
-        """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.beam_search.greedy`."""
-        module = merged(self, params)
+        """The likeliest token at each place, int32 [examples, length]; see `multipod.nn.text.beam_search.greedy`."""
+        module = merge_model(self, params)
         step, cache = _decoder_steps(module, batch, length, 1)
         return greedy(step, cache, len(batch["source"]), length=length, start=start, end=end)
 
@@ -135,7 +135,7 @@ def small_transformer(vocab: int = 4096, **changes: Any) -> Transformer:
     return Transformer(vocab, **{**spec, **changes})
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """What the decoder attends to.
 
     Attributes:
@@ -163,7 +163,7 @@ class _Transformer(nnx.Module):
         init = jax.nn.initializers.normal(spec.features**-0.5)
         self.embedding = Embedding(spec.vocab, spec.features, init=init, dtype=spec.dtype, rngs=rngs)
         # One for each side: a stage of a pipeline that has only one of them draws what the whole model does.
-        self.dropout, self.target_dropout = dropped(spec.dropout, rngs), dropped(spec.dropout, rngs)
+        self.dropout, self.target_dropout = dropout_layer(spec.dropout, rngs), dropout_layer(spec.dropout, rngs)
         self.encoder = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.encoder_layers)])
         self.decoder = nnx.List([DecoderLayer(layer, rngs) for _ in range(spec.decoder_layers)])
         last = spec.norm == "pre"
@@ -179,14 +179,14 @@ class _Transformer(nnx.Module):
         """The encoder's output [n, positions, features], and the source's segments."""
         x = self.embed(batch, "source")
         for n in range(len(self.encoder)):
-            x = self.encoded(n, x, batch)
+            x = self.encoder_layer(n, x, batch)
         return self._normed(x), _segment(batch, "source")
 
     def decode(self, batch: Batch, encoded: jax.Array) -> jax.Array:
         """Logits for every place of batch["target"]."""
         x = self.embed(batch, "target")
         for n in range(len(self.decoder)):
-            x, _ = self.decoded(n, x, encoded, batch)
+            x, _ = self.decoder_layer(n, x, encoded, batch)
         return self.logits(x)
 
     def embed(self, batch: Batch, name: str) -> jax.Array:
@@ -195,32 +195,34 @@ class _Transformer(nnx.Module):
         x = self._embedded(table, batch[name], batch.get(f"{name}_position"))
         return self.dropout(x) if name == "source" else self.target_dropout(x)
 
-    def encoded(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
+    def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = _segment(batch, "source")
-        return called(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+        return call_layer(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
 
-    def turned(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def to_decoder(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """From the last encoder layer's output: what the first decoder layer reads, and what it attends to."""
         return self.embed(batch, "target"), self._normed(x)
 
-    def decoded(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def decoder_layer(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """x after decoder layer n, and what it attended to."""
         segment = _segment(batch, "target")
         mask = segment_mask(segment, segment, causal=True)
         cross_mask = segment_mask(segment, _segment(batch, "source"))
-        return called(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
+        return call_layer(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
 
-    def source(self, batch: Batch) -> Source:
+    def source(self, batch: Batch) -> EncodedSource:
         """What the decoder attends to, computed once for all tokens that are generated."""
         encoded, segment = self.encode(batch)
-        return Source([layer.cross.memory(encoded) for layer in self.decoder], (segment != 0)[:, None, None])
+        return EncodedSource([layer.cross.memory(encoded) for layer in self.decoder], (segment != 0)[:, None, None])
 
     def empty_cache(self, rows: int, length: int) -> list[KeysValues]:
         """Room for `length` positions of each decoder layer."""
         return [layer.attention.empty(rows, length) for layer in self.decoder]
 
-    def step(self, tokens: jax.Array, position: jax.Array, cache: Cache, source: Source) -> tuple[jax.Array, Cache]:
+    def step(
+        self, tokens: jax.Array, position: jax.Array, cache: Cache, source: EncodedSource
+    ) -> tuple[jax.Array, Cache]:
         """Logits [rows, vocab] behind the tokens [rows] at `position`."""
         x = self._embedded(self._target_table, tokens[:, None], jnp.full((len(tokens), 1), position))
         kept = []

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer, variance_scaling
 
 from multipod.nn.dims import constant, param
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import with_logical_constraint
 
 Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -53,13 +53,13 @@ class Dense(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Computes and returns in `dtype`."""
-        y = laid(
+        y = with_logical_constraint(
             jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted), *self.outputs
         )
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
-def together(x: jax.Array, *layers: Dense) -> list[jax.Array]:
+def multiply_together(x: jax.Array, *layers: Dense) -> list[jax.Array]:
     """What each of `layers`, of equal sizes, makes of x, in one product.
 
     Where devices split their outputs, the gradient of x is then added up over the devices once, not once a layer.
@@ -67,7 +67,7 @@ def together(x: jax.Array, *layers: Dense) -> list[jax.Array]:
     dtype, contracted = layers[0].dtype, layers[0].contracted
     # [*inputs, layers, *outputs]
     kernels = jnp.stack([layer.kernel[...].astype(dtype) for layer in layers], contracted)
-    every = laid(jnp.tensordot(x.astype(dtype), kernels, contracted), None, *layers[0].outputs)
+    every = with_logical_constraint(jnp.tensordot(x.astype(dtype), kernels, contracted), None, *layers[0].outputs)
     place = x.ndim - contracted
     each = [jax.lax.index_in_dim(every, number, place, keepdims=False) for number in range(len(layers))]
     return [
@@ -83,7 +83,7 @@ def glorot(inputs: int, outputs: int) -> Initializer:
     return variance_scaling(1.0, "fan_avg", "uniform", tuple(range(inputs)), tuple(range(inputs, inputs + outputs)))
 
 
-def dropped(share: float, rngs: nnx.Rngs) -> nnx.Dropout:
+def dropout_layer(share: float, rngs: nnx.Rngs) -> nnx.Dropout:
     """Dropout of that share, with a generator of its own if it is not 0."""
     return nnx.Dropout(share, rngs=rngs if share else None)
 
@@ -143,7 +143,7 @@ class GatedMlp(nnx.Module):
         options = {"bias": False, "init": init, "dtype": dtype, "rngs": rngs}
         self.gate = Dense(*inward, **options)
         self.inner = Dense(*inward, **options)
-        self.dropout = dropped(dropout, rngs)
+        self.dropout = dropout_layer(dropout, rngs)
         self.outer = Dense({"mlp": hidden}, {"embed": features}, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -151,7 +151,7 @@ class GatedMlp(nnx.Module):
         return self.outer(self.dropout(ACTIVATIONS[self.activation](self.gate(x)) * self.inner(x)))
 
 
-class Mlp(nnx.Module):
+class FeedForward(nnx.Module):
     """Two dense layers with an activation, and dropout, between them; [..., embed] to [..., embed]."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Mlp(nnx.Module):
     ) -> None:
         self.activation = activation
         self.inner = Dense({"embed": features}, {"mlp": hidden}, init=init, dtype=dtype, rngs=rngs)
-        self.dropout = dropped(dropout, rngs)
+        self.dropout = dropout_layer(dropout, rngs)
         self.outer = Dense({"mlp": hidden}, {"embed": features}, init=init, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -20,7 +20,8 @@ Flax's own metadata of this kind, `out_sharding`, also *places* a variable while
 nothing. Modules that carry Flax's are understood too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,25 @@ from jax.nn.initializers import Initializer
 from multipod.nn.model import FlaxModel, Model, skeleton
 
 Dims = tuple[str | None, ...]
+
+
+@runtime_checkable
+class NamesDims(Protocol):
+    """A model that names the dims of its parameters itself; a `FlaxModel` has them as metadata."""
+
+    def dims(self) -> Mapping[str, Dims]:
+        """The names of a parameter's dims, by its path; parameters without names may be missing."""
+        ...
+
+
+@runtime_checkable
+class NamesInputDims(Protocol):
+    """A model that names the dims of what it reads, so that a layout can split them."""
+
+    @property
+    def input_dims(self) -> Mapping[str, Dims]:
+        """The names, by the batch's entry."""
+        ...
 
 
 def param(init: Initializer, sizes: Sequence[int], dims: Dims, rngs: nnx.Rngs) -> nnx.Param:
@@ -49,18 +69,18 @@ def dims_of(model: Model) -> dict[str, Dims]:
     """The names of every parameter's dims, by the parameter's path; None for a dim without a name. Allocates nothing.
 
     A parameter without metadata has no entry: a layout must then name it by its path. A model that is no `FlaxModel`
-    has names if it has a method `dims` that returns them.
+    has names if it is `NamesDims`.
     """
     if not isinstance(model, FlaxModel):
-        return dict(model.dims()) if hasattr(model, "dims") else {}
+        return dict(model.dims()) if isinstance(model, NamesDims) else {}
     _, shapes = skeleton(model)
     named = (("/".join(map(str, path)), _dims(variable)) for path, variable in nnx.to_flat_state(shapes[0]))
     return {path: dims for path, dims in named if dims}
 
 
 def input_dims(model: Model) -> dict[str, Dims]:
-    """The names of the dims of what the model reads, by the batch's entry: its attribute `input_dims`."""
-    return dict(getattr(model, "input_dims", {}))
+    """The names of the dims of what the model reads, by the batch's entry; see `NamesInputDims`."""
+    return dict(model.input_dims) if isinstance(model, NamesInputDims) else {}
 
 
 def _dims(variable: nnx.Variable) -> Dims:

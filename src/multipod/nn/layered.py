@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ class ModelLayer:
     cost: float
 
 
-class LayeredModel(Protocol):
+@runtime_checkable
+class Layered(Protocol):
     """A `FlaxModel` that also says its layers. It has no statistics: those of a micro-batch are not the batch's."""
 
     def cut_points(self) -> tuple[ModelLayer, ...]:

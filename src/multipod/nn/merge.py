@@ -9,7 +9,7 @@ from multipod.nn.model import FlaxModel, skeleton, unflat, with_key
 from multipod.pytrees import Params, Statistics
 
 
-def merged(model: FlaxModel, params: Params, statistics: Statistics = None) -> Any:
+def merge_model(model: FlaxModel, params: Params, statistics: Statistics = None) -> Any:
     """The module of `model` in evaluation mode; inside `jax.jit` its methods trace as its call does.
 
     `statistics` may be left out where the model has none. What the module changes in itself is lost.

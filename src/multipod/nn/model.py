@@ -2,10 +2,12 @@
 
 import abc
 import functools
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from multipod.pytrees import Batch, KeyPath, Outputs, Params, Pytree, Shapes, Statistics
@@ -19,6 +21,10 @@ class Model(Protocol):
     statistics must not depend on the mesh has to average them itself (`TileBatchNorm` does). On a
     mesh with failed chips rows may be padding, which a layer that looks across examples must leave out:
     `multipod.nn.padding.example_mask` tells.
+
+    More methods are optional, one for each protocol: here `HasClasses`, `ChecksBatches`, `WritesNotes`, `ShowsFigures`,
+    `Generates`, `ReadsRows`, `Rearranging`; `Layered` in `nn/layered.py`, `NamesDims` and `NamesInputDims` in
+    `nn/dims.py`.
     """
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
@@ -29,6 +35,56 @@ class Model(Protocol):
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
     ) -> tuple[Outputs, Statistics]:
         """The outputs for `batch`, first dim examples, and the statistics after it."""
+        ...
+
+
+@runtime_checkable
+class HasClasses(Protocol):
+    """A model of classes: labels outside of them are refused before they reach a device."""
+
+    @property
+    def classes(self) -> int:
+        """How many; labels are 0 to `classes` - 1. 0: not known."""
+        ...
+
+
+@runtime_checkable
+class ChecksBatches(Protocol):
+    """A model that can tell of a batch, while it is on the host, that it cannot be read."""
+
+    def check_batch(self, host: Mapping[str, np.ndarray]) -> None:
+        """Refuses what would be out of range; a device would read on without a word.
+
+        Raises:
+          DataError: an id outside its table, for example.
+        """
+        ...
+
+
+@runtime_checkable
+class WritesNotes(Protocol):
+    """A model that says something of itself at the end of a run."""
+
+    def notes(self, statistics: Statistics) -> dict[str, str]:
+        """What a report shows, by name."""
+        ...
+
+
+@runtime_checkable
+class ShowsFigures(Protocol):
+    """A model with sizes that its tensors do not tell, for `multipod show`."""
+
+    def figures(self) -> dict[str, str]:
+        """What is shown, by name."""
+        ...
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """A model that answers a text with a text."""
+
+    def generate(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
+        """The likeliest token at each place behind those before it, int32 [examples, length]; 0 behind `end`."""
         ...
 
 
@@ -44,25 +100,27 @@ class Moved(NamedTuple):
     known: jax.Array
 
 
+@runtime_checkable
 class Rearranging(Protocol):
-    """What a model has beside `Model` if it rearranges parameters of its own between updates (a cache of rows).
+    """What a model has beside `Model` if it rearranged_params parameters of its own between updates (a cache of rows).
 
     Its parameters are a flat dictionary.
     """
 
-    def rearranges(self) -> tuple[str, ...]:
-        """The names of the parameters that `rearranged` may replace; () if it never does."""
+    def rearranged_params(self) -> tuple[str, ...]:
+        """The names of the parameters that `rearrange` may replace; () if it never does."""
         ...
 
     def is_due(self, update: jax.Array) -> jax.Array:
         """Whether to rearrange after the update of this number, the first being 1."""
         ...
 
-    def rearranged(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
+    def rearrange(self, params: Params, statistics: Statistics) -> tuple[Params, Statistics, dict[str, Moved]]:
         """The named parameters and all statistics anew, and of which parameters the rows have moved."""
         ...
 
 
+@runtime_checkable
 class ReadsRows(Protocol):
     """What a model has beside `Model` if a batch reads few rows of some parameters, which are tables of vectors.
 

@@ -14,7 +14,7 @@ _MASK: ContextVar[jax.Array | None] = ContextVar("mask", default=None)
 
 
 @contextmanager
-def masked(mask: jax.Array | None) -> Iterator[None]:
+def padding_mask(mask: jax.Array | None) -> Iterator[None]:
     """While it lasts, the rows where `mask` (bool [rows of this device]) is false are padding; None: no row is."""
     token = _MASK.set(mask)
     try:

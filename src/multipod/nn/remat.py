@@ -19,7 +19,7 @@ _POLICIES: dict[str, Callable[..., bool]] = {
 }
 
 
-def called(layer: nnx.Module, *inputs: Any, remat: Remat) -> Any:
+def call_layer(layer: nnx.Module, *inputs: Any, remat: Remat) -> Any:
     """`layer(*inputs)`, which keeps for the backward pass what `remat` says. The values are the same, dropout too."""
     if remat == "none":
         return layer(*inputs)

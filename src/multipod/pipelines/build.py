@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from multipod.errors import ScheduleError, nearest
-from multipod.pipelines.schedule import BackwardWeights, Kind, Op, PipelineSchedule
+from multipod.pipelines.schedule import BackwardWeights, Kind, PipelineOp, PipelineSchedule
 
 Ticks = Callable[[int, int], tuple[int, int]]
 """From stage i and micro-batch m of the first update to the ticks of its forward and backward pass."""
@@ -72,7 +72,7 @@ def pipemare(stages: int, micro_batches: int, updates: int = 3) -> PipelineSched
 
 
 def pipedream(stages: int, micro_batches: int, updates: int = 3) -> PipelineSchedule:
-    """As `pipemare`, but a backward pass uses the stashed weights of its own forward pass.
+    """The order of `pipemare`, with the stashed weights of its own forward pass in each backward pass.
 
     Stage i keeps up to ceil((2 (P - i) + 1) / N) old versions beside the present one.
     Source: Narayanan et al., 2019, arXiv:1806.03377, with the delays of arXiv:1910.05124, table 1.
@@ -98,7 +98,7 @@ def interleaved(stages: int, micro_batches: int, updates: int = 1, chunks: int =
     orders = [_interleaved_order(p, stages, micro_batches, chunks) for p in range(stages)]
     template = _earliest(orders, stages, chunks)
     ends = [ops[-1].tick for ops in template]
-    first = [[*ops, Op("update", 0, 0, end)] for ops, end in zip(template, ends, strict=True)]
+    first = [[*ops, PipelineOp("update", 0, 0, end)] for ops, end in zip(template, ends, strict=True)]
     stride = 1 + max(ends)
     repeated = [_repeat(ops, micro_batches, updates, stride) for ops in first]
     return PipelineSchedule(
@@ -168,23 +168,27 @@ def _positive(name: str, stages: int, micro_batches: int, updates: int, chunks: 
         raise ScheduleError(f"pipeline {name}: {', '.join(wrong)}. Give whole numbers from 1 on.")
 
 
-def _from_ticks(stages: int, micro_batches: int, updates: int, stride: int, ticks: Ticks) -> tuple[tuple[Op, ...], ...]:
+def _from_ticks(
+    stages: int, micro_batches: int, updates: int, stride: int, ticks: Ticks
+) -> tuple[tuple[PipelineOp, ...], ...]:
     """The operations of every stage; the update comes with the last backward pass."""
     everything = []
     for i in range(1, stages + 1):
         ops = []
         for m in range(micro_batches):
             forward, backward = ticks(i, m)
-            ops += [Op("forward", m, 0, forward), Op("backward", m, 0, backward)]
-        ops.append(Op("update", 0, 0, max(op.tick for op in ops)))
+            ops += [PipelineOp("forward", m, 0, forward), PipelineOp("backward", m, 0, backward)]
+        ops.append(PipelineOp("update", 0, 0, max(op.tick for op in ops)))
         everything.append(tuple(_repeat(ops, micro_batches, updates, stride)))
     return tuple(everything)
 
 
-def _repeat(ops: list[Op], micro_batches: int, updates: int, stride: int) -> list[Op]:
+def _repeat(ops: list[PipelineOp], micro_batches: int, updates: int, stride: int) -> list[PipelineOp]:
     """The operations of one update, for each of `updates`, in order."""
     several = [
-        Op(op.kind, op.micro + k * (1 if op.kind == "update" else micro_batches), op.chunk, op.tick + k * stride)
+        PipelineOp(
+            op.kind, op.micro + k * (1 if op.kind == "update" else micro_batches), op.chunk, op.tick + k * stride
+        )
         for k in range(1, updates)
         for op in ops
     ]
@@ -213,10 +217,10 @@ def _interleaved_order(p: int, stages: int, micro_batches: int, chunks: int) -> 
     return order + [backward(n) for n in range(total - warm, total)]
 
 
-def _earliest(orders: list[list[tuple[Kind, int, int]]], stages: int, chunks: int) -> list[list[Op]]:
-    """The same orders with the earliest ticks at which all that a pass needs was sent before; one pass a tick."""
+def _earliest(orders: list[list[tuple[Kind, int, int]]], stages: int, chunks: int) -> list[list[PipelineOp]]:
+    """The orders with the earliest ticks at which all that a pass needs was sent before; one pass a tick."""
     done: dict[tuple[Kind, int, int], int] = {}  # (kind, micro-batch, part) to its tick
-    made: list[list[Op]] = [[] for _ in orders]
+    made: list[list[PipelineOp]] = [[] for _ in orders]
     moved = True
     while moved:
         moved = False
@@ -233,7 +237,7 @@ def _earliest(orders: list[list[tuple[Kind, int, int]]], stages: int, chunks: in
                     break
                 last = made[p][-1].tick if made[p] else -1
                 tick = 1 + max([last, *(done[need] for need in needs)])
-                made[p].append(Op(kind, micro, chunk, tick))
+                made[p].append(PipelineOp(kind, micro, chunk, tick))
                 done[kind, micro, part] = tick
                 moved = True
     assert all(len(a) == len(b) for a, b in zip(made, orders, strict=True)), "the order waits for itself"

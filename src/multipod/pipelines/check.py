@@ -5,14 +5,14 @@ from fractions import Fraction
 from itertools import pairwise
 
 from multipod.errors import ScheduleError
-from multipod.pipelines.schedule import Op, PipelineSchedule
+from multipod.pipelines.schedule import PipelineOp, PipelineSchedule
 
 SHOWN = 8
 """Errors listed in one message."""
 
 
 @dataclass(frozen=True)
-class Proof:
+class PipelineProof:
     """What `check` found out. A delay is k minus the version that a pass of update k saw, in updates.
 
     Attributes:
@@ -33,7 +33,7 @@ class Proof:
         return self._delays(self.forward[part])
 
     def backward_delays(self, part: int) -> tuple[int, ...]:
-        """The same of the backward pass, which with stashed weights sees what the forward pass saw."""
+        """The delay of each micro-batch's backward pass, which with stashed weights sees what the forward pass saw."""
         return self._delays(self.backward[part])
 
     def mean_delay(self, part: int) -> Fraction:
@@ -54,7 +54,7 @@ class Proof:
         return tuple(k - version for version in seen[-self.schedule.micro_batches :])
 
 
-def check(schedule: PipelineSchedule) -> Proof:
+def check(schedule: PipelineSchedule) -> PipelineProof:
     """Proves that the schedule trains, and that it is as synchronous as it says.
 
     Each part of the model treats each micro-batch forward once and, later, backward once, after its neighbour did so in
@@ -100,7 +100,7 @@ def check_tied(schedule: PipelineSchedule, tied: dict[str, tuple[int, ...]]) -> 
         )
 
 
-def _key(schedule: PipelineSchedule, p: int, op: Op) -> tuple[str, int, int]:
+def _key(schedule: PipelineSchedule, p: int, op: PipelineOp) -> tuple[str, int, int]:
     return op.kind, op.micro, schedule.part(p, op.chunk)
 
 
@@ -176,7 +176,7 @@ def _updates(schedule: PipelineSchedule) -> list[str]:
     return wrong
 
 
-def _proof(schedule: PipelineSchedule) -> Proof:
+def _proof(schedule: PipelineSchedule) -> PipelineProof:
     total = schedule.updates * schedule.micro_batches
     forward = [[0] * total for _ in range(schedule.parts)]
     backward = [[0] * total for _ in range(schedule.parts)]
@@ -198,4 +198,6 @@ def _proof(schedule: PipelineSchedule) -> Proof:
                 stash = max(stash, len({*live.values()} - {version}))
         peaks.append(peak)
         stashes.append(stash)
-    return Proof(schedule, tuple(map(tuple, forward)), tuple(map(tuple, backward)), tuple(peaks), tuple(stashes))
+    return PipelineProof(
+        schedule, tuple(map(tuple, forward)), tuple(map(tuple, backward)), tuple(peaks), tuple(stashes)
+    )

@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from multipod.errors import ScheduleError
-from multipod.pipelines.schedule import Op
+from multipod.pipelines.schedule import PipelineOp
 from multipod.pipelines.timing import Timed
 
 LEGEND = "0-9 forward, a-j backward of micro-batch 0-9 (mod 10), | update, . idle"
@@ -139,6 +139,6 @@ def _text(svg: ET.Element, x: float, y: float, text: str, colour: str, size: flo
     ET.SubElement(svg, "text", place).text = text
 
 
-def _letter(op: Op) -> str:
+def _letter(op: PipelineOp) -> str:
     digit = op.micro % 10
     return str(digit) if op.kind == "forward" else "abcdefghij"[digit]

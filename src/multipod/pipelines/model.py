@@ -15,7 +15,7 @@ COPIES = {"sgd": 2, "momentum": 3, "adam": 4}
 
 
 @dataclass(frozen=True)
-class Cost:
+class PipelineCost:
     """What a pipeline costs.
 
     Attributes:
@@ -45,12 +45,12 @@ def cost(
     *,
     correction: bool = True,
     sizes: Sequence[float] = (),
-) -> Cost:
+) -> PipelineCost:
     """The closed forms for `gpipe`, `1f1b`, `eager-1f1b`, `pipemare` or `pipedream`.
 
     correction: (pipemare) whether there is the buffer of T2. sizes: weights of each stage, in any unit; equal if empty.
     PipeDream's stash is the mean delay times the stage's size: with equal sizes P / N copies (the whole versions that a
-    schedule needs, ceil of each delay, are `Proof.stashed`).
+    schedule needs, ceil of each delay, are `PipelineProof.stashed`).
     Source: Yang et al., 2019, arXiv:1910.05124, table 1 and section 2.
 
     Raises:
@@ -72,7 +72,7 @@ def cost(
     }
     if name not in known:
         raise ScheduleError(f"pipeline cost: no closed form for {name!r}. {nearest(name, known)}")
-    return Cost(*known[name])
+    return PipelineCost(*known[name])
 
 
 def recompute(stages: int, segment: int) -> int:
@@ -102,7 +102,7 @@ def best_segment(stages: int) -> int:
     return min(range(1, stages + 1), key=lambda s: recompute(stages, s))
 
 
-def warmed_up(stages: int, micro_batches: int, synchronous: int, asynchronous: int) -> Fraction:
+def utilisation_with_warm_up(stages: int, micro_batches: int, synchronous: int, asynchronous: int) -> Fraction:
     """PipeMare's utilisation over a run that begins with `synchronous` epochs (T3) and goes on with `asynchronous`.
 
     Source: Yang et al., 2019, arXiv:1910.05124, section 3.3: a synchronous epoch takes (N + P - 1) / N as long.

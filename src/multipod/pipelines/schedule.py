@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("forward", "backward", "update")
 BackwardWeights = Literal["current", "stashed"]
 
 
-class Op(NamedTuple):
+class PipelineOp(NamedTuple):
     """One thing that a device does.
 
     Attributes:
@@ -33,7 +33,7 @@ class Op(NamedTuple):
     tick: int
 
 
-class Step(NamedTuple):
+class PipelineStep(NamedTuple):
     """An operation among those of all devices.
 
     Attributes:
@@ -77,7 +77,7 @@ class PipelineSchedule:
     stages: int
     micro_batches: int
     updates: int
-    ops: tuple[tuple[Op, ...], ...]
+    ops: tuple[tuple[PipelineOp, ...], ...]
     stride: int
     chunks: int = 1
     backward_weights: BackwardWeights = "current"
@@ -109,14 +109,14 @@ class PipelineSchedule:
         return 1 + max((op.tick for ops in self.ops for op in ops), default=-1)
 
     @cached_property
-    def flow(self) -> tuple["Step", ...]:
+    def flow(self) -> tuple["PipelineStep", ...]:
         """Every operation behind what it waits for, each device's in their own order.
 
         Raises:
           ScheduleError: devices that wait for each other for ever.
         """
         made: dict[tuple[Kind, int, int], int] = {}  # (kind, micro-batch, part) to the step whose result it is
-        steps: list[Step] = []
+        steps: list[PipelineStep] = []
         reached = [0] * self.stages
         moved = True
         while moved:
@@ -131,7 +131,7 @@ class PipelineSchedule:
                     if need is None:
                         break
                     made[kind, micro, part] = len(steps)
-                    steps.append(Step(device, kind, part, need))
+                    steps.append(PipelineStep(device, kind, part, need))
                     reached[device] += 1
                     moved = True
         stuck = [

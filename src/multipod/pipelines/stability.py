@@ -33,7 +33,7 @@ def discrepancy_bound(tau_forward: int, tau_backward: int, sensitivity: float, c
     return min(2 / (sensitivity * apart) if sensitivity * apart > 0 else math.inf, limit(tau_forward, curvature))
 
 
-def delayed(tau: int, curvature: float = 1.0, momentum: float = 0.0) -> Gradient:
+def delay_polynomial(tau: int, curvature: float = 1.0, momentum: float = 0.0) -> Gradient:
     """z^{tau+1} - z^tau + alpha lambda; with momentum beta (z - 1)(z - beta) z^{tau-1} + alpha lambda."""
 
     def polynomial(alpha: float) -> np.ndarray:
@@ -46,7 +46,7 @@ def delayed(tau: int, curvature: float = 1.0, momentum: float = 0.0) -> Gradient
     return polynomial
 
 
-def apart(
+def discrepancy_polynomial(
     tau_forward: int, tau_backward: int, sensitivity: float, gamma: float | None = None, curvature: float = 1.0
 ) -> Gradient:
     """With a discrepancy between the passes; gamma is the decay of the correction T2, None is without.

@@ -65,7 +65,7 @@ class Timed:
 
     @property
     def steady_utilisation(self) -> Fraction | float:
-        """The same over the time between the first two updates of the last device: what a long run comes to.
+        """The utilisation between the first two updates of the last device: what a long run comes to.
 
         Raises:
           ScheduleError: fewer than three updates; a pipe that is about to drain is no long run.
@@ -77,7 +77,7 @@ class Timed:
         return Fraction(work) / Fraction(all_) if isinstance(all_, int | Fraction) else float(work) / all_
 
 
-def timed(schedule: PipelineSchedule, costs: Costs | None = None) -> Timed:
+def time_schedule(schedule: PipelineSchedule, costs: Costs | None = None) -> Timed:
     """The earliest time of each operation, the order on each device being kept.
 
     Raises:
@@ -93,7 +93,7 @@ def timed(schedule: PipelineSchedule, costs: Costs | None = None) -> Timed:
 
 
 def total(schedule: PipelineSchedule, costs: Costs) -> Time:
-    """`timed(schedule, costs).total` and nothing beside it, for those who price many layouts.
+    """`time_schedule(schedule, costs).total` and nothing beside it, for those who price many layouts.
 
     Raises:
       ScheduleError: devices that wait for each other for ever.

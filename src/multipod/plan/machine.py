@@ -261,7 +261,7 @@ FORMAT = "multipod-machine-1"
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The fields of `Machine` that a file sets.
+    """The fields of `CatalogueEntry` that a file sets.
 
     Raises:
       PlanError: no such file, or it is no calibration.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.data.source import ArraySource, Source
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from multipod.collectives.build import ALGORITHMS, build
-from multipod.collectives.schedule import COPY, Collective, Schedule, even, make_step
+from multipod.collectives.schedule import COPY, Collective, Schedule, even_bounds, make_step
 from multipod.errors import MultipodError, ScheduleError
 from multipod.plan.machine import Machine, slowest
 from multipod.simulate.simulate import CELLS, Mode, simulate
@@ -123,7 +123,7 @@ def _around_hosts(topology: Topology, chips_per_host: int) -> Cost:
     """Chips are a host's in the order of their numbers. Messages that share a link share its time, as packets do."""
     first = topology.chips[::chips_per_host]
     step = make_step(first, (*first[1:], first[0]), 0, op=COPY)
-    shift = Schedule("broadcast", "to the next host", topology, 1, even(1), [step])
+    shift = Schedule("broadcast", "to the next host", topology, 1, even_bounds(1), [step])
     free = replace(topology, latency_s=(0.0,) * len(topology.shape))
     hops, vectors = simulate(shift, topology, 0, "stepped"), simulate(shift, free, 1.0, "stepped")
     return Cost(float(hops.seconds), float(vectors.seconds))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from multipod.errors import PlanError
 from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.schedule import PipelineSchedule
-from multipod.pipelines.timing import Costs, timed, total
+from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.work import Op, Work, merged
@@ -147,7 +147,7 @@ def schedule_of(pipeline: str, stages: int, micro: int, chunks: int) -> Pipeline
 
 @lru_cache(maxsize=256)
 def deepest(pipeline: str, stages: int, micro: int, chunks: int) -> tuple[int, ...]:
-    """Of each device, the most micro-batches whose activations it keeps at once: `Proof.peak_live`, unproven."""
+    """For each device, the most micro-batches whose activations it keeps: `PipelineProof.peak_live`, unproven."""
     found = []
     for ops in schedule_of(pipeline, stages, micro, chunks).ops:
         live = most = 0
@@ -163,7 +163,7 @@ def clock_s(made: PipelineSchedule, parts: list[PartPrice], send_s: float) -> fl
     costs = costs_of(parts, send_s)
     if made.synchronous:
         return float(total(made, costs))
-    clock = timed(made, costs)
+    clock = time_schedule(made, costs)
     busy = sum(map(float, clock.busy)) / made.updates / made.stages
     return busy / float(clock.steady_utilisation)
 

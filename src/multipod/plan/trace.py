@@ -7,7 +7,7 @@ from typing import Any
 
 from multipod.errors import PlanError
 from multipod.layout.layout import ASYNCHRONOUS
-from multipod.pipelines.timing import timed
+from multipod.pipelines.timing import time_schedule
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.predict import Prediction, bucket_times, examples_of, micro_of
@@ -96,7 +96,7 @@ def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Ite
     made = schedule_of(choice.pipeline, choice.split.stage, micro, choice.chunks)
     parts = parts_of(workload, examples, micro, made.parts, machine.lanes, choice.split.model)
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
-    clock = timed(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
+    clock = time_schedule(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
     pids = range(1, made.stages + 1)
     for pid in pids:
         yield from _names(pid, f"stage {pid - 1}", pid)

@@ -9,7 +9,7 @@ from typing import Any
 
 from multipod.data.clicks.records import Clicks
 from multipod.metrics.binary import BinaryClassification
-from multipod.models.dlrm import kaggle, mlperf
+from multipod.models.dlrm_published import kaggle, mlperf
 from multipod.optim.adagrad import Adagrad
 from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from multipod.data.source import DecodesTokens
 from multipod.data.span_corruption import START
 from multipod.data.stdlib_text import END
 from multipod.errors import RecipeError
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import report_of
+from multipod.nn.model import Generates
 from multipod.runs.opening import OpenedRun, open_run
 from multipod.runs.options import RuntimeOptions
 from multipod.train.evaluation import evaluate as evaluate_state
@@ -44,7 +47,8 @@ def evaluate_run(
     """
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
     sums = evaluate_state(opened.program, opened.state, opened.recipe.data.test())
-    return Evaluation(int(opened.state.update), int(sums["count"]), finished(opened.recipe.objective, sums), dict(sums))
+    values = report_of(opened.recipe.objective, sums)
+    return Evaluation(int(opened.state.update), int(sums["count"]), values, dict(sums))
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,19 @@ def tell_answers(run: OpenedRun, count: int) -> Sequence[Answer]:
     Raises:
       RecipeError: a model or data that have no text to tell.
     """
-    recipe = run.recipe
-    if not hasattr(recipe.model, "tell") or not hasattr(recipe.data, "spelled"):
+    model, data = run.recipe.model, run.recipe.data
+    if not isinstance(model, Generates) or not isinstance(data, DecodesTokens):
         raise RecipeError(
-            f"--tell: {type(recipe.model).__name__} on {type(recipe.data).__name__} has no text to tell. Leave it out, "
+            f"--tell: {type(model).__name__} on {type(data).__name__} has no text to tell. Leave it out, "
             "or give a run of an StMoe on text."
         )
-    model: Any = recipe.model
-    source = recipe.data.test()
+    source = data.test()
     batch = source.read(np.arange(min(count, len(source))))
     label = batch["label"]
-    asked = {"source": batch["source"]}
-    tell = jax.jit(lambda params: model.tell(params, asked, start=START, end=END, length=label.shape[1]))
-    tokens = np.asarray(tell(run.params))
-    spell = recipe.data.spelled
+    source_tokens = {"source": jnp.asarray(batch["source"])}
+    answer = jax.jit(lambda params: model.generate(params, source_tokens, start=START, end=END, length=label.shape[1]))
+    tokens = np.asarray(answer(run.params))
     return [
-        Answer(spell(asked), spell(told), spell(wanted), bool((told == wanted).all()))
+        Answer(data.decode(asked), data.decode(told), data.decode(wanted), bool((told == wanted).all()))
         for asked, told, wanted in zip(batch["source"], tokens, label, strict=True)
     ]

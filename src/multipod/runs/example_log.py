@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.errors import RunFolderError
 from multipod.layout.mesh import batch_sharding
 from multipod.step.programs import AnyProgram

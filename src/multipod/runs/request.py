@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
@@ -53,7 +53,7 @@ class TrainRequest:
     resume: Path | None = None
     at: int | None = None
     stop_after: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     begin: Callable[[AnyProgram], State] | None = None
     log_examples: bool = False
@@ -132,7 +132,7 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
     return arguments + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
 
 
-def reading_arguments(reading: Reading) -> str:
+def reading_arguments(reading: InputOptions) -> str:
     """The arguments that give this reading again, each with a space before it."""
     given = {
         "--read-threads": reading.threads,

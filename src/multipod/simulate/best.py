@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Collective, Schedule
 from multipod.errors import MultipodError, ScheduleError
-from multipod.simulate.simulate import Mode, Simulation, checked_bytes, simulate
+from multipod.simulate.simulate import Mode, Simulation, check_bytes, simulate
 from multipod.topology.topology import Number, Topology
 
 
@@ -63,7 +63,7 @@ def compare(
       ScheduleError: a size that is none, an algorithm that is not known.
       TopologyError: the machine is cut in parts.
     """
-    checked_bytes(nbytes)
+    check_bytes(nbytes)
     topology.check_connected()
     simulations: dict[str, Simulation] = {}
     refusals: dict[str, str] = {}

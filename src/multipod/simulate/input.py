@@ -1,7 +1,7 @@
 """How long a mesh waits for its hosts' input: the slowest host's largest picture holds everyone.
 
 Each host makes its rows of a batch in *parts*, in order, by some threads, a bounded number of parts ahead, as
-`multipod.data.batches.Feed` does. An update begins when the one before it has ended and every host has its rows.
+`multipod.data.batches.Prefetcher` does. An update begins when the one before it has ended and every host has its rows.
 What is not modelled: the transfer to the devices, and hosts whose threads disturb each other.
 """
 
@@ -129,7 +129,7 @@ def simulate_input(part_s: np.ndarray, threads: int, ahead: int, device_s: float
     return InputRun(device_s, began, ready)
 
 
-def predicted_loss(
+def expected_loss(
     cost: HeavyTail,
     hosts: int,
     images: int,

@@ -26,7 +26,7 @@ import numpy as np
 from multipod.collectives.schedule import Schedule, Step
 from multipod.errors import ScheduleError, TopologyError
 from multipod.simulate.bounds import Bounds, bounds
-from multipod.simulate.ways import Plan, Round, Ways
+from multipod.simulate.ways import Round, StepWays, Ways
 from multipod.topology.topology import Number, Topology
 
 Mode = Literal["pipelined", "stepped"]
@@ -162,7 +162,7 @@ def simulate(
     """
     if mode not in MODES:
         raise ScheduleError(f"mode={mode!r} is no mode of simulation. Known: {', '.join(MODES)}.")
-    nbytes = checked_bytes(nbytes)
+    nbytes = check_bytes(nbytes)
     run = _Run(schedule, topology, nbytes, mode, exact)
     for _ in run.steps():
         pass
@@ -181,7 +181,7 @@ def simulate(
     )
 
 
-def checked_bytes(nbytes: Number) -> Number:
+def check_bytes(nbytes: Number) -> Number:
     """`nbytes` if it is a size.
 
     Raises:
@@ -264,7 +264,7 @@ class _Run:
                 f"{step.stop[k]} to chip {step.dst[k]}. Send at least one of the pieces 0 to {pieces - 1}."
             )
 
-    def _plan(self, number: int, step: Step) -> tuple[Step, Plan]:
+    def _plan(self, number: int, step: Step) -> tuple[Step, StepWays]:
         """The step with its ways. Where messages share an arc they stand in the order in which the arc serves them."""
         try:
             plan = self.ways.plan(step.src, step.dst)
@@ -289,7 +289,7 @@ class _Stepped:
         self.now = 0
         self.arc_busy: np.ndarray = np.zeros(len(ways.arcs), ways.dtype)
 
-    def run(self, step: Step, plan: Plan, units: np.ndarray) -> Times:
+    def run(self, step: Step, plan: StepWays, units: np.ndarray) -> Times:
         """Takes the step; returns the same times for all of its messages."""
         load = self.ways.sum(plan.ways.arcs, np.repeat(units, plan.ways.hops)) * self.ways.unit_time
         self.arc_busy += load
@@ -319,7 +319,7 @@ class _Pipelined:
         self.now = 0
         self.arc_busy: np.ndarray = np.zeros(len(ways.arcs), ways.dtype)
 
-    def run(self, step: Step, plan: Plan, units: np.ndarray) -> Times:
+    def run(self, step: Step, plan: StepWays, units: np.ndarray) -> Times:
         """Takes the step; returns the times of its messages."""
         hold = units * plan.unit_time
         start = self._when_there(step)  # of the state before the step: nothing of this step is written yet

@@ -47,7 +47,7 @@ class Round(NamedTuple):
         return Round(messages, self.arcs[np.repeat(self.starts[messages], hops) + within], starts, hops)
 
 
-class Plan:
+class StepWays:
     """The ways of a step's messages, whatever they carry.
 
     Attributes:
@@ -118,9 +118,9 @@ class Ways:
         self._place = np.empty(0, np.int64)  # where the way of each is in the lists below
         self._all = Round(slice(None), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
         self._latency = self._slowest = np.empty(0, self.dtype)
-        self._plans: dict[tuple[bytes, bytes], Plan] = {}
+        self._plans: dict[tuple[bytes, bytes], StepWays] = {}
 
-    def plan(self, src: np.ndarray, dst: np.ndarray) -> Plan:
+    def plan(self, src: np.ndarray, dst: np.ndarray) -> StepWays:
         """The plan of a step's messages.
 
         Raises:
@@ -143,7 +143,7 @@ class Ways:
         np.add.at(total, arcs, values)
         return total
 
-    def _make(self, src: np.ndarray, dst: np.ndarray) -> Plan:
+    def _make(self, src: np.ndarray, dst: np.ndarray) -> StepWays:
         pairs = src.astype(np.int64) * self.topology.size + dst
         found = np.searchsorted(self._pairs, pairs)
         known = found < len(self._pairs)
@@ -153,7 +153,7 @@ class Ways:
             found = np.searchsorted(self._pairs, pairs)
         place = self._place[found]
         ways = self._all.split(place)._replace(messages=slice(None))
-        return Plan(ways, self._latency[place], self._slowest[place], len(self.arcs))
+        return StepWays(ways, self._latency[place], self._slowest[place], len(self.arcs))
 
     def _learn(self, pairs: np.ndarray) -> None:
         """Asks for the ways of new pairs and appends them to the lists."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from multipod.nn.model import Moved
+from multipod.nn.model import Moved, Rearranging
 from multipod.recipe.recipe import Recipe
 
 
@@ -20,9 +20,8 @@ def rearranged(
     rows that it belongs to; that of new rows begins as the optimizer begins. Where every device has a state of its own
     (`layout.local_state`), its first dim counts devices.
     """
-    model: Any = recipe.model
-    names = model.rearranges() if hasattr(model, "rearranges") else ()
-    if not names:
+    model = recipe.model
+    if not isinstance(model, Rearranging) or not (names := model.rearranged_params()):
         return values
     params, statistics, state = values
     leaves = jax.tree_util.tree_leaves_with_path(state)
@@ -31,7 +30,7 @@ def rearranged(
 
     def act(given: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
         few, statistics, kept = given
-        few, statistics, moved = model.rearranged(few, statistics)
+        few, statistics, moved = model.rearrange(few, statistics)
         begun = jax.tree.leaves(optimizer.init(params | few))
         follow = [
             _followed(leaf, begun[k], moved.get(_name(leaves[k][0])), recipe.layout.local_state)

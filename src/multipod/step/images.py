@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from multipod.layout.rules import Dims, parts
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import with_logical_constraint
 
 SPLIT = ("height", "width")
 """The dims of inputs that are split: with others it is not known what padding would mean."""
@@ -64,4 +64,4 @@ class SplitImages:
         if name not in self.inputs:
             return array
         whole = array[(slice(None), *(slice(size) for size in shape[1:]))]
-        return laid(whole, *self._dims(name, array.ndim)[1:])
+        return with_logical_constraint(whole, *self._dims(name, array.ndim)[1:])

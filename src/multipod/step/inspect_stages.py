@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import Costs, time_schedule
 from multipod.step.staged import StagedProgram
 from multipod.step.state import device_bytes
 
@@ -90,7 +90,7 @@ def pipe_facts(program: StagedProgram) -> PipeFacts:
     """What the program's pipeline costs each device."""
     made = program.proof.schedule
     costs = program.cut.costs
-    clock = timed(made, Costs(costs, tuple(2 * cost for cost in costs)))
+    clock = time_schedule(made, Costs(costs, tuple(2 * cost for cost in costs)))
     busy = clock.utilisation if made.synchronous else clock.steady_utilisation
     return PipeFacts(
         str(made),

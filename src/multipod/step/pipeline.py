@@ -12,12 +12,12 @@ from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
-from multipod.metrics.objective import masked_sums
-from multipod.nn.laid import Splits, laying
-from multipod.nn.layered import ModelLayer, apply_layers, shapes_of
-from multipod.nn.padding import masked
+from multipod.metrics.objective import masked_sums, scores_of
+from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
+from multipod.nn.logical_axes import Splits, logical_axis_rules
+from multipod.nn.padding import padding_mask
 from multipod.optim.pipemare import PipeMare
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import state_specs
 
@@ -35,7 +35,7 @@ def cut_of(recipe: Recipe, parts: int) -> Cut:
 
 def pipe_of(
     recipe: Recipe,
-    proof: Proof,
+    proof: PipelineProof,
     mesh: Mesh | AbstractMesh,
     example: Any,
     *,
@@ -104,17 +104,16 @@ def evaluations(
     `aux` is a batch with a `mask`; the last part's extra are the sums of the objective's values, and the scores and
     labels of an objective that has them.
     """
-    scored = getattr(recipe.objective, "scored", lambda outputs, batch: ())
 
     def of_part(layers: tuple[ModelLayer, ...], last: bool) -> PartFunction:
         def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            with laying(mesh, splits or {}):
+            with logical_axis_rules(mesh, splits or {}):
                 y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
                 if not last:
                     return y, {}
-                return y, (masked_sums(recipe.objective(y, batch), mask), scored(y, batch))
+                return y, (masked_sums(recipe.objective(y, batch), mask), scores_of(recipe.objective, y, batch))
 
         return function
 
@@ -139,7 +138,6 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
       RecipeError: the model does not say them; with what stands in the way, if that is batch norm.
     """
     name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
-    cut_points = getattr(recipe.model, "cut_points", None)
     statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
     if statistics:
         raise RecipeError(
@@ -147,12 +145,12 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
             "something else than unsplit, and something else with every number of micro-batches. Take a model with "
             "group or layer norm, or split images or the batch instead of layers (layout.spatial, layout.mesh)."
         )
-    if cut_points is None:
+    if not isinstance(recipe.model, Layered):
         raise RecipeError(
             f"{name} does not say its layers, so it cannot be cut into "
             "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
         )
-    return cut_points()
+    return recipe.model.cut_points()
 
 
 def _of_parts(cut: Cut, layers: tuple[ModelLayer, ...]) -> list[tuple[ModelLayer, ...]]:
@@ -171,7 +169,7 @@ def _part(
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
-        with masked(mask), laying(*lie):
+        with padding_mask(mask), logical_axis_rules(*lie):
             y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
             if not last:
                 return y, {}

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from multipod.data.feed import to_mesh
+from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of, examples_of
 from multipod.execute.adasum.operator import refuse_poisoned
 from multipod.execute.bucketing import all_reduce_tree
@@ -31,10 +31,10 @@ from multipod.layout.mesh import (
     update_spec,
 )
 from multipod.layout.rules import Placement, Tensor
-from multipod.metrics.objective import masked_sums
+from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.dims import dims_of, input_dims
-from multipod.nn.laid import laying
-from multipod.nn.padding import masked
+from multipod.nn.logical_axes import logical_axis_rules
+from multipod.nn.padding import padding_mask
 from multipod.optim.sparse import RowGradient
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import accumulated
@@ -332,16 +332,14 @@ class Program:
         return self._evaluated(state, batch)
 
     def _evaluated(self, state: State, batch: Batch) -> tuple[Sums, Any]:
-        scored = getattr(self.recipe.objective, "scored", lambda outputs, batch: ())
-
         def local(params: Any, statistics: Any, batch: Batch) -> tuple[Sums, Any]:
             batch = dict(batch)
             mask, key = batch.pop("mask"), jax.random.key(0)
-            with laying(self.mesh, self.splits):
+            with logical_axis_rules(self.mesh, self.splits):
                 batch = self.images.cut(batch, self._test_examples)
                 outputs, _ = self.recipe.model.apply(params, statistics, batch, train=False, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, batch), mask)
-                scores = scored(outputs, batch)
+                scores = scores_of(self.recipe.objective, outputs, batch)
             return all_reduce_tree(sums, ordered(data_axes(self.mesh)), data_devices(self.mesh)), scores
 
         specs = data_specs(self.mesh, self.path.base), PartitionSpec(), batch_spec(self.mesh)
@@ -452,7 +450,7 @@ class Program:
         mask = batch.pop("mask", None)
 
         def loss(params: Any) -> tuple[jax.Array, Any]:
-            with masked(mask), laying(self.mesh, self.splits):
+            with padding_mask(mask), logical_axis_rules(self.mesh, self.splits):
                 rows = self.images.cut(batch, self._examples)
                 outputs, new = self.recipe.model.apply(use(params), statistics, rows, train=True, key=key)
                 sums = masked_sums(self.recipe.objective(outputs, rows), mask)

@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 from multipod.errors import LayoutError, RecipeError
-from multipod.nn.model import rows_name
+from multipod.nn.model import ReadsRows, rows_name
 from multipod.optim.optimizer import SparseOptimizer
 from multipod.optim.sparse import RowGradient, row_gradient
 from multipod.recipe.recipe import Recipe
@@ -34,8 +34,8 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
     """
     if not (isinstance(recipe.optimizer, SparseOptimizer) and recipe.optimizer.sparse):
         return ()
-    model: Any = recipe.model
-    if not hasattr(model, "row_tables"):
+    model = recipe.model
+    if not isinstance(model, ReadsRows):
         raise RecipeError(
             f"optimizer.sparse=true: {type(model).__name__} has no tables of vectors. Leave it out, or see "
             "multipod.nn.model.ReadsRows for what a model needs."

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from multipod.data.feed import to_mesh
+from multipod.data.global_arrays import to_mesh
 from multipod.data.source import HostBatch, example_of
 from multipod.errors import LayoutError
 from multipod.execute.bucketing import all_reduce_tree
@@ -26,7 +26,7 @@ from multipod.layout.stages import Cut, micro_batches
 from multipod.nn.dims import dims_of
 from multipod.nn.layered import shapes_of
 from multipod.pipelines.build import PIPELINES, build
-from multipod.pipelines.check import Proof, check
+from multipod.pipelines.check import PipelineProof, check
 from multipod.recipe.recipe import Recipe
 from multipod.step.gradients import vector_sum
 from multipod.step.orders import Order
@@ -82,7 +82,7 @@ class StagedProgram:
         return self.rows > self.recipe.batch
 
     @cached_property
-    def proof(self) -> Proof:
+    def proof(self) -> PipelineProof:
         """The schedule, proven.
 
         Raises:

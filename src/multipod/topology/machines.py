@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Machine:
+class CatalogueEntry:
     """An entry of the catalogue.
 
     Attributes:
@@ -96,63 +96,63 @@ _CUBES = "slices of whole 4x4x4 cubes are closed in all dimensions, others open 
 _SUPERPOD = "the latency of 5 us through the InfiniBand switches is an estimate from NCCL's tuning constants"
 
 MACHINES = {
-    "tpu-v2-pod": Machine(
+    "tpu-v2-pod": CatalogueEntry(
         "256 TPU v2 chips, torus of 16x16",
         f"Jouppi et al., 2020, doi:10.1145/3360307; {_SLICE}",
         (16, 16),
         _torus_slice("tpu-v2", _if_full(16)),
         "ROWSxCOLUMNS",
     ),
-    "tpu-v3-pod": Machine(
+    "tpu-v3-pod": CatalogueEntry(
         "1,024 TPU v3 chips, torus of 32x32",
         f"{_V3}; {_SLICE}",
         (32, 32),
         _torus_slice("tpu-v3", _if_full(32)),
         "ROWSxCOLUMNS",
     ),
-    "tpu-v3-multipod": Machine(
+    "tpu-v3-multipod": CatalogueEntry(
         "4,096 TPU v3 chips, four pods edge to edge: 32 rows closed into rings, 128 columns open",
         f"{_V3}; the longer links between pods count as all others, their latency is not published",
         (32, 128),
         _multipod,
         "32xCOLUMNS",
     ),
-    "tpu-v4-cube": Machine(
+    "tpu-v4-cube": CatalogueEntry(
         "64 TPU v4 chips, one cube of 4x4x4, closed by the optical switches",
         f"arXiv:2304.01433; {_CUBES}",
         (4, 4, 4),
         _torus_slice("tpu-v4", _if_cubes),
         "AxBxC",
     ),
-    "tpu-v4-pod": Machine(
+    "tpu-v4-pod": CatalogueEntry(
         "4,096 TPU v4 chips, torus of 16x16x16",
         f"arXiv:2304.01433; {_CUBES}",
         (16, 16, 16),
         _torus_slice("tpu-v4", _if_cubes),
         "AxBxC",
     ),
-    "tpu-v5e-pod": Machine(
+    "tpu-v5e-pod": CatalogueEntry(
         "256 TPU v5e chips, torus of 16x16",
         f"cloud.google.com/tpu/docs/v5e; {_SLICE}",
         (16, 16),
         _torus_slice("tpu-v5e", _if_full(16)),
         "ROWSxCOLUMNS",
     ),
-    "tpu-v5p-pod": Machine(
+    "tpu-v5p-pod": CatalogueEntry(
         "8,960 TPU v5p chips, torus of 16x20x28",
         f"cloud.google.com/tpu/docs/v5p; {_CUBES}",
         (16, 20, 28),
         _torus_slice("tpu-v5p", _if_cubes),
         "AxBxC",
     ),
-    "tpu-v6e-pod": Machine(
+    "tpu-v6e-pod": CatalogueEntry(
         "256 TPU v6e (Trillium) chips, torus of 16x16",
         f"cloud.google.com/tpu/docs/v6e; {_SLICE}",
         (16, 16),
         _torus_slice("tpu-v6e", _if_full(16)),
         "ROWSxCOLUMNS",
     ),
-    "dgx-a100": Machine(
+    "dgx-a100": CatalogueEntry(
         "one DGX A100: 8 GPUs on NVSwitch; more boxes: each GPU also has a card of 200 Gbit/s",
         f"NVIDIA DGX A100 user guide; {_SUPERPOD}",
         (1, 8),
@@ -160,7 +160,7 @@ MACHINES = {
         "BOXES",
         first_only=True,
     ),
-    "dgx-h100": Machine(
+    "dgx-h100": CatalogueEntry(
         "one DGX H100: 8 GPUs on NVSwitch; more boxes: each GPU also has a card of 400 Gbit/s",
         f"NVIDIA DGX H100 user guide; {_SUPERPOD}",
         (1, 8),
@@ -168,7 +168,7 @@ MACHINES = {
         "BOXES",
         first_only=True,
     ),
-    "dgx-h200": Machine(
+    "dgx-h200": CatalogueEntry(
         "one DGX H200: 8 GPUs on NVSwitch; more boxes: each GPU also has a card of 400 Gbit/s",
         f"NVIDIA DGX H200 user guide; {_SUPERPOD}",
         (1, 8),
@@ -176,7 +176,7 @@ MACHINES = {
         "BOXES",
         first_only=True,
     ),
-    "host-ring": Machine(
+    "host-ring": CatalogueEntry(
         "8 hosts in a ring of 100 Gbit/s links",
         "no machine of one maker: 12.5 GB/s is 100 Gbit/s, and 10 us a message an estimate",
         (8,),
@@ -184,7 +184,7 @@ MACHINES = {
         "HOSTS",
         first_only=True,
     ),
-    "ddl-cluster": Machine(
+    "ddl-cluster": CatalogueEntry(
         "16 leaf switches of 4 hosts of 4 GPUs, which share the host's card and the leaf's uplink (PowerAI DDL)",
         "its tiers: Cho et al., 2017, arXiv:1708.02188; estimates: two NVLink bricks of 20 GB/s a GPU, one card of "
         "100 Gbit/s a host, uplinks as wide as the cards below them, and all latencies",

@@ -228,7 +228,7 @@ class Topology:
             )
 
     def without(self, chips: Iterable[ChipName] = (), links: Iterable[Sequence[ChipName]] = ()) -> "Topology":
-        """The same machine with these chips and links failed too."""
+        """This machine with these chips and links failed too."""
         return replace(
             self,
             failed_chips=self.failed_chips | {self.number(chip) for chip in chips},

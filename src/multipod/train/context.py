@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from multipod.data.reading import Reading
+from multipod.data.reading import InputOptions
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock, UpdateTimes
@@ -93,7 +93,7 @@ class RunContext:
     info: RunInfo = field(default_factory=RunInfo)
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     times: UpdateTimes = field(default_factory=UpdateTimes)
     clock: Clock = time.monotonic

@@ -3,22 +3,23 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from multipod.data.batches import evaluation_batches
-from multipod.data.feed import owned_rows
-from multipod.data.reading import Reading
+from multipod.data.global_arrays import owned_rows
+from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import finished
+from multipod.metrics.objective import Scores, report_of
 from multipod.metrics.scores import batched_auc
+from multipod.nn.model import ChecksBatches, HasClasses, Model
 from multipod.step.program import Sums
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State
@@ -26,11 +27,11 @@ from multipod.train.clock import Clock
 from multipod.train.events import Evaluated
 
 
-def evaluate(program: AnyProgram, state: State, test: Source, reading: Reading | None = None) -> dict[str, float]:
+def evaluate(program: AnyProgram, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
-    same counts. An objective that has a method `scored` also gets `auc`, exact, over all examples.
+    same counts. An objective that `Scores` examples also gets `auc`, exact, over all examples.
 
     Raises:
       MetricError: there is no example, or labels are no classes.
@@ -73,7 +74,7 @@ class BackgroundEvaluation:
     program: AnyProgram
     state: State
     test: Source
-    reading: Reading | None
+    reading: InputOptions | None
     clock: Clock
     began: float = 0.0
     update: int = 0
@@ -124,7 +125,7 @@ class BackgroundEvaluation:
 
     def _finish(self) -> tuple[dict[str, float], dict[str, float], float]:
         sums = _added(self._sums)
-        values = finished(self.program.recipe.objective, sums)
+        values = report_of(self.program.recipe.objective, sums)
         return values, sums, self.clock() - self.began
 
     def _event(self) -> Evaluated:
@@ -135,7 +136,9 @@ class BackgroundEvaluation:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(program: AnyProgram, state: State, test: Source, reading: Reading | None) -> Iterator[PendingBatch]:
+def _dispatched(
+    program: AnyProgram, state: State, test: Source, reading: InputOptions | None
+) -> Iterator[PendingBatch]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
     batch = program.evaluation_rows(len(test))
@@ -143,7 +146,7 @@ def _dispatched(program: AnyProgram, state: State, test: Source, reading: Readin
     for host in evaluation_batches(test, batch, rows, reading):
         check_examples(program.recipe.model, host)
         placed = program.placed(host, rows, batch)
-        if hasattr(program.recipe.objective, "scored"):
+        if isinstance(program.recipe.objective, Scores):
             sums, scores = program.evaluate_and_score(state, placed)
             yield PendingBatch(sums, scores, host["mask"])
         else:
@@ -157,16 +160,17 @@ def _added(batches: list[PendingBatch]) -> dict[str, float]:
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 
-def check_examples(model: Any, host: HostBatch) -> None:
-    """Refuses labels that are no class of the model, for models with `classes` and batches of one `label` an example.
+def check_examples(model: Model, host: HostBatch) -> None:
+    """Refuses labels that are no class of a model that `HasClasses`, for batches of one `label` an example.
 
-    What else a model can tell of a batch while it is on the host, its own `check_batch` does.
+    What else a model can tell of a batch while it is on the host, it says if it `ChecksBatches`.
 
     Raises:
       MetricError: with the rank and the row.
       DataError: from the model, an id outside its table for example.
     """
-    getattr(model, "check_batch", lambda host: None)(host)
-    classes, labels = getattr(model, "classes", 0), host.get("label")
-    if classes and labels is not None and labels.ndim == 1:
-        check_labels(labels, classes, host.get("mask"), rank=jax.process_index())
+    if isinstance(model, ChecksBatches):
+        model.check_batch(host)
+    labels = host.get("label")
+    if isinstance(model, HasClasses) and model.classes and labels is not None and labels.ndim == 1:
+        check_labels(labels, model.classes, host.get("mask"), rank=jax.process_index())

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from multipod.data.batches import Feed, TrainBatches
-from multipod.data.feed import owned_rows
-from multipod.data.reading import Reading
+from multipod.data.batches import Prefetcher, TrainBatches
+from multipod.data.global_arrays import owned_rows
+from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, with_cache
 from multipod.layout.mesh import batch_sharding
 from multipod.step.orders import Wishes
@@ -17,7 +17,7 @@ from multipod.train.evaluation import check_examples
 class TrainInput:
     """The batches of a run, from the host's data to arrays on the mesh."""
 
-    def __init__(self, program: AnyProgram, reading: Reading, clock: Clock) -> None:
+    def __init__(self, program: AnyProgram, reading: InputOptions, clock: Clock) -> None:
         recipe = program.recipe
         self.program, self.reading, self.clock = program, reading, clock
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
@@ -25,7 +25,7 @@ class TrainInput:
         self.batches = TrainBatches(self.source, recipe.batch, recipe.seed, self.rows, program.padded)
         self.wishes: Wishes | None = None
 
-    def start(self, position: int) -> Feed:
+    def start(self, position: int) -> Prefetcher:
         """Begins to read ahead, from this place in the data; close it at the end."""
         return self.batches.start(position, self.reading)
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from multipod import runtime
-from multipod.data.batches import Feed
+from multipod.data.batches import Prefetcher
+from multipod.nn.model import WritesNotes
 from multipod.step.fits import refuse_too_large
 from multipod.step.orders import wishes_of
 from multipod.step.program import Sums
@@ -77,7 +78,7 @@ class _Run:
         self.reporter.notify(Compiled(self.reporter.compile_s))
         return compiled
 
-    def do_updates(self, runner: UpdateRunner, incoming: Feed) -> None:
+    def do_updates(self, runner: UpdateRunner, incoming: Prefetcher) -> None:
         """Does all updates. While the devices work on one, the host reports the one before it and feeds the next."""
         clock, reporter = self.context.clock, self.reporter
         batch, waited_s = self.input.next_batch(incoming)
@@ -96,7 +97,7 @@ class _Run:
             judged = runner.settle(in_flight, self.context.hooks.faults.sticky)
             now_s = clock()
             reporter.times.add(now_s - ended_s, now_s - in_flight.since_s - waited_s, waited_s)
-            incoming.tell(waited_s, now_s - ended_s)
+            incoming.adapt(waited_s, now_s - ended_s)
             event, leaving = self.count(judged, now_s - ended_s, waited_s)
             reporter.report_skipped(self.input.source, self.update)
             unreported, ended_s = event, now_s
@@ -226,13 +227,14 @@ class _Run:
     def sum_up(self) -> Ended:
         """Times the gradient sum on its own, and reports the end."""
         self.context.hooks.on_phase("ending", self.update)
+        model = self.recipe.model
         return self.reporter.report_end(
             self.update,
             interrupted=self.update < self.recipe.updates and not self.evaluation.reached,
             evaluated=self.evaluation.last,
             sum_alone_s=measure_sum_s(self.program, self.state, self.context.clock),
             optimizer_bytes=device_bytes(self.program.kept["optimizer"]),
-            notes=getattr(self.recipe.model, "notes", lambda _: {})(self.state.statistics),
+            notes=model.notes(self.state.statistics) if isinstance(model, WritesNotes) else {},
         )
 
 

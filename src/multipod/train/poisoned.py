@@ -3,7 +3,7 @@
 from typing import Any
 
 from multipod.errors import PoisonedError
-from multipod.metrics.objective import Objective, finished
+from multipod.metrics.objective import Objective, report_of
 from multipod.train.context import RunContext
 
 
@@ -14,7 +14,7 @@ def means_of_update(context: RunContext, objective: Objective, sums: dict[str, A
       PoisonedError: the objective found what is not finite; names the update and the last checkpoint before it.
     """
     try:
-        return finished(objective, sums)
+        return report_of(objective, sums)
     except PoisonedError as error:
         if context.checkpoints is None:
             raise

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.data.reading import ledger_of
+from multipod.data.reading import statistics_of
 from multipod.data.source import Source
 from multipod.recipe.recipe import Recipe
 from multipod.train.context import RunContext
@@ -46,7 +46,7 @@ class RunReporter:
 
     def report_skipped(self, source: Source, update: int) -> None:
         """Tells of the examples that the source has left out since it was last asked."""
-        for example in ledger_of(source).news():
+        for example in statistics_of(source).news():
             self.notify(Skipped(update, example.number, example.name, example.reason))
             self.skipped += 1
 

@@ -1,6 +1,7 @@
 """The evaluations of a run: at once, or beside the updates that follow."""
 
 from multipod.data.source import Source
+from multipod.metrics.objective import ends_run
 from multipod.step.programs import AnyProgram
 from multipod.step.state import State
 from multipod.train.context import RunContext
@@ -56,4 +57,4 @@ class ScheduledEvaluation:
         self.reporter.report_skipped(self.test, update)
         self.reporter.notify(event)
         self.last = event
-        self.reached = getattr(self.program.recipe.objective, "reached", lambda values: False)(event.values)
+        self.reached = ends_run(self.program.recipe.objective, event.values)

@@ -410,5 +410,5 @@ def _save(settings: Settings, folder: Path, progress: Progress, mapping: _Mappin
 
 
 def default_rows(rows: Sequence[int]) -> tuple[int, ...]:
-    """As many table rows for each field: one number for all, or 26."""
+    """The table rows of each field: one number for all, or 26."""
     return tuple(rows) * FIELDS if len(rows) == 1 else tuple(rows)

@@ -3,56 +3,36 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from multipod.data.files.disk import Damaged, with_patience
 from multipod.data.files.example import decode, encode
-from multipod.data.files.records import Record, Records, files_identity, located
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty
 from multipod.errors import DataError
 
 _open = threading.local()
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayRecords(Records):
+class ArrayRecords(FilesOfRecords):
     """All records of some files. Each thread has readers of its own: one reader serves one call at a time."""
 
     files: tuple[Path, ...]
+    kind = "ArrayRecords"
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Records of each file."""
+        return [_count(path) for path in self.files]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The fields of the Example."""
-        file, place = located(self.file_ends, number)
         path = self.files[file]
         try:
             [data] = with_patience(path, lambda: _reader(path).read([place]))
         except (ValueError, IndexError, RuntimeError) as error:
             raise Damaged(str(error).splitlines()[0]) from error
         return decode(data)
-
-    def name(self, number: int) -> str:
-        """The file and the place in it."""
-        file, place = located(self.file_ends, number)
-        return f"{self.files[file]}, record {place:,}"
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([_count(path) for path in self.files])
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Records up to the end of each file."""
-        return self._ends
-
-    def identity(self) -> str:
-        """Of the names and sizes of the files."""
-        return files_identity("ArrayRecords", self.files, len(self))
 
 
 def open_array_records(files: tuple[Path, ...]) -> ArrayRecords:
@@ -62,8 +42,7 @@ def open_array_records(files: tuple[Path, ...]) -> ArrayRecords:
       DataError: a file is no ArrayRecord file, or there is no record.
     """
     records = ArrayRecords(files)
-    if not len(records):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other files have no records. Name others.")
+    check_not_empty(records)
     return records
 
 

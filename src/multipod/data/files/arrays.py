@@ -111,7 +111,7 @@ class ArrayFiles(Records):
         return np.array([len(self)])
 
     def identity(self) -> str:
-        """Of names, shapes and dtypes."""
+        """A fingerprint of names, shapes and dtypes."""
         parts = (f"{name} {a.values.shape} {a.values.dtype}".encode() for name, a in self._arrays.items())
         return f"{len(self):,} entries of arrays {fingerprint(parts)}"
 

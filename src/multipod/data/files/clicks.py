@@ -38,7 +38,7 @@ class ClickFiles(Records):
         return self.examples.ends
 
     def identity(self) -> str:
-        """Of the names and sizes of the parts."""
+        """A fingerprint of the names and sizes of the parts."""
         return files_identity("clicks", self.examples.parts, len(self))
 
 

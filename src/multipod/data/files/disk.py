@@ -139,7 +139,7 @@ def read_whole(path: Path, patience: Patience = PATIENCE) -> bytes:
 
 
 def _whole(path: Path) -> bytes:
-    """As `path.read_bytes()`, in a third of the time: a run reads a million files."""
+    """The bytes of a file in a third of the time of `path.read_bytes()`: a run reads a million files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(descriptor, os.fstat(descriptor).st_size + 1)]

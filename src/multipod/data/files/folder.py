@@ -58,7 +58,7 @@ class ImageFolder(Records):
         return f"{len(self):,} images {fingerprint([self.names.tobytes(), self.labels.tobytes()])}"
 
     def identity(self) -> str:
-        """Of all names and labels; what is in the images is not read."""
+        """A fingerprint of all names and labels; what is in the images is not read."""
         return self._identity
 
     def _path(self, number: int) -> Path:

@@ -11,7 +11,7 @@ from multipod.data.files.clicks import open_clicks
 from multipod.data.files.folder import open_folder
 from multipod.data.files.lines import open_lines
 from multipod.data.files.parquet import open_parquet
-from multipod.data.files.records import Records, matching
+from multipod.data.files.records import Records, match_files
 from multipod.data.files.tar import open_tar
 from multipod.data.files.tfrecord import open_tfrecords
 from multipod.errors import DataError, nearest
@@ -59,7 +59,7 @@ def open_records(where: str, kind: str = "") -> Records:
         raise DataError(f"no data format is called {kind!r}. {nearest(kind, FORMATS)}")
     folder = Path(where).expanduser()
     if not folder.is_dir():
-        files = matching(where, f"{kind or 'data'} files")
+        files = match_files(where, f"{kind or 'data'} files")
         kind = kind or _kind_of(files)
         if not FORMATS[kind].suffixes:
             raise DataError(f"{where} is a file, and the format {kind} is a folder. Name the folder.")

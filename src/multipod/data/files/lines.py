@@ -1,18 +1,16 @@
 """Text files, one example a line."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
-from multipod.data.files.records import Record, Records, files_identity, indexed, located
-from multipod.errors import DataError
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 
 
 @dataclass(frozen=True, eq=False)
-class TextLines(Records):
+class TextLines(FilesOfRecords):
     """Field `text`: a line without its end, as a string. Empty lines count.
 
     Attributes:
@@ -22,36 +20,21 @@ class TextLines(Records):
 
     files: tuple[Path, ...]
     offsets: tuple[np.ndarray, ...]
+    kind = "lines"
+    unit = "line"
+    first = 1
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Lines of each file."""
+        return [len(offsets) - 1 for offsets in self.offsets]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The line."""
-        file, place = located(self.file_ends, number)
         first, end = self.offsets[file][place : place + 2].tolist()
         try:
             return {"text": read_at(self.files[file], first, end - first).decode().rstrip("\r\n")}
         except UnicodeDecodeError as error:
             raise Damaged(f"it is not UTF-8: {error}") from error
-
-    def name(self, number: int) -> str:
-        """The file and the line's number, from 1."""
-        file, place = located(self.file_ends, number)
-        return f"{self.files[file]}, line {place + 1:,}"
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([len(offsets) - 1 for offsets in self.offsets])
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Lines up to the end of each file."""
-        return self._ends
-
-    def identity(self) -> str:
-        """Of the names and sizes of the files."""
-        return files_identity("lines", self.files, len(self))
 
 
 def open_lines(files: tuple[Path, ...]) -> TextLines:
@@ -60,9 +43,8 @@ def open_lines(files: tuple[Path, ...]) -> TextLines:
     Raises:
       DataError: there are none.
     """
-    lines = TextLines(files, tuple(indexed(path, "lines", _offsets) for path in files))
-    if not len(lines):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other files have no lines. Name others.")
+    lines = TextLines(files, tuple(index_of(path, "lines", _offsets) for path in files))
+    check_not_empty(lines)
     return lines
 
 

@@ -3,14 +3,13 @@
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from multipod.data.files.disk import Damaged, with_patience
-from multipod.data.files.records import Record, Records, files_identity, located
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, locate_record
 from multipod.errors import DataError
 
 GROUPS_KEPT = 4
@@ -20,7 +19,7 @@ _kept = threading.local()
 
 
 @dataclass(frozen=True, eq=False)
-class ParquetRecords(Records):
+class ParquetRecords(FilesOfRecords):
     """All rows of some files. A column of structs `{bytes, path}` becomes the bytes.
 
     Access by place costs a whole row group unless it is among the last few read, so shuffle file by file
@@ -33,37 +32,21 @@ class ParquetRecords(Records):
 
     files: tuple[Path, ...]
     groups: tuple[np.ndarray, ...]
+    kind = "rows of Parquet"
+    unit = "row"
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Rows of each file."""
+        return [int(groups[-1]) if len(groups) else 0 for groups in self.groups]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The row's columns."""
-        file, place = located(self.file_ends, number)
-        group, row = located(self.groups[file], place)
+        group, row = locate_record(self.groups[file], place)
         path = self.files[file]
         table = with_patience(path, lambda: _group(path, group))
         return {
             name: _value(column[row].as_py()) for name, column in zip(table.column_names, table.columns, strict=True)
         }
-
-    def name(self, number: int) -> str:
-        """The file and the row in it."""
-        file, place = located(self.file_ends, number)
-        return f"{self.files[file]}, row {place:,}"
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([int(groups[-1]) if len(groups) else 0 for groups in self.groups])
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Rows up to the end of each file."""
-        return self._ends
-
-    def identity(self) -> str:
-        """Of the names and sizes of the files."""
-        return files_identity("rows of Parquet", self.files, len(self))
 
 
 def open_parquet(files: tuple[Path, ...]) -> ParquetRecords:
@@ -73,8 +56,7 @@ def open_parquet(files: tuple[Path, ...]) -> ParquetRecords:
       DataError: PyArrow is not installed, a file is no Parquet file, or there is no row.
     """
     records = ParquetRecords(files, tuple(_rows(path) for path in files))
-    if not len(records):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other files have no rows. Name others.")
+    check_not_empty(records)
     return records
 
 

@@ -5,8 +5,9 @@ import glob
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,14 +61,69 @@ class Records(abc.ABC):
                 records.append(self.record(number))
             except Damaged as error:
                 raise DataError(f"{self.name(number)} is damaged: {error}. Mend or remove it.") from error
-        return stacked(records)
+        return stack_records(records)
 
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
         """The batch itself."""
         return batch
 
 
-def stacked(records: Sequence[Record]) -> HostBatch:
+class FilesOfRecords(Records):
+    """Records of several files, one file after the other. A format says how many a file has, and reads one of them.
+
+    `kind` is what `identity` calls the records; messages call one `unit`, the files `holders`, and count from `first`.
+    """
+
+    files: tuple[Path, ...]
+    kind: ClassVar[str]
+    unit: ClassVar[str] = "record"
+    holders: ClassVar[str] = "files"
+    first: ClassVar[int] = 0
+
+    @abc.abstractmethod
+    def counts(self) -> list[int]:
+        """How many records each file has."""
+
+    @abc.abstractmethod
+    def record_in(self, file: int, place: int) -> Record:
+        """Record `place` of a file, both from 0; raises what `record` does."""
+
+    def __len__(self) -> int:
+        return int(self.file_ends[-1])
+
+    def record(self, number: int) -> Record:
+        """Record `number`, from 0."""
+        return self.record_in(*locate_record(self.file_ends, number))
+
+    def name(self, number: int) -> str:
+        """The file and the place in it."""
+        file, place = locate_record(self.file_ends, number)
+        return f"{self.files[file]}, {self.unit} {place + self.first:,}"
+
+    @cached_property
+    def file_ends(self) -> np.ndarray:
+        """Records up to the end of each file."""
+        return np.cumsum(self.counts())
+
+    def identity(self) -> str:
+        """A fingerprint of the names and sizes of the files."""
+        return files_identity(self.kind, self.files, len(self))
+
+
+def check_not_empty(records: FilesOfRecords) -> None:
+    """Refuses files without a record.
+
+    Raises:
+      DataError: names them.
+    """
+    if not len(records):
+        raise DataError(
+            f"{records.files[0]} and the {len(records.files) - 1} other {records.holders} have no {records.unit}s. "
+            "Name others."
+        )
+
+
+def stack_records(records: Sequence[Record]) -> HostBatch:
     """Records with the same fields as one batch. Bytes, and arrays of unequal shapes, become arrays of objects."""
     return {name: _column([record[name] for record in records]) for name in records[0]}
 
@@ -80,13 +136,13 @@ def _column(values: list[Any]) -> np.ndarray:
     return column
 
 
-def located(ends: np.ndarray, number: int) -> tuple[int, int]:
+def locate_record(ends: np.ndarray, number: int) -> tuple[int, int]:
     """Which file record `number` lies in, and its place there."""
     file = int(np.searchsorted(ends, number, side="right"))
     return file, number - (int(ends[file - 1]) if file else 0)
 
 
-def matching(where: str, what: str) -> tuple[Path, ...]:
+def match_files(where: str, what: str) -> tuple[Path, ...]:
     """The files behind a path or a pattern such as `train-*`, in order.
 
     Raises:
@@ -115,7 +171,7 @@ def files_identity(kind: str, files: Sequence[Path], count: int) -> str:
     return f"{count:,} {kind} {fingerprint(parts)}"
 
 
-def indexed(path: Path, kind: str, build: Callable[[Path], np.ndarray]) -> np.ndarray:
+def index_of(path: Path, kind: str, build: Callable[[Path], np.ndarray]) -> np.ndarray:
     """Where the records of a file lie, from the user's cache; built now and kept there if it is not in it.
 
     Found by the file's path, size and time of change. A cache that cannot be written costs time, and nothing else.

@@ -3,12 +3,13 @@
 import json
 import tarfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
-from multipod.data.files.records import Record, Records, files_identity, indexed, located
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 from multipod.errors import DataError
 
 WHOLE_NUMBERS = ("cls", "cls2", "index", "label")
@@ -16,7 +17,7 @@ WHOLE_NUMBERS = ("cls", "cls2", "index", "label")
 
 
 @dataclass(frozen=True, eq=False)
-class TarRecords(Records):
+class TarRecords(FilesOfRecords):
     """All examples of some archives; fields are named by what follows the first dot of a member's name.
 
     `cls`, `index` and `label` become numbers, the members of `json` fields of their own; all else stays bytes.
@@ -28,19 +29,22 @@ class TarRecords(Records):
 
     files: tuple[Path, ...]
     members: tuple[np.ndarray, ...]
+    kind = "examples of archives"
+    unit = "example"
+    holders = "archives"
 
-    def __post_init__(self) -> None:
-        firsts = tuple(np.flatnonzero(np.diff(one["example"], prepend=-1)) for one in self.members)
-        object.__setattr__(self, "_firsts", firsts)
-        object.__setattr__(self, "_ends", np.cumsum([len(first) for first in firsts]))
+    @cached_property
+    def _firsts(self) -> list[np.ndarray]:
+        """The first member of each example, for each archive."""
+        return [np.flatnonzero(np.diff(members["example"], prepend=-1)) for members in self.members]
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Examples of each archive."""
+        return [len(firsts) for firsts in self._firsts]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The members of the example."""
-        file, place = located(self.file_ends, number)
-        firsts, members = self._firsts[file], self.members[file]  # type: ignore[attr-defined]
+        firsts, members = self._firsts[file], self.members[file]
         stop = firsts[place + 1] if place + 1 < len(firsts) else len(members)
         record: Record = {}
         for member in members[firsts[place] : stop]:
@@ -50,20 +54,6 @@ class TarRecords(Records):
             record |= _field(member["field"].decode(), data)
         return record
 
-    def name(self, number: int) -> str:
-        """The archive and the place in it."""
-        file, place = located(self.file_ends, number)
-        return f"{self.files[file]}, example {place:,}"
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Examples up to the end of each archive."""
-        return self._ends  # type: ignore[attr-defined]
-
-    def identity(self) -> str:
-        """Of the names and sizes of the archives."""
-        return files_identity("examples of archives", self.files, len(self))
-
 
 def open_tar(files: tuple[Path, ...]) -> TarRecords:
     """The examples of these archives. Each archive's heads are read once, and where its members lie is kept.
@@ -71,9 +61,8 @@ def open_tar(files: tuple[Path, ...]) -> TarRecords:
     Raises:
       DataError: a file is no tar archive, or is compressed, or there is no example.
     """
-    records = TarRecords(files, tuple(indexed(path, "tar", _members) for path in files))
-    if not len(records):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other archives have no examples. Name others.")
+    records = TarRecords(files, tuple(index_of(path, "tar", _members) for path in files))
+    check_not_empty(records)
     return records
 
 

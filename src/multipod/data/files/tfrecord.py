@@ -4,14 +4,14 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
 from multipod.data.files.example import decode, encode
-from multipod.data.files.records import Record, Records, files_identity, indexed, located
+from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 from multipod.errors import DataError
 
 HEAD, TAIL = 12, 4
@@ -19,7 +19,7 @@ HEAD, TAIL = 12, 4
 
 
 @dataclass(frozen=True, eq=False)
-class TFRecords(Records):
+class TFRecords(FilesOfRecords):
     """All records of some files. Checksums are tested where the extra `data` is installed.
 
     Attributes:
@@ -29,40 +29,23 @@ class TFRecords(Records):
 
     files: tuple[Path, ...]
     offsets: tuple[np.ndarray, ...]
+    kind = "TFRecords"
 
-    def __len__(self) -> int:
-        return int(self.file_ends[-1])
+    def counts(self) -> list[int]:
+        """Records of each file."""
+        return [len(offsets) - 1 for offsets in self.offsets]
 
-    def record(self, number: int) -> Record:
+    def record_in(self, file: int, place: int) -> Record:
         """The fields of the Example."""
-        file, place = located(self.file_ends, number)
         first, end = self.offsets[file][place : place + 2].tolist()
         frame = read_at(self.files[file], first, end - first)
         if len(frame) < end - first:
             raise Damaged(f"the file ends {end - first - len(frame):,} bytes early")
         data = frame[HEAD:-TAIL]
         check = checksum()
-        if check is not None and masked(check(data)) != struct.unpack("<I", frame[-TAIL:])[0]:
+        if check is not None and mask_checksum(check(data)) != struct.unpack("<I", frame[-TAIL:])[0]:
             raise Damaged("its checksum does not fit its bytes")
         return decode(data)
-
-    def name(self, number: int) -> str:
-        """The file and the place in it."""
-        file, place = located(self.file_ends, number)
-        return f"{self.files[file]}, record {place:,}"
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([len(offsets) - 1 for offsets in self.offsets])
-
-    @property
-    def file_ends(self) -> np.ndarray:
-        """Records up to the end of each file."""
-        return self._ends
-
-    def identity(self) -> str:
-        """Of the names and sizes of the files."""
-        return files_identity("TFRecords", self.files, len(self))
 
 
 def open_tfrecords(files: tuple[Path, ...]) -> TFRecords:
@@ -71,9 +54,8 @@ def open_tfrecords(files: tuple[Path, ...]) -> TFRecords:
     Raises:
       DataError: a file is not made of TFRecords, or there is no record.
     """
-    records = TFRecords(files, tuple(indexed(path, "tfrecord", _offsets) for path in files))
-    if not len(records):
-        raise DataError(f"{files[0]} and the {len(files) - 1} other files have no records. Name others.")
+    records = TFRecords(files, tuple(index_of(path, "tfrecord", _offsets) for path in files))
+    check_not_empty(records)
     return records
 
 
@@ -97,7 +79,7 @@ def _offsets(path: Path) -> np.ndarray:
 def _is_head(head: bytes) -> bool:
     check = checksum()
     length, found = struct.unpack("<QI", head)
-    return length < 2**40 if check is None else masked(check(head[:8])) == found
+    return length < 2**40 if check is None else mask_checksum(check(head[:8])) == found
 
 
 def write_tfrecord(file: "os.PathLike[str] | str", records: "list[Record]") -> None:
@@ -113,10 +95,15 @@ def write_tfrecord(file: "os.PathLike[str] | str", records: "list[Record]") -> N
         for record in records:
             data = encode(record)
             length = struct.pack("<Q", len(data))
-            out.write(length + struct.pack("<I", masked(check(length))) + data + struct.pack("<I", masked(check(data))))
+            out.write(
+                length
+                + struct.pack("<I", mask_checksum(check(length)))
+                + data
+                + struct.pack("<I", mask_checksum(check(data)))
+            )
 
 
-def masked(crc: int) -> int:
+def mask_checksum(crc: int) -> int:
     """A checksum as TFRecords keep it, so that one of bytes that hold a checksum is not degenerate."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -61,7 +61,7 @@ class MemoryCache:
 
 
 class DiskCache:
-    """The same in one file of pixels, `DATA.pixels`, and one of entries, `DATA.entries`; the next run goes on with it.
+    """Decoded images in one file of pixels, `DATA.pixels`, and one of entries, `DATA.entries`, for the next run too.
 
     An entry is written after its pixels, so that one that is there is whole, whenever the process ended. The system's
     page cache holds in memory what there is memory for.

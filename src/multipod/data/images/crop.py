@@ -85,7 +85,7 @@ class _RandomView:
         return ((width - wide) // 2, (height - high) // 2, wide, high), flip
 
 
-def middle(width: int, height: int, share: float) -> Box:
+def middle_square(width: int, height: int, share: float) -> Box:
     """The middle square whose side is `share` of the shorter side: what evaluation shows.
 
     At 0.875 it is what resizing the shorter side to 256 and cutting out 224 gives.

@@ -10,7 +10,7 @@ from multipod.data.files.formats import open_records
 from multipod.data.files.records import Records
 from multipod.data.images.augment import Name, policy
 from multipod.data.images.crop import RandomCrop
-from multipod.data.images.source import Fields, Images
+from multipod.data.images.source import ImageFields, Images
 from multipod.data.order import FilesThenBuffer, Order, OwnShares
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
@@ -112,10 +112,10 @@ class ImageFiles:
             **how,  # type: ignore[arg-type]
         )
 
-    def _fields(self, records: Records) -> Fields:
+    def _fields(self, records: Records) -> ImageFields:
         """Which fields hold image and label: as told, or found in the first record that can be read."""
         if self.image_field and self.label_field:
-            return Fields(self.image_field, self.label_field, self.first_label)
+            return ImageFields(self.image_field, self.label_field, self.first_label)
         names = _field_names(records)
         image = self.image_field or next((name for name in IMAGE_FIELDS if name in names), "")
         label = self.label_field or next((name for name in LABEL_FIELDS if name in names), "")
@@ -124,7 +124,7 @@ class ImageFiles:
                 f"{records.name(0)} has the fields {', '.join(names)}, and none is known as "
                 f"{'an image' if not image else 'a label'}. Set data.image_field and data.label_field."
             )
-        return Fields(image, label, self.first_label)
+        return ImageFields(image, label, self.first_label)
 
 
 @lru_cache(maxsize=8)

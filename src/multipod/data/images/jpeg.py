@@ -121,7 +121,7 @@ def decode(data: bytes, eighths: int = 8) -> np.ndarray:
 
 
 def crop_pixels(image: np.ndarray, box: Box, out: np.ndarray, flip: bool = False) -> None:
-    """The same as `crop` from decoded pixels, uint8 [height, width, 3], contiguous."""
+    """Does what `crop` does, from decoded pixels, uint8 [height, width, 3], contiguous."""
     crop_many([image], [box], [flip], out[None], [0])
 
 
@@ -132,7 +132,7 @@ def crop_many(
     out: np.ndarray,
     rows: Sequence[int],
 ) -> None:
-    """The same of many images, in one call without Python's lock: the i-th goes to `out[rows[i]]`."""
+    """Crops many decoded images in one call without Python's lock: the i-th goes to `out[rows[i]]`."""
     compiled = library()
     if compiled is None:
         for image, box, flip, row in zip(images, boxes, flips, rows, strict=True):

@@ -12,10 +12,10 @@ from multipod.data.files.records import Record, Records
 from multipod.data.images import jpeg
 from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
-from multipod.data.images.crop import DRAWS, RandomCrop, View, middle
+from multipod.data.images.crop import DRAWS, RandomCrop, View, middle_square
 from multipod.data.images.decode import decode, is_jpeg
-from multipod.data.order import Order, drawn_for, epoch_of
-from multipod.data.reading import Ledger
+from multipod.data.order import Order, draw_for_rows, epoch_of
+from multipod.data.reading import ReadStatistics
 from multipod.data.source import HostBatch, fingerprint, space
 from multipod.errors import DataError
 
@@ -24,7 +24,7 @@ IN_A_ROW = 100
 
 
 @dataclass(frozen=True)
-class Fields:
+class ImageFields:
     """Where a record keeps the image and the label.
 
     Attributes:
@@ -43,8 +43,8 @@ class Images:
     """`image`, uint8 [n, pixels, pixels, 3], and `label`, int32 [n].
 
     In training (`random`), an example that cannot be read is replaced by the next that can; in evaluation it is
-    masked. Either way it is in the `ledger`. Which pixels are made depends on nothing but the arguments of `read` and
-    `read_augmented`: the cache only saves work, as `whole` decides whether crops come from whole decoded images.
+    masked. Either way it is in the `statistics`. Which pixels are made depends on nothing but the arguments of `read`
+    and `read_augmented`: the cache only saves work, as `whole` decides whether crops come from whole decoded images.
 
     Attributes:
       records: the files.
@@ -56,19 +56,19 @@ class Images:
       whole: decode whole images, then crop; needed for the cache. Large ones are decoded at 1/2 to 1/8 of their size,
         where the smallest crop keeps all its pixels. Otherwise only what the crop shows is decoded.
       order: by files, or by shares; None reads all examples in random order.
-      ledger: notes what was left out, and where the time went.
+      statistics: notes what was left out, and where the time went.
       cache: of decoded images.
     """
 
     records: Records
-    fields: Fields
+    fields: ImageFields
     pixels: int
     random: RandomCrop | None = None
     middle_share: float = 0.875
     policy: Policy | None = None
     whole: bool = False
     order: Order | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    statistics: ReadStatistics = field(default_factory=ReadStatistics)
     cache: Cache | None = None
 
     def __len__(self) -> int:
@@ -89,19 +89,19 @@ class Images:
         if self.random is None:
             return self.read(numbers)
         count = DRAWS + (self.policy.draws if self.policy else 0)
-        draws = drawn_for(rows, count, rng)
+        draws = draw_for_rows(rows, count, rng)
         return self._read(numbers, self.random.views(draws[:, :DRAWS]), draws[:, DRAWS:], out)
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
-        """As `order` says, or else as any source is read."""
+        """Every number once, in the order that `order` says, or at random without one."""
         return epoch_of(self.order, self.records.file_ends, seed, epoch, batch)
 
     def identity(self) -> str:
-        """That of the records."""
+        """The identity of the records."""
         return self.records.identity()
 
     def cached(self, budget_bytes: int, folder: str = "") -> "Images":
-        """The same images with a cache of decoded ones.
+        """These images with a cache of decoded ones.
 
         Raises:
           DataError: crops are decoded without the rest of the image, or the folder cannot be used.
@@ -125,7 +125,7 @@ class Images:
         return math.ceil(self.pixels / math.sqrt(self.random.area[0] * narrow))
 
     def _middle(self, width: int, height: int) -> tuple[jpeg.Box, bool]:
-        return middle(width, height, self.middle_share), False
+        return middle_square(width, height, self.middle_share), False
 
     def _read(
         self, numbers: np.ndarray, views: Sequence[View], further: np.ndarray, out: HostBatch | None = None
@@ -141,7 +141,7 @@ class Images:
             if label is None:
                 images[row] = 0
         if self.policy is not None and further.size:
-            with self.ledger.stage("augment", len(numbers)):
+            with self.statistics.stage("augment", len(numbers)):
                 for image, own in zip(images, further, strict=True):
                     image[...] = self.policy.apply(image, own)
         batch: HostBatch = {"image": images, "label": labels}
@@ -156,7 +156,7 @@ class Images:
         found = [self.cache.get(number) for number in numbers.tolist()]
         here = [(row, *kept) for row, kept in enumerate(found) if kept is not None]
         if here:
-            with self.ledger.stage("crop", len(here)):
+            with self.statistics.stage("crop", len(here)):
                 chosen = [views[row](image.shape[1], image.shape[0]) for row, image, _ in here]
                 boxes, flips = zip(*chosen, strict=True)
                 jpeg.crop_many([image for _, image, _ in here], boxes, flips, images, [row for row, _, _ in here])
@@ -170,12 +170,12 @@ class Images:
             try:
                 return self._show(at, view, out)
             except Damaged as error:
-                self.ledger.skip(at, self.records.name(at), str(error))
+                self.statistics.skip(at, self.records.name(at), str(error))
             if self.random is None:
                 return None
         raise DataError(
             f"{min(IN_A_ROW, len(self))} examples in a row cannot be read, from {self.records.name(number)} on; the "
-            f"last: {next(reversed(self.ledger.skipped.values())).reason}. See whether the files are images."
+            f"last: {next(reversed(self.statistics.skipped.values())).reason}. See whether the files are images."
         )
 
     def _parts(self, record: Record) -> tuple[bytes, int]:
@@ -190,9 +190,9 @@ class Images:
 
     def _show(self, number: int, view: View, out: np.ndarray) -> int:
         """Writes what `view` shows of the example into `out`, and returns its label."""
-        with self.ledger.stage("read"):
+        with self.statistics.stage("read"):
             data, label = self._parts(self.records.record(number))
-        with self.ledger.stage("decode"):
+        with self.statistics.stage("decode"):
             if self.whole or not self._crop_alone(data, view, out):
                 image = decode(data, self._shorter if self.whole else 0)
                 if self.cache:

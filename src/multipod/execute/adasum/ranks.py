@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from multipod.collectives.adasum import combinations, dot_sums, group_sum, halving, split
-from multipod.collectives.schedule import ADD, COPY, Schedule, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Schedule, even_bounds, make_step
 from multipod.errors import ScheduleError
 from multipod.execute.adasum.arithmetic import Arithmetic, flag_broken
 from multipod.execute.adasum.operator import Layers, coefficients, gram_weights, refuse_poisoned
@@ -318,4 +318,4 @@ def build_share_broadcast(schedule: Schedule) -> Schedule:
     pairs = [(src, dst, k) for k, src in enumerate(chips) for dst in chips if src != dst]
     src, dst, shares = zip(*pairs, strict=True)
     step = make_step(src, dst, shares, None, COPY)
-    return Schedule("broadcast", "shares", schedule.topology, len(chips), even(len(chips)), [step])
+    return Schedule("broadcast", "shares", schedule.topology, len(chips), even_bounds(len(chips)), [step])

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multipod.collectives.schedule import ADD, COPY, Schedule, Steps, even, make_step
+from multipod.collectives.schedule import ADD, COPY, Schedule, Steps, even_bounds, make_step
 from multipod.errors import ScheduleError
 from multipod.execute.engines.host_peers import Exchange, HostPeers
 from multipod.topology.topology import Topology
@@ -56,7 +56,7 @@ def in_rank_order(topology: Topology) -> Schedule:
         k = 2 * last - k
         return make_step(chips[k], chips[k - 1], 0, op=COPY)
 
-    return Schedule("all-reduce", "rank-order", topology, 1, even(1), Steps(2 * last, hop))
+    return Schedule("all-reduce", "rank-order", topology, 1, even_bounds(1), Steps(2 * last, hop))
 
 
 class SharedMemory:

@@ -37,7 +37,7 @@ class PipeState(NamedTuple):
     """The state of a pipeline, as global arrays: saved whole, it goes on with the same bits, even half-way.
 
     Attributes:
-      weights: for each chunk, slots (`Packing`) with a first dim of stages.
+      weights: for each chunk, slots (`SlotPacking`) with a first dim of stages.
       optimizer: the same of the optimizers' states.
       flight: of an asynchronous pipeline, a `InFlight` with first dims of stages and of data devices; else ().
       tick, started: ticks, and updates begun, since the pipe was empty; int32.

@@ -12,7 +12,7 @@ from multipod.execute.pipeline.delays import PipelinePart
 from multipod.execute.pipeline.in_flight import trace_inside
 from multipod.execute.pipeline.passes import TracedPasses, trace_passes
 from multipod.execute.pipeline.tables import TickTables, build_tables
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.pipelines.schedule import PipelineSchedule
 from multipod.pytrees import Grads, Pytree, Shapes, Specs
 
@@ -25,7 +25,7 @@ class PipelineSetup:
     """A model in parts, a proven schedule, and a mesh.
 
     Attributes:
-      proof: of the schedule; of an asynchronous one, with updates enough to fill the pipe (`Proof.settled`).
+      proof: of the schedule; of an asynchronous one, with updates enough to fill the pipe (`PipelineProof.settled`).
       parts: of the model, as many as `proof.schedule.parts`. A last part's loss is its share of the mean over all
         micro-batches and data devices: gradients are added over both.
       weights: each part's weights, as shapes.
@@ -41,7 +41,7 @@ class PipelineSetup:
       LayoutError: parts or a mesh that do not fit the schedule.
     """
 
-    proof: Proof
+    proof: PipelineProof
     parts: Sequence[PipelinePart]
     weights: Sequence[Shapes]
     aux: Shapes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multipod.pipelines.check import Proof
+from multipod.pipelines.check import PipelineProof
 from multipod.pipelines.schedule import PipelineSchedule
 
 StagePairs = tuple[tuple[int, int], ...]
@@ -64,7 +64,7 @@ class TickTables:
         return len(self.forward) == 1 and max(map(max, self.inbox)) == 1
 
 
-def build_tables(proof: Proof) -> TickTables:
+def build_tables(proof: PipelineProof) -> TickTables:
     """The tables of a proven schedule."""
     made = proof.schedule
     n, stride = made.micro_batches, made.stride

@@ -10,7 +10,7 @@ import jax
 
 from multipod.collectives.build import build
 from multipod.data.batches import TrainBatches
-from multipod.data.feed import owned_rows
+from multipod.data.global_arrays import owned_rows
 from multipod.experiments.outcome import Claim, Section
 from multipod.experiments.perceptron import Perceptron
 from multipod.layout.layout import Layout

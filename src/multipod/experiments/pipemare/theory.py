@@ -7,7 +7,7 @@ from multipod.experiments.outcome import Claim, Section
 from multipod.pipelines import model, stability
 from multipod.pipelines.build import gpipe, pipedream, pipemare
 from multipod.pipelines.check import check
-from multipod.pipelines.timing import Costs, timed
+from multipod.pipelines.timing import Costs, time_schedule
 
 PAPER = "arXiv:1910.05124"
 TAUS = (0, 1, 2, 5, 10, 20, 50)
@@ -20,7 +20,7 @@ def limits() -> tuple[list[Claim], Section]:
     rows, off_roots, off_runs = [], 0.0, 0.0
     for tau in TAUS:
         limit = stability.limit(tau)
-        roots = stability.threshold(stability.delayed(tau))
+        roots = stability.threshold(stability.delay_polynomial(tau))
         low, high = 0.5 * limit, 1.5 * limit
         while high - low > 1e-3 * limit:
             middle = (low + high) / 2
@@ -42,9 +42,11 @@ def discrepancy() -> tuple[list[Claim], Section]:
     rows, below, least, gammas = [], True, math.inf, 0.0
     for tau in (5, 10, 20, 40):
         for delta in DELTAS:
-            without = stability.threshold(stability.apart(tau, 0, delta))
+            without = stability.threshold(stability.discrepancy_polynomial(tau, 0, delta))
             theory, chosen = stability.theory_gamma(tau), stability.decay_gamma(0.135, tau)
-            with_theory, with_decay = (stability.threshold(stability.apart(tau, 0, delta, g)) for g in (theory, chosen))
+            with_theory, with_decay = (
+                stability.threshold(stability.discrepancy_polynomial(tau, 0, delta, g)) for g in (theory, chosen)
+            )
             rows.append((str(tau), str(delta), *(f"{x:.5f}" for x in (without, with_theory, with_decay))))
             # At Delta = 0 the bound is the limit itself, and is met with equality.
             below &= without <= stability.discrepancy_bound(tau, 0, delta) * (1 + 1e-6)
@@ -85,8 +87,8 @@ def costs() -> tuple[list[Claim], Section]:
     for p, n in SHAPES:
         many = 3 + 2 * math.ceil(2 * p / n)
         mare, dream = check(pipemare(p, n, many)), check(pipedream(p, n, many))
-        wrong += timed(gpipe(p, n), Costs(1, 2)).utilisation != Fraction(n, n + p - 1)
-        wrong += timed(mare.schedule, Costs(1, 2)).steady_utilisation != 1
+        wrong += time_schedule(gpipe(p, n), Costs(1, 2)).utilisation != Fraction(n, n + p - 1)
+        wrong += time_schedule(mare.schedule, Costs(1, 2)).steady_utilisation != 1
         wrong += sum(mare.peak_live) != p * p
         wrong += dream.stashed != tuple(model.whole_versions(p, n, i) for i in range(1, p + 1))
         wrong += model.cost("pipedream", p, n, "adam").weight_copies - 4 != Fraction(p, n)

@@ -13,11 +13,11 @@ from flax import nnx
 from jax.nn.initializers import normal
 
 from multipod.data.stdlib_text import read_files
-from multipod.nn.attention import Attention
 from multipod.nn.dense import Dense, GatedMlp, RMSNorm
-from multipod.nn.embedding import Embedding
 from multipod.nn.experts.layer import ExpertSpec, SparseMlp
 from multipod.nn.experts.routing import Report, Routing
+from multipod.nn.text.attention import Attention
+from multipod.nn.text.embedding import Embedding
 
 CONTEXT, ROWS, WIDTH, HEADS, HIDDEN, EXPERTS = 64, 16, 64, 4, 128, 8
 HELD_OUT, EVALUATIONS, CHUNK = 300_000, 20, 25

@@ -13,10 +13,10 @@ from sklearn.datasets import load_digits
 
 from multipod.experiments.outcome import Claim, Section
 from multipod.experiments.st_moe.byte_lm import merged_as
-from multipod.nn.attention import Attention
 from multipod.nn.dense import Dense, GatedMlp, RMSNorm
 from multipod.nn.experts.layer import ExpertSpec, SparseMlp
 from multipod.nn.experts.routing import Routing
+from multipod.nn.text.attention import Attention
 
 SEEDS, WIDTH, HIDDEN, BATCH, STEPS, EVERY = (0, 1, 2), 48, 96, 64, 400, 20
 

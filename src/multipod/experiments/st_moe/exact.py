@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from multipod.experiments.outcome import Claim, Section
 from multipod.models.st_moe import StMoe, st_moe_large
-from multipod.nn.experts.layer import ExpertSpec, SparseMlp, by_slots
+from multipod.nn.experts.layer import ExpertSpec, SparseMlp, apply_to_slots
 from multipod.nn.experts.routing import Routing, choose, ranks
 
 PAPER = "arXiv:2202.08906"
@@ -184,7 +184,9 @@ def work() -> Part:
             weights = SparseMlp(spec, width, nnx.Rngs(0)).experts.weights()
             x = jnp.ones((experts, slots, width))
             compiled = (
-                jax.jit(partial(by_slots, spec, None)).lower(weights, x, jnp.zeros((experts, slots), int)).compile()
+                jax.jit(partial(apply_to_slots, spec, None))
+                .lower(weights, x, jnp.zeros((experts, slots), int))
+                .compile()
             )
             counts[capacity, chosen] = float((compiled.cost_analysis() or {})["flops"]) / slots
             times[capacity, chosen] = _slot_time_s(spec, tokens, width)

@@ -12,12 +12,13 @@ import sklearn.metrics
 from multipod.data.clicks.text import parse
 from multipod.experiments.outcome import Claim, Section
 from multipod.metrics.ranking import auc
-from multipod.models.dlrm import KAGGLE_ROWS, TERABYTE_10M_ROWS, interacted, kaggle, mlperf, terabyte
-from multipod.nn.bags import dense_bag
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
-from multipod.nn.tensor_train import TensorTrain, materialized, tensor_train
-from multipod.nn.tensor_train_bag import bag
-from multipod.nn.tensor_train_init import initial_cores, spread
+from multipod.models.dlrm import interact
+from multipod.models.dlrm_published import KAGGLE_ROWS, TERABYTE_10M_ROWS, kaggle, mlperf, terabyte
+from multipod.nn.tables.bags import dense_bag
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cache, refresh
+from multipod.nn.tables.tensor_train import TensorTrain, materialize, tensor_train
+from multipod.nn.tables.tensor_train_bag import bag
+from multipod.nn.tables.tensor_train_init import initial_cores, spread
 
 PAPER = "arXiv:2101.11714"
 Part = tuple[list[Claim], Section]
@@ -75,7 +76,7 @@ def _ours_and_tables(tt: TensorTrain, cores: Any, ids: jax.Array, offsets: jax.A
         return bag(tt, cores, ids, offsets)
 
     def theirs(cores: Any) -> jax.Array:
-        return dense_bag(materialized(tt, cores), ids, offsets)
+        return dense_bag(materialize(tt, cores), ids, offsets)
 
     def slopes(function: Callable[[Any], jax.Array]) -> Any:
         return jax.jit(jax.grad(lambda cores: (function(cores) ** 2).sum()))(cores)
@@ -103,7 +104,9 @@ def compression() -> Part:
         rest = features * (sum(sizes) - sum(large))
         ratio = features * sum(sizes) / (rest + sum(tt.parameters for tt in theirs))
         model = (kaggle if features == 16 else terabyte)(tt_rows=least, tt_rank=rank)
-        rows.append((name, str(tables), str(rank), f"{published:g}", f"{ratio:.1f}", f"{model.compression:.1f}"))
+        rows.append(
+            (name, str(tables), str(rank), f"{published:g}", f"{ratio:.1f}", f"{model.embeddings.compression:.1f}")
+        )
         claims.append(
             Claim(
                 f"R2 {name}: {tables} tables at rank {rank} are {published:g} times smaller",
@@ -127,7 +130,7 @@ def entries() -> Part:
         found = {}
         for kind in ("sampled-gaussian", "gaussian"):
             several = [
-                spread(np.asarray(materialized(tt, initial_cores(tt, jax.random.key(seed), kind))), 1 / (3 * tt.rows))
+                spread(np.asarray(materialize(tt, initial_cores(tt, jax.random.key(seed), kind))), 1 / (3 * tt.rows))
                 for seed in range(3)
             ]
             found[kind] = [
@@ -165,12 +168,12 @@ def cache_semantics() -> tuple[float, float]:
     """R9: the largest gradient of the cores from cached lookups, the largest change of rows that stay cached."""
     tt = tensor_train(500, 16, 4)
     cores = initial_cores(tt, jax.random.key(0), variance=1.0)
-    rows, hot = empty(tt, 3)
+    rows, hot = empty_cache(tt, 3)
     ids, offsets = jnp.array([7, 7, 9, 9, 9, 4, 4], jnp.int32), jnp.array([0, 7], jnp.int32)
-    cores, rows, hot, _ = refreshed(tt, cores, rows, counted(hot, ids, offsets))
+    cores, rows, hot, _ = refresh(tt, cores, rows, count_ids(hot, ids, offsets))
     slopes = jax.grad(lambda c: bag_with_hot_rows(tt, c, rows, hot, ids, offsets).sum())(cores)
     trained = rows + 1
-    _, again, _, _ = refreshed(tt, cores, trained, hot)
+    _, again, _, _ = refresh(tt, cores, trained, hot)
     return max(float(jnp.abs(s).max()) for s in slopes), float(jnp.abs(again - trained).max())
 
 
@@ -209,7 +212,7 @@ def _step_ms(tt: Any, ours: bool) -> float:
     offsets = jnp.arange(513, dtype=jnp.int32)
 
     def loss(cores: Any) -> jax.Array:
-        return ((bag(tt, cores, ids, offsets) if ours else materialized(tt, cores)[ids]) ** 2).sum()
+        return ((bag(tt, cores, ids, offsets) if ours else materialize(tt, cores)[ids]) ** 2).sum()
 
     @jax.jit
     def step(cores: Any) -> Any:
@@ -240,13 +243,13 @@ def pieces() -> Part:
         0,
     )
     tops = [model.layers["top/0"][0] for model in (kaggle(), terabyte(), mlperf())]
-    pairs = interacted(jnp.ones((1, 27, 2)), "gather").shape[1]
+    pairs = interact(jnp.ones((1, 27, 2)), "gather").shape[1]
     points = 4_195_197_692 // 2048 // 20
     layers = mlperf().layer_parameters
     checks = [
         ("pairs of 27 vectors", pairs, 351), ("inputs of the top MLPs", tops, [367, 415, 479]),
         ("MLPerf's bottom and top parameters", [layers["bottom"], layers["top"]], [171_392, 2_197_505]),
-        ("MLPerf's table parameters", mlperf().table_parameters, 24_034_227_072),
+        ("MLPerf's table parameters", mlperf().embeddings.parameters, 24_034_227_072),
         ("updates between evaluations at batch 2,048", points, 102_421), ("hand-made line read right", parsed, True),
         ("difference of AUC to scikit-learn below 1e-12, 100 tied scores", apart < 1e-12, True),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
-from multipod.models.dlrm_tables import Placement, Tables
+from multipod.models.dlrm_tables import Placement, TablePlacement
 from multipod.optim.adagrad import Adagrad
 from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
@@ -39,7 +39,8 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
     for name, (model, layout) in cases.items():
         losses[name], held, optimizer, facts = _trained(model, layout, data)
         sent[name] = _sent(facts)
-        differs = _apart(losses[name], losses["replicated"]) if model.table_parameters == dense.table_parameters else -1
+        comparable = model.embeddings.parameters == dense.embeddings.parameters
+        differs = _apart(losses[name], losses["replicated"]) if comparable else -1
         report(f"  {name}: {held:,} bytes held, {sent[name]:,} sent, differs by {differs:.1e}")
         shown = f"{differs:.1e}" if differs >= 0 else "another model"
         rows.append((name, f"{held:,}", f"{optimizer:,}", f"{sent[name]:,}", shown))
@@ -52,7 +53,10 @@ def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
     spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
     ways: dict[str, Placement] = {"by table": "table", "by row": "row", "by column": "column"}
     ways["auto: large by row, small replicated"] = "auto"
-    split = {name: replace(dense, tables=Tables(way, parts=DEVICES, small_bytes=1 << 20)) for name, way in ways.items()}
+    split = {
+        name: replace(dense, tables=TablePlacement(way, parts=DEVICES, small_bytes=1 << 20))
+        for name, way in ways.items()
+    }
     return {
         "replicated": (dense, spread),
         **{name: (model, shared) for name, model in split.items()},

@@ -31,10 +31,11 @@ from multipod.experiments.tt_rec.places import places
 from multipod.experiments.tt_rec.training import Result, small
 from multipod.experiments.tt_rec.training import run as train
 from multipod.metrics.ranking import auc
-from multipod.models.dlrm import Dlrm, mlperf
+from multipod.models.dlrm import Dlrm
+from multipod.models.dlrm_published import mlperf
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
-from multipod.nn.hot_rows import counted, empty, refreshed
-from multipod.nn.tensor_train import tensor_train
+from multipod.nn.tables.hot_rows import count_ids, empty_cache, refresh
+from multipod.nn.tables.tensor_train import tensor_train
 
 Report = Callable[[str], None]
 LARGE = 20_000
@@ -85,7 +86,7 @@ def quality(report: Report, results: dict[str, Result]) -> Part:
         best, models = [], {"dense": small(DATA)}
         for rank in RANKS:
             models[f"rank {rank}"] = small(DATA, tt_rows=LARGE, tt_rank=rank)
-            models[f"hashed, as rank {rank}"] = hashed_to(DATA, models[f"rank {rank}"].table_parameters)
+            models[f"hashed, as rank {rank}"] = hashed_to(DATA, models[f"rank {rank}"].embeddings.parameters)
         for seed in SEEDS:
             data = Synthetic(truth=truth, seed=seed)
             best.append(auc(*data.best()))
@@ -113,8 +114,8 @@ def quality(report: Report, results: dict[str, Result]) -> Part:
 
 def _quality_claims(truth: str, aucs: dict[str, np.ndarray], models: dict[str, Dlrm]) -> list[Claim]:
     ours = [aucs[f"rank {rank}"] for rank in RANKS]
-    rank = max(rank for rank in RANKS if models[f"rank {rank}"].compression >= 20)
-    times = models[f"rank {rank}"].compression
+    rank = max(rank for rank in RANKS if models[f"rank {rank}"].embeddings.compression >= 20)
+    times = models[f"rank {rank}"].embeddings.compression
     steps = [b - a for a, b in itertools.pairwise(ours)]
     gaps = [ours[k] - aucs[f"hashed, as rank {rank}"] for k, rank in enumerate(RANKS)]
     least_step, least_gap = (min(several, key=np.mean) for several in (steps, gaps))
@@ -156,7 +157,7 @@ def hashed_to(data: Synthetic, parameters: int) -> Dlrm:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (
-            (middle, high) if small(data, hash_rows=middle).table_parameters <= parameters else (low, middle - 1)
+            (middle, high) if small(data, hash_rows=middle).embeddings.parameters <= parameters else (low, middle - 1)
         )
     return small(data, hash_rows=low)
 
@@ -166,7 +167,7 @@ def _row(truth: str, what: str, each: Sequence[Result], best: Sequence[float], m
     return (
         truth,
         what,
-        f"{model.compression:.1f}",
+        f"{model.embeddings.compression:.1f}",
         f"{mean.auc:.4f}",
         f"{np.ptp(_aucs(each)):.4f}",
         f"{np.mean(best):.4f}",
@@ -252,14 +253,14 @@ def hit_rates() -> Part:
     size = 3000
     blocks = ids[: len(ids) // size * size].reshape(-1, size)
     offsets = jnp.array([0, size], jnp.int32)
-    count = jax.jit(counted)
+    count = jax.jit(count_ids)
     rows, off, largest = [], 0.0, 0.0
     for share in (0.0005, 0.002, 0.01):
-        cached, hot = empty(tt, round(share * tt.rows))
+        cached, hot = empty_cache(tt, round(share * tt.rows))
         cores = tuple(jnp.zeros(shape) for shape in tt.shapes)
         for block in blocks[: len(blocks) // 10]:
             hot = count(hot, jnp.asarray(block), offsets)
-        _, cached, hot, _ = jax.jit(lambda c, r, h: refreshed(tt, c, r, h))(cores, cached, hot)
+        _, cached, hot, _ = jax.jit(lambda c, r, h: refresh(tt, c, r, h))(cores, cached, hot)
         hot = hot._replace(seen=jnp.int32(0), hits=jnp.int32(0))
         for block in blocks[len(blocks) // 10 :]:
             hot = count(hot, jnp.asarray(block), offsets)
@@ -341,7 +342,7 @@ def mlperf_tables(report: Report, updates: int = 300, batch: int = 512) -> Part:
     losses, update_s = _train_mlperf(model, report, updates, batch)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     dense_gib = 4 * sum(model.rows) * model.features / 2**30
-    held_mib = 4 * model.table_parameters / 2**20
+    held_mib = 4 * model.embeddings.parameters / 2**20
     first, last = float(np.mean(losses[:20])), float(np.mean(losses[-20:]))
     trained = f"they train: loss after {updates} updates, below that of the first twenty"
     claims = [
@@ -354,8 +355,9 @@ def mlperf_tables(report: Report, updates: int = 300, batch: int = 512) -> Part:
         (f"update of {batch} examples, median", f"{update_s:.3f} s"),
         ("loss, first and last 20 updates", f"{first:.4f}, {last:.4f}"),
     ]  # fmt: skip
+    times = model.embeddings.compression
     text = (
-        f"13 of 26 tables at rank 16, the small ones dense: {model.compression:,.0f} times smaller. Zipf(1.2) ids "
+        f"13 of 26 tables at rank 16, the small ones dense: {times:,.0f} times smaller. Zipf(1.2) ids "
         "scattered over the rows, clicks drawn from the dense features and the first field; Adagrad at 0.01."
     )
     return claims, Section("MLPerf's tables", text, ("what", "measured"), rows)

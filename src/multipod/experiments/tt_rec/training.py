@@ -13,7 +13,7 @@ from multipod.data.clicks.synthetic import Synthetic
 from multipod.metrics.ranking import auc
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_sparse import Rule, SparseState, dense_places, sparse_state, sparse_update
-from multipod.nn.hot_rows import bag_with_hot_rows, counted, empty, refreshed
+from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cache, refresh
 
 BATCH = 128
 
@@ -57,8 +57,8 @@ def run(
     params = jax.jit(lambda: model.init(jax.random.key(seed))[0])()
     hot: dict[str, Any] = {}
     if cache:
-        for number, tt in model.trains.items():
-            params[f"hot/{number}"], hot[str(number)] = empty(tt, max(1, round(cache * tt.rows)))
+        for number, tt in model.embeddings.trains.items():
+            params[f"hot/{number}"], hot[str(number)] = empty_cache(tt, max(1, round(cache * tt.rows)))
     state = sparse_state(params, rule)
     warm = len(batches["label"]) // 10 if cache else 0
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def run(
     return Result(
         auc(test["label"], logits),
         float(np.mean((logits > 0) == (test["label"] == 1))),
-        model.table_parameters,
+        model.embeddings.parameters,
         seconds,
     )
 
@@ -98,7 +98,7 @@ def _epoch(
         state, hot = carry
         offsets = jnp.arange(BATCH + 1, dtype=jnp.int32)
         if counts:
-            hot = {number: counted(own, batch["ids"][:, int(number)], offsets) for number, own in hot.items()}
+            hot = {number: count_ids(own, batch["ids"][:, int(number)], offsets) for number, own in hot.items()}
         state, loss = sparse_update(model, state, batch, rule, rate, core_rate, _lookup(hot))
         return (state, hot), loss
 
@@ -123,10 +123,10 @@ def _lookup(hot: dict[str, Any]) -> Any:
 def _refreshed(model: Dlrm, state: SparseState, hot: dict[str, Any]) -> tuple[SparseState, dict[str, Any]]:
     """Caches filled with the rows most counted; their optimizer state stays that of rows without gradient."""
     params, caches = dict(state.params), dict(hot)
-    for number, tt in model.trains.items():
+    for number, tt in model.embeddings.trains.items():
         names = [f"tables/{number}/core{k}" for k in range(model.tt_cores)]
         cores = tuple(params[name] for name in names)
-        fill = jax.jit(functools.partial(refreshed, tt))
+        fill = jax.jit(functools.partial(refresh, tt))
         _, params[f"hot/{number}"], caches[str(number)], _ = fill(cores, params[f"hot/{number}"], hot[str(number)])
     return SparseState(params, state.squares), caches
 
@@ -137,4 +137,6 @@ def _logits(model: Dlrm, params: Any, hot: dict[str, Any], dense: jax.Array, ids
     place = dense_places(model, ids)
     gathered = jnp.zeros((*place.shape, model.features)) if table is None else table[place]
     lookup = _lookup(hot)
-    return model.scored(params, dense, model.vectors(params, gathered, ids, lookup(params) if lookup else None))
+    return model.logits(
+        params, dense, model.embeddings.embed_rows(params, gathered, ids, lookup(params) if lookup else None)
+    )

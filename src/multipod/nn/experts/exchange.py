@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from multipod.nn.experts.routing import Choices, Routing, ranks
-from multipod.nn.experts.sorting import Plan, returned, sent
+from multipod.nn.experts.sorting import Dispatch, return_to_tokens, send_to_rows
 
 Axis = str | tuple[str, ...]
 """Names of mesh axes; () is none."""
@@ -35,7 +35,7 @@ def devices(axis: Axis) -> int:
     return math.prod(lax.axis_size(name) for name in names)
 
 
-def known(name: str) -> bool:
+def is_mapped(name: str) -> bool:
     """Whether an axis of this name is mapped here."""
     try:
         lax.axis_size(name)
@@ -44,12 +44,12 @@ def known(name: str) -> bool:
     return True
 
 
-def first(axis: Axis, groups: int) -> jax.Array | int:
+def first_group(axis: Axis, groups: int) -> jax.Array | int:
     """The number, over all devices, of this device's first group."""
     return lax.axis_index(axis) * groups if axis else 0
 
 
-def through(
+def exchange_through(
     by_slots: BySlots, weights: Any, x: jax.Array, choices: Choices, routing: Routing, slots: int, axis: Axis
 ) -> tuple[jax.Array, jax.Array]:
     """What all devices' experts make of x [G, S, M], and who was served, bool [G, S, K]. `slots` 0: everyone is.
@@ -86,16 +86,16 @@ def _round(
     several = devices(axis)
     experts = several * jax.tree.leaves(weights)[0].shape[0]
     where = _plan(expert, place, slots, experts)
-    packed = sent(x.reshape(-1, x.shape[-1]), where).reshape(experts, groups * slots, -1)
+    packed = send_to_rows(x.reshape(-1, x.shape[-1]), where).reshape(experts, groups * slots, -1)
     numbers = (where.choice + lax.axis_index(axis) * expert.size).reshape(experts, -1)
     there = partial(lax.all_to_all, axis_name=axis, split_axis=0, concat_axis=1, tiled=True)
     y = by_slots(weights, there(packed), there(numbers))
     y = lax.all_to_all(y, axis, split_axis=1, concat_axis=0, tiled=True)
     gate = gate.reshape(-1, chosen).astype(y.dtype)
-    return returned(y.reshape(-1, y.shape[-1]), gate, where).reshape(groups, tokens, -1)
+    return return_to_tokens(y.reshape(-1, y.shape[-1]), gate, where).reshape(groups, tokens, -1)
 
 
-def _plan(expert: jax.Array, place: jax.Array, slots: int, experts: int) -> Plan:
+def _plan(expert: jax.Array, place: jax.Array, slots: int, experts: int) -> Dispatch:
     """Rows in the order expert, group, slot."""
     groups, _, chosen = expert.shape
     served = (expert < experts) & (place >= 0) & (place < slots)
@@ -104,7 +104,7 @@ def _plan(expert: jax.Array, place: jax.Array, slots: int, experts: int) -> Plan
     row = jnp.where(served, row, rows)
     count = jnp.arange(expert.size, dtype=jnp.int32)
     choice = jnp.full(rows, expert.size, jnp.int32).at[row.reshape(-1)].set(count, mode="drop")
-    return Plan(choice, row.reshape(-1, chosen), jnp.full(experts, groups * slots, jnp.int32))
+    return Dispatch(choice, row.reshape(-1, chosen), jnp.full(experts, groups * slots, jnp.int32))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 2))

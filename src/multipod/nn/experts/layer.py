@@ -22,10 +22,10 @@ from multipod.nn.experts.routing import (
     Routing,
     choose,
     group_keys,
-    in_groups,
+    into_groups,
     logits_of,
     losses,
-    watched,
+    routing_figures,
 )
 
 Path = Literal["sorted", "einsum"]
@@ -62,7 +62,7 @@ class ExpertSpec:
     dtype: ComputeDtype = "float32"
 
 
-class Weights(NamedTuple):
+class ExpertWeights(NamedTuple):
     """The kernels of some experts: `gate`, `inner` [E, M, F], `outer` [E, F, M], `factor` [E, F]."""
 
     gate: jax.Array | None
@@ -88,13 +88,15 @@ class Experts(nnx.Module):
         self.outer = param(init, outward, ("experts", "mlp", "embed"), rngs)
         self.factor = constant(1.0, (count, spec.hidden), ("experts", "mlp")) if spec.scaled else None
 
-    def weights(self) -> Weights:
+    def weights(self) -> ExpertWeights:
         """The arrays."""
         gate, factor = (None if one is None else one[...] for one in (self.gate, self.factor))
-        return Weights(gate, self.inner[...], self.outer[...], factor)
+        return ExpertWeights(gate, self.inner[...], self.outer[...], factor)
 
 
-def by_slots(spec: ExpertSpec, key: jax.Array | None, weights: Weights, x: jax.Array, numbers: jax.Array) -> jax.Array:
+def apply_to_slots(
+    spec: ExpertSpec, key: jax.Array | None, weights: ExpertWeights, x: jax.Array, numbers: jax.Array
+) -> jax.Array:
     """x [E, slots, M] through each one's expert; `numbers` [E, slots] are the choices', for dropout by `key`."""
     inward = lambda kernel: jnp.einsum("ecm,emf->ecf", x, kernel.astype(spec.dtype))  # noqa: E731
     hidden = _active(spec, None if weights.gate is None else inward(weights.gate), inward(weights.inner))
@@ -103,8 +105,8 @@ def by_slots(spec: ExpertSpec, key: jax.Array | None, weights: Weights, x: jax.A
     return jnp.einsum("ecf,efm->ecm", _dropped(spec, key, hidden, numbers), weights.outer.astype(spec.dtype))
 
 
-def by_rows(
-    spec: ExpertSpec, key: jax.Array | None, weights: Weights, x: jax.Array, sizes: jax.Array, numbers: jax.Array
+def apply_to_rows(
+    spec: ExpertSpec, key: jax.Array | None, weights: ExpertWeights, x: jax.Array, sizes: jax.Array, numbers: jax.Array
 ) -> jax.Array:
     """Rows x [rows, M], sorted by expert (`grouped.py`), through each one's expert; `numbers` [rows] as above."""
     inward = lambda kernel: grouped.product(x, kernel.astype(spec.dtype), sizes)  # noqa: E731
@@ -155,7 +157,7 @@ class SparseMlp(nnx.Module):
         key: jax.Array | None = None,
         group: int | None = None,
     ) -> tuple[jax.Array, Report]:
-        """x [..., M] to the same, and the layer's report: `losses` and `watched` of `routing.py`.
+        """x [..., M] to the same, and the layer's report: `losses` and `routing_figures` of `routing.py`.
 
         Args:
           x: tokens; a group is `routing.group` neighbours.
@@ -171,22 +173,22 @@ class SparseMlp(nnx.Module):
         """
         routing, train = self.spec.routing, not self.random.deterministic
         size = routing.group if group is None else group
-        tokens = in_groups(x.reshape(-1, x.shape[-1]), size)
-        counted = None if counts is None else in_groups(counts.reshape(-1), size)
+        tokens = into_groups(x.reshape(-1, x.shape[-1]), size)
+        counted = None if counts is None else into_groups(counts.reshape(-1), size)
         groups = len(tokens)
         axis = axis or self._axis()
         key = self._key(key, train)
-        keys = None if key is None else group_keys(key, groups, exchange.first(axis, groups))
+        keys = None if key is None else group_keys(key, groups, exchange.first_group(axis, groups))
         logits = logits_of(tokens, self.router[...], routing, keys if train else None)
         choices = choose(logits, routing, train=train, counts=counted, key=keys)
         y, served = self._through_experts(tokens.astype(self.spec.dtype), choices, axis, key if train else None)
-        report = losses(logits, choices, routing, counted) | watched(logits, choices, served, counted)
+        report = losses(logits, choices, routing, counted) | routing_figures(logits, choices, served, counted)
         return y.astype(x.dtype).reshape(x.shape), report
 
     def _axis(self) -> exchange.Axis:
         """The axis of the layout that splits the experts, if one does."""
         split = self.experts.inner.shape[0] != self.spec.routing.experts
-        return EXPERT_AXIS if split and exchange.known(EXPERT_AXIS) else ()
+        return EXPERT_AXIS if split and exchange.is_mapped(EXPERT_AXIS) else ()
 
     def _key(self, key: jax.Array | None, train: bool) -> jax.Array | None:
         routing = self.spec.routing
@@ -203,7 +205,9 @@ class SparseMlp(nnx.Module):
         slots = 0 if routing.dropless else slots
         check_split(routing.experts, len(weights.inner), exchange.devices(axis))
         if axis:
-            return exchange.through(partial(by_slots, spec, key), weights, x, choices, routing, slots, axis)
+            return exchange.exchange_through(
+                partial(apply_to_slots, spec, key), weights, x, choices, routing, slots, axis
+            )
         if spec.path == "einsum":
             return _by_einsum(spec, key, weights, x, choices, slots or x.shape[1])
         return _by_sorting(spec, key, weights, x, choices, slots)
@@ -224,20 +228,20 @@ def check_split(experts: int, held: int, devices: int) -> None:
 
 
 def _by_einsum(
-    spec: ExpertSpec, key: jax.Array | None, weights: Weights, x: jax.Array, choices: Choices, slots: int
+    spec: ExpertSpec, key: jax.Array | None, weights: ExpertWeights, x: jax.Array, choices: Choices, slots: int
 ) -> tuple[jax.Array, jax.Array]:
     dispatch, combine, served = einsum.masks(choices, spec.routing, slots)
-    packed = einsum.sent(x, dispatch)
+    packed = einsum.send_to_slots(x, dispatch)
     numbers = einsum.numbers(choices, spec.routing, slots)
-    y = by_slots(spec, key, weights, packed.reshape(spec.routing.experts, -1, x.shape[-1]), numbers)
-    return einsum.returned(y.reshape(packed.shape), combine), served
+    y = apply_to_slots(spec, key, weights, packed.reshape(spec.routing.experts, -1, x.shape[-1]), numbers)
+    return einsum.return_to_tokens(y.reshape(packed.shape), combine), served
 
 
 def _by_sorting(
-    spec: ExpertSpec, key: jax.Array | None, weights: Weights, x: jax.Array, choices: Choices, slots: int
+    spec: ExpertSpec, key: jax.Array | None, weights: ExpertWeights, x: jax.Array, choices: Choices, slots: int
 ) -> tuple[jax.Array, jax.Array]:
-    where, served = sorting.plan(choices, spec.routing, slots)
-    rows = sorting.sent(x.reshape(-1, x.shape[-1]), where)
-    y = by_rows(spec, key, weights, rows, where.sizes, where.choice)
+    where, served = sorting.plan_dispatch(choices, spec.routing, slots)
+    rows = sorting.send_to_rows(x.reshape(-1, x.shape[-1]), where)
+    y = apply_to_rows(spec, key, weights, rows, where.sizes, where.choice)
     gate = choices.gate.reshape(-1, spec.routing.chosen).astype(y.dtype)
-    return sorting.returned(y, gate, where).reshape(x.shape), served
+    return sorting.return_to_tokens(y, gate, where).reshape(x.shape), served

@@ -140,7 +140,7 @@ Report = dict[str, jax.Array]
 """What a sparse layer says of itself: losses and shares, scalars; `load` and `probability`, [E]."""
 
 
-def in_groups(tokens: jax.Array, size: int) -> jax.Array:
+def into_groups(tokens: jax.Array, size: int) -> jax.Array:
     """[tokens, ...] as [G, size, ...]; size 0 makes one group.
 
     Raises:
@@ -232,7 +232,7 @@ def losses(logits: jax.Array, choices: Choices, routing: Routing, counts: jax.Ar
     return {"balance": balance.mean(), "z": z.mean(), "load": share.mean(0), "probability": mean.mean(0)}
 
 
-def watched(logits: jax.Array, choices: Choices, served: jax.Array, counts: jax.Array | None = None) -> Report:
+def routing_figures(logits: jax.Array, choices: Choices, served: jax.Array, counts: jax.Array | None = None) -> Report:
     """What a run may want to see; no gradient. `served` is bool [G, S, K]: the choices that were.
 
     `dropped`: share of tokens that reached no expert. `served_first`, `served_second`: of the first and of all further

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from multipod.nn.experts.routing import Choices, Routing, ranks
 
 
-class Plan(NamedTuple):
+class Dispatch(NamedTuple):
     """Which row is whose.
 
     Attributes:
@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     sizes: jax.Array
 
 
-def plan(choices: Choices, routing: Routing, slots: int) -> tuple[Plan, jax.Array]:
+def plan_dispatch(choices: Choices, routing: Routing, slots: int) -> tuple[Dispatch, jax.Array]:
     """The rows of all groups together, and bool [G, S, K]: which choices are served. `slots` 0: all are."""
     served = choices.expert < routing.experts
     rows = choices.expert.size
@@ -38,31 +38,31 @@ def plan(choices: Choices, routing: Routing, slots: int) -> tuple[Plan, jax.Arra
     row = jnp.where(served.reshape(-1), place, rows).reshape(-1, routing.chosen)
     sizes = (expert[:, None] == jnp.arange(routing.experts)).sum(0, dtype=jnp.int32)
     choice = jnp.where(jnp.arange(rows) < sizes.sum(), choice[:rows], choices.expert.size)
-    return Plan(choice, row, sizes), served
+    return Dispatch(choice, row, sizes), served
 
 
 @jax.custom_vjp
-def sent(x: jax.Array, where: Plan) -> jax.Array:
+def send_to_rows(x: jax.Array, where: Dispatch) -> jax.Array:
     """The tokens x [T, M] as rows [rows, M]; empty rows are zero."""
     return _rows(x, where.choice // where.row.shape[1])
 
 
-def _sent_backward(where: Plan, gradient: jax.Array) -> tuple[jax.Array, None]:
+def _sent_backward(where: Dispatch, gradient: jax.Array) -> tuple[jax.Array, None]:
     # The transpose of a gather is a scatter, which is slow; but each choice knows its row.
     return _rows(gradient, where.row).sum(1), None
 
 
-sent.defvjp(lambda x, where: (sent(x, where), where), _sent_backward)
+send_to_rows.defvjp(lambda x, where: (send_to_rows(x, where), where), _sent_backward)
 
 
 @jax.custom_vjp
-def returned(y: jax.Array, gate: jax.Array, where: Plan) -> jax.Array:
+def return_to_tokens(y: jax.Array, gate: jax.Array, where: Dispatch) -> jax.Array:
     """Rows y [rows, M], weighted by gates [T, K] and added up for each token: [T, M]."""
     return jnp.einsum("tkm,tk->tm", _rows(y, where.row), gate)
 
 
-def _returned_forward(y: jax.Array, gate: jax.Array, where: Plan) -> tuple[jax.Array, Any]:
-    return returned(y, gate, where), (y, gate, where)
+def _returned_forward(y: jax.Array, gate: jax.Array, where: Dispatch) -> tuple[jax.Array, Any]:
+    return return_to_tokens(y, gate, where), (y, gate, where)
 
 
 def _returned_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
@@ -73,7 +73,7 @@ def _returned_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.A
     return by_row * weight[:, None], _rows(dots, where.row).astype(gate.dtype), None
 
 
-returned.defvjp(_returned_forward, _returned_backward)
+return_to_tokens.defvjp(_returned_forward, _returned_backward)
 
 
 def _rows(values: jax.Array, row: jax.Array) -> jax.Array:

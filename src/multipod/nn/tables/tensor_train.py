@@ -146,7 +146,7 @@ def exact_factors(features: int, count: int) -> tuple[int, ...]:
     return min(found, key=lambda factors: (sum(factors), factors))
 
 
-def materialized(tt: TensorTrain, cores: Cores) -> jax.Array:
+def materialize(tt: TensorTrain, cores: Cores) -> jax.Array:
     """The table [rows, features] that the cores stand for. Takes its memory: for tests and small tables."""
     table = jnp.ones((1, 1, 1), cores[0].dtype)
     for core in cores:
@@ -155,7 +155,7 @@ def materialized(tt: TensorTrain, cores: Cores) -> jax.Array:
     return table[: tt.rows, :, 0]
 
 
-def looked_up(tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
+def look_up(tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
     """The rows with these numbers, [ids, features], each computed for itself. The plain version; nothing is checked.
 
     A row costs 2 sum_k (n_1 .. n_k) R_{k-1} R_k floating-point operations.
@@ -167,7 +167,7 @@ def looked_up(tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:
     return rows[:, :, 0]
 
 
-def decomposed(table: np.ndarray, tt: TensorTrain) -> tuple[tuple[np.ndarray, ...], float]:
+def decompose(table: np.ndarray, tt: TensorTrain) -> tuple[tuple[np.ndarray, ...], float]:
     """Cores that come near `table`, and how near: |W - table| / |table|, Frobenius, over the rows of the table.
 
     TT-SVD: the table as a tensor with dims m_k n_k, cut by one singular value decomposition for each bond, in float64.
@@ -212,7 +212,7 @@ def _materialized_numpy(cores: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _evened(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """The same table with cores of equal root mean square: no core then learns much faster than another."""
+    """Cores of equal root mean square for the table of these: no core then learns much faster than another."""
     sizes = [float(np.sqrt(np.mean(np.square(core)))) for core in cores]
     if min(sizes) == 0:
         return cores

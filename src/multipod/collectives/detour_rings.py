@@ -170,7 +170,7 @@ def _cover(
 ) -> tuple[list[list[int]], int]:
     """Disjoint rings over all live chips, most of them squares whose least corner is in `corners`, in that order.
 
-    And how many ends of hops cannot be single links, see `_give_two_hops`.
+    And how many ends of hops are lacking when no more single links can be added: no ring can have them as such.
     """
     near = {chip: frozenset(others) for chip, others in topology.neighbours.items()}
     free = set(topology.chips)
@@ -180,74 +180,109 @@ def _cover(
             free.difference_update(square)
             for k in range(4):
                 hops[square[k]] = {square[k - 1], square[(k + 1) % 4]}
-    lacking = _give_two_hops(topology, hops)
+    matching = _TwoMatching(topology, hops)
+    matching.add_links()
+    lacking = sum(matching.lacking.values())
+    matching.add_long_hops()
     return _components(hops, distance), lacking
 
 
-def _give_two_hops(topology: Topology, hops: dict[int, set[int]]) -> int:
-    """Adds hops until every chip has two, by exchanging hops along alternating paths.
+class _TwoMatching:
+    """Hops that are exchanged along alternating paths until every chip has two.
 
-    First from a black chip that lacks a hop to a white one, over links only: this finds all that there are to find
-    (a maximum 2-matching of a bipartite graph), and what is lacking then, which is returned, no ring can have as
-    single links. Chips of one colour are then joined two and two by hops of two links, between places
-    that such paths bring close together.
+    A path goes over links that are no hops and hops in turn: where it goes, the first become hops and the others none,
+    so only its two ends have one more.
+
+    Attributes:
+      hops: the chips that each chip has hops to.
+      black: the colour of each chip, as on a chessboard.
+      near: the chips of the other colour that are one link away.
+      links: the hops that are such links and may still be exchanged.
+      lacking: how many hops each chip lacks; chips that have two are not in it.
     """
-    black = {chip: sum(topology.coordinates(chip)) % 2 == 0 for chip in topology.chips}
-    near = {a: [b for b in others if black[a] != black[b]] for a, others in topology.neighbours.items()}
-    links = {chip: set(others) for chip, others in hops.items()}  # the hops that may still be exchanged
-    lacking = {chip: 2 - len(others) for chip, others in hops.items() if len(others) < 2}
 
-    def search(start: int, white_ends: bool) -> tuple[list[int], int | None] | None:
-        """A path of links that are no hops and hops in turn; to a white end, or to a chip close to one that lacks."""
+    def __init__(self, topology: Topology, hops: dict[int, set[int]]) -> None:
+        black = {chip: sum(topology.coordinates(chip)) % 2 == 0 for chip in topology.chips}
+        self.hops, self.black = hops, black
+        self.near = {a: [b for b in others if black[a] != black[b]] for a, others in topology.neighbours.items()}
+        self.links = {chip: set(others) for chip, others in hops.items()}
+        self.lacking = {chip: 2 - len(others) for chip, others in hops.items() if len(others) < 2}
+
+    def add_links(self) -> None:
+        """Adds hops of one link, all that there can be: a maximum 2-matching of a bipartite graph."""
+        for start in [chip for chip in self.lacking if self.black[chip]]:
+            while start in self.lacking and (path := self._path_to_white(start)):
+                self._exchange(path)
+                self._give(start, path[0])
+
+    def add_long_hops(self) -> None:
+        """Joins chips of one colour two and two by hops of two links, at places that paths bring close together."""
+        for start in list(self.lacking):
+            while start in self.lacking and (found := self._path_to_mate(start)):
+                path, mate = found
+                self._exchange(path)
+                self.hops[path[0]].add(mate)
+                self.hops[mate].add(path[0])
+                self._give(start, mate)
+
+    def _path_to_white(self, start: int) -> list[int] | None:
+        """The shortest path whose last link becomes a hop of a chip that lacks one, last chip first."""
         before: dict[int, int | None] = {start: None}
-        queue = [start]
-
-        def path(end: int | None) -> list[int]:
-            back = []
-            while end is not None:
-                back.append(end)
-                end = before[end]
-            return back
-
-        for x in queue:
-            if not white_ends:
-                for v in sorted({v for y in near[x] for v in near[y]} - hops[x] - {x}):
-                    if lacking.get(v, 0) > (v == start):
-                        return path(x), v
-            for y in near[x]:
-                if y in before or y in links[x]:
-                    continue
-                before[y] = x
-                if white_ends and y in lacking:
-                    return path(y), None
-                for z in sorted(links[y]):
-                    if z not in before:
-                        before[z] = y
-                        queue.append(z)
+        for chip, by_hop in self._reach(start, before):
+            if not by_hop and chip in self.lacking:
+                return _path_back(chip, before)
         return None
 
-    def give(chip: int) -> None:
-        lacking[chip] -= 1
-        if not lacking[chip]:
-            del lacking[chip]
+    def _path_to_mate(self, start: int) -> tuple[list[int], int] | None:
+        """The shortest path, last chip first, to a chip two links from one that lacks a hop, and this one."""
+        before: dict[int, int | None] = {start: None}
+        for chip, by_hop in self._reach(start, before):
+            if by_hop and (mate := self._mate(chip, start)) is not None:
+                return _path_back(chip, before), mate
+        return None
 
-    unmet = 0
-    for white_ends in (True, False):
-        for start in [chip for chip in lacking if black[chip] or not white_ends]:
-            while start in lacking and (found := search(start, white_ends)):
-                way, mate = found
-                for a, b in pairwise(way):
-                    for here, there in ((a, b), (b, a)):
-                        links[here] ^= {there}
-                        hops[here] ^= {there}
-                if mate is not None:
-                    hops[way[0]].add(mate)
-                    hops[mate].add(way[0])
-                give(start)
-                give(way[0] if mate is None else mate)
-        if white_ends:
-            unmet = sum(lacking.values())
-    return unmet
+    def _mate(self, chip: int, start: int) -> int | None:
+        """The first chip two links from `chip`, and no hop away, that can take a hop; `start` must give one first."""
+        second = {v for y in self.near[chip] for v in self.near[y]} - self.hops[chip] - {chip}
+        return next((v for v in sorted(second) if self.lacking.get(v, 0) > (v == start)), None)
+
+    def _reach(self, start: int, before: dict[int, int | None]) -> Iterator[tuple[int, bool]]:
+        """The chips that paths from `start` reach, nearest first, and whether by a hop, as `start` itself is.
+
+        `before` is told from which chip each was reached.
+        """
+        queue = [start]
+        for x in queue:
+            yield x, True
+            for y in self.near[x]:
+                if y in before or y in self.links[x]:
+                    continue
+                before[y] = x
+                yield y, False
+                onward = [z for z in sorted(self.links[y]) if z not in before]
+                before.update(dict.fromkeys(onward, y))
+                queue += onward
+
+    def _exchange(self, path: Sequence[int]) -> None:
+        for a, b in pairwise(path):
+            for here, there in ((a, b), (b, a)):
+                self.links[here] ^= {there}
+                self.hops[here] ^= {there}
+
+    def _give(self, *chips: int) -> None:
+        """Notes that each of `chips` has one more hop."""
+        for chip in chips:
+            self.lacking[chip] -= 1
+            if not self.lacking[chip]:
+                del self.lacking[chip]
+
+
+def _path_back(end: int | None, before: dict[int, int | None]) -> list[int]:
+    path = []
+    while end is not None:
+        path.append(end)
+        end = before[end]
+    return path
 
 
 def _components(hops: dict[int, set[int]], distance: Callable[[int, int], int]) -> list[list[int]]:
@@ -350,45 +385,57 @@ def _straighten(
     is made too: long hops wander, deterministically, until two meet and vanish.
     """
     choose = random.Random(0)
-    p, excess = len(ring), _excess(ring, hops)
-    best, least_excess = list(ring), excess
-    near = topology.neighbours
-    close = {a: sorted({a, *near[a]}.union(*(near[b] for b in near[a])) - {a}) for a in near}
+    close = _within_two_links(topology)
     long = [pair for pair in zip(ring, [*ring[1:], ring[0]], strict=True) if hops(*pair) > 1]
-    better = 0
-    for turn in range(turns if p > 3 else 0):
+    excess = least_excess = _excess(ring, hops)
+    best, improved = list(ring), 0
+    for turn in range(turns if len(ring) > 3 else 0):
         # Having reached the bound it only tries for a while to break up hops of three links and more.
-        if least_excess <= LONG * least or (least_excess < LONG * (least + 1) and turn - better > PATIENCE):
+        if least_excess <= LONG * least or (least_excess < LONG * (least + 1) and turn - improved > PATIENCE):
             break
-        # Turn the ring so that it begins with w and ends with u; either end of the hop may play u.
         pair = choose.choice(long)
-        u, w = pair if choose.random() < 0.5 else pair[::-1]
-        start = ring.index(w)
-        ring = ring[start:] + ring[:start]
-        if ring[-1] != u:
-            ring = ring[:1] + ring[:0:-1]
-        at = dict(zip(ring, range(p), strict=True))
-        moves = []
-        for b in close[u]:
-            # w ... b c ... u becomes b ... w c ... u: hops (u, w) and (b, c) go, (u, b) and (w, c) come.
-            k = at[b]
-            if b == w or k + 1 >= p - 1:
-                continue
-            c = ring[k + 1]
-            gain = _weight(hops(u, w)) + _weight(hops(b, c)) - _weight(hops(u, b)) - _weight(hops(w, c))
-            moves.append((gain, k))
-        good = [move for move in moves if move[0] >= 0]
+        u, w = pair if choose.random() < 0.5 else pair[::-1]  # either end of the hop may play u
+        ring = _turned(ring, w, u)
+        good = [(gain, k) for gain, k in _exchanges(ring, close[u], hops) if gain >= 0]
         if not good:
             continue
-        gain, k = max(good, key=lambda move: (move[0], choose.random()))
+        gain, k = max(good, key=lambda exchange: (exchange[0], choose.random()))
         b, c = ring[k], ring[k + 1]
         long = [hop for hop in long if set(hop) not in ({u, w}, {b, c})]
         long += [hop for hop in ((u, b), (w, c)) if hops(*hop) > 1]
         ring[: k + 1] = ring[k::-1]
         excess -= gain
         if excess < least_excess:
-            best, least_excess, better = list(ring), excess, turn
+            best, least_excess, improved = list(ring), excess, turn
     return best
+
+
+def _within_two_links(topology: Topology) -> dict[int, list[int]]:
+    """For each chip, the others that are one link or two away."""
+    near = topology.neighbours
+    return {a: sorted({a, *near[a]}.union(*(near[b] for b in near[a])) - {a}) for a in near}
+
+
+def _turned(ring: list[int], first: int, last: int) -> list[int]:
+    """The ring from `first` to its neighbour `last`, whichever way round that is."""
+    start = ring.index(first)
+    ring = ring[start:] + ring[:start]
+    return ring if ring[-1] == last else ring[:1] + ring[:0:-1]
+
+
+def _exchanges(ring: list[int], close: Sequence[int], hops: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+    """What is gained by exchanging the closing hop (u, w), and the place k of b, for each b in `close` to u.
+
+    w ... b c ... u becomes b ... w c ... u: hops (u, w) and (b, c) go, (u, b) and (w, c) come.
+    """
+    w, u = ring[0], ring[-1]
+    place = dict(zip(ring, range(len(ring)), strict=True))
+    for b in close:
+        k = place[b]
+        if b == w or k + 1 >= len(ring) - 1:
+            continue
+        c = ring[k + 1]
+        yield _weight(hops(u, w)) + _weight(hops(b, c)) - _weight(hops(u, b)) - _weight(hops(w, c)), k
 
 
 def _weight(links: int) -> int:

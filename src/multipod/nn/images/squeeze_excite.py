@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.conv_norm import FAN_OUT, Dtype
+from multipod.nn.images.conv_norm import FAN_OUT, Dtype
 
 
 class SqueezeExcite(nnx.Module):

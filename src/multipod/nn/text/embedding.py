@@ -10,7 +10,7 @@ from jax.nn.initializers import Initializer
 
 from multipod.nn.dense import ComputeDtype
 from multipod.nn.dims import param
-from multipod.nn.laid import laid
+from multipod.nn.logical_axes import with_logical_constraint
 
 
 class Embedding(nnx.Module):
@@ -32,13 +32,13 @@ class Embedding(nnx.Module):
 
     def __call__(self, numbers: jax.Array) -> jax.Array:
         """The vectors with these numbers, [..., embed]. Not checked: a number outside the table gives NaN."""
-        return laid(jnp.take(self.table[...], numbers, axis=0).astype(self.dtype), "embed")
+        return with_logical_constraint(jnp.take(self.table[...], numbers, axis=0).astype(self.dtype), "embed")
 
     def scores(self, x: jax.Array) -> jax.Array:
         """x [..., embed] times every entry: float32 [..., entries], multiplied in `dtype`, summed in float32."""
         table = self.table[...].astype(self.dtype)
         scores = jnp.einsum("...e,ve->...v", x.astype(self.dtype), table, preferred_element_type=jnp.float32)
-        return laid(scores, self.counts)
+        return with_logical_constraint(scores, self.counts)
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:

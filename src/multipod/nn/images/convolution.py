@@ -49,14 +49,14 @@ def convolution(
     )
 
 
-def folded_convolution(
+def convolution_with_folded_stride(
     image: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
 ) -> jax.Array:
-    """The same convolution with its stride folded into the channels: `space-to-depth`, for `nnx.Conv`.
+    """A convolution with its stride folded into the channels: `space-to-depth`, for `nnx.Conv`.
 
     Blocks of `strides` pixels become one pixel of as many times the channels, and the kernel likewise, with zeros in
     front: 7 x 7 of stride 2 over 3 channels is 4 x 4 of stride 1 over 12. Matrix units that take 8 or 128 channels at
@@ -77,7 +77,7 @@ def folded_convolution(
 
 
 class _Fold(NamedTuple):
-    """Of one dim: zeros around the kernel, and padding of the folded image."""
+    """What folding does to one dim: zeros around the kernel, and padding of the folded image."""
 
     zeros: tuple[int, int]
     padding: tuple[int, int]

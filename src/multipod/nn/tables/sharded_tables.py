@@ -9,9 +9,9 @@ With B examples and n ids each over d devices, T fields of F features, a device 
 
 | way | a part holds | forward | backward |
 |---|---|---|---|
-| `by_rows` | a block of rows | B n places, B T F numbers | B T F |
-| `by_tables` | a block of rows in which tables are whole | B n places, B T F / d | B T F / d |
-| `by_columns` | columns of all rows | B n places, B T F / d | B T F / d |
+| `look_up_by_rows` | a block of rows | B n places, B T F numbers | B T F |
+| `look_up_by_tables` | a block of rows in which tables are whole | B n places, B T F / d | B T F / d |
+| `look_up_by_columns` | columns of all rows | B n places, B T F / d | B T F / d |
 
 By rows the vectors are added by a reduce-scatter of the whole batch's, whose sizes are known beforehand: any device may
 hold any row. By tables the most fields that a device has count for all.
@@ -32,7 +32,7 @@ Axis = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Fields:
+class TableFields:
     """The fields of an array of tables, in the order of its columns of places.
 
     Attributes:
@@ -46,17 +46,17 @@ class Fields:
     parts: int = 1
 
 
-def whole(array: jax.Array, places: jax.Array, fields: Fields) -> jax.Array:
+def look_up_whole(array: jax.Array, places: jax.Array, fields: TableFields) -> jax.Array:
     """Vectors from an array that is not split."""
-    return pooled(array[jnp.maximum(places, 0)], places, fields)
+    return pool_fields(array[jnp.maximum(places, 0)], places, fields)
 
 
-def pooled(rows: jax.Array, places: jax.Array, fields: Fields) -> jax.Array:
+def pool_fields(rows: jax.Array, places: jax.Array, fields: TableFields) -> jax.Array:
     """Vectors from the rows [examples, ids of all fields, features] that were read at `places`."""
     return _pooled(jnp.where((places >= 0)[..., None], rows, jnp.nan), fields.hots)
 
 
-def by_rows(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+def look_up_by_rows(own: jax.Array, places: jax.Array, fields: TableFields, axis: Axis) -> jax.Array:
     """Vectors where each device holds a block of rows: partial sums of the whole batch, reduce-scattered."""
     every = lax.all_gather(places, axis, tiled=True)
     rows = _held(own, every - lax.axis_index(axis) * len(own))
@@ -64,14 +64,14 @@ def by_rows(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> ja
     return _known(vectors, places, fields.hots)
 
 
-def by_columns(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+def look_up_by_columns(own: jax.Array, places: jax.Array, fields: TableFields, axis: Axis) -> jax.Array:
     """Vectors where each device holds some columns of every row: looked up for all examples, then exchanged."""
     columns = _pooled(_held(own, lax.all_gather(places, axis, tiled=True)), fields.hots)
     vectors = lax.all_to_all(columns, axis, split_axis=0, concat_axis=2, tiled=True)
     return _known(vectors, places, fields.hots)
 
 
-def by_tables(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> jax.Array:
+def look_up_by_tables(own: jax.Array, places: jax.Array, fields: TableFields, axis: Axis) -> jax.Array:
     """Vectors where each device holds whole tables: those of its own fields for all examples, then exchanged."""
     columns, order = _shelves(fields, lax.axis_size(axis))
     every = jnp.pad(lax.all_gather(places, axis, tiled=True), ((0, 0), (0, 1)), constant_values=-1)
@@ -81,7 +81,7 @@ def by_tables(own: jax.Array, places: jax.Array, fields: Fields, axis: Axis) -> 
     return _known(vectors[:, order], places, fields.hots)
 
 
-def _shelves(fields: Fields, devices: int) -> tuple[np.ndarray, np.ndarray]:
+def _shelves(fields: TableFields, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """The columns of places of each device's fields, [devices, fields, hots], and where each field comes back.
 
     Where a device has fewer fields, or a field fewer hots, stands the column behind the last.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from multipod.nn.tensor_train import Cores, TensorTrain
+from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
 Distribution = Literal["sampled-gaussian", "gaussian"]
 Scale = Literal["exact", "released", "reciprocal"]

@@ -34,7 +34,7 @@ def depthwise_convolution(
     ):
         raise NotImplementedError(
             f"depthwise convolution of {image.shape} by {kernel.shape} in {groups} groups: "
-            "one group a channel and no dilation, or `multipod.nn.convolution`."
+            "one group a channel and no dilation, or `multipod.nn.images.convolution`."
         )
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(image.shape[1:3], size, strides, padding)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.batch_norm import Moving, Tile, TileBatchNorm
-from multipod.nn.convolution import convolution, folded_convolution
-from multipod.nn.depthwise import depthwise_convolution
-from multipod.nn.laid import laid
+from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
+from multipod.nn.images.convolution import convolution, convolution_with_folded_stride
+from multipod.nn.images.depthwise import depthwise_convolution
+from multipod.nn.logical_axes import with_logical_constraint
 
 Dtype = Literal["float32", "bfloat16"]
 """Of convolutions and what passes between layers. Parameters, statistics and their arithmetic are float32 always."""
@@ -35,7 +35,7 @@ class Style:
       padding: `same` pads as TensorFlow does, with the odd pixel after the image; `symmetric` pads (size - 1) / 2
         pixels on each side. They differ for strides above 1 only.
       dtype: of activations.
-      moving: what evaluation normalises with, see `multipod.nn.batch_norm.Moving`.
+      moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       tiles: with `kept`, how many tiles the mesh holds.
     """
 
@@ -54,7 +54,7 @@ class ConvNorm(nnx.Module):
     The kernel is `size` x `size`, odd, without a bias, which the norm would take away again; initialised normal by
     fan-out. `groups` is 1 or, for a depthwise convolution, the number of features. With `zero` the scale of the norm
     begins at zero, so that a residual block begins as the identity (arXiv:1706.02677, section 5.1). With
-    `fold` the stride is folded into the channels (`multipod.nn.convolution.folded_convolution`).
+    `fold` the stride is folded into the channels (`multipod.nn.images.convolution.convolution_with_folded_stride`).
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ConvNorm(nnx.Module):
     ) -> None:
         around = ((size // 2, size // 2),) * 2
         kind: dict[str, Any] = {"kernel_init": FAN_OUT}
-        kind["conv_general_dilated"] = folded_convolution if fold else convolution
+        kind["conv_general_dilated"] = convolution_with_folded_stride if fold else convolution
         if groups > 1:
             kind = {"kernel_init": FAN_OUT_DEPTHWISE, "conv_general_dilated": depthwise_convolution}
         self.conv = nnx.Conv(
@@ -103,5 +103,5 @@ class ConvNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The layer's output, in the style's dtype."""
-        x = self.norm(laid(self.conv(x), "height", "width", None))
+        x = self.norm(with_logical_constraint(self.conv(x), "height", "width", None))
         return x if self.activate is None else self.activate(x)

@@ -15,7 +15,7 @@ _LAYING: ContextVar[tuple[Mesh | AbstractMesh, Splits] | None] = ContextVar("lay
 
 
 @contextmanager
-def laying(mesh: Mesh | AbstractMesh, splits: Splits) -> Iterator[None]:
+def logical_axis_rules(mesh: Mesh | AbstractMesh, splits: Splits) -> Iterator[None]:
     """While it lasts, what is traced lies on `mesh` as `splits` says."""
     token = _LAYING.set((mesh, splits) if splits else None)
     try:
@@ -24,7 +24,7 @@ def laying(mesh: Mesh | AbstractMesh, splits: Splits) -> Iterator[None]:
         _LAYING.reset(token)
 
 
-def laid(x: jax.Array, *dims: str | None) -> jax.Array:
+def with_logical_constraint(x: jax.Array, *dims: str | None) -> jax.Array:
     """`x` with its last dims, which are named, split as the layout says and whole where it says nothing.
 
     Dims in front of those are left to the compiler. Without a layout, or with one that splits nothing inside its tiles,

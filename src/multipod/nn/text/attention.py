@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.dense import ComputeDtype, Dense, dropped, together
+from multipod.nn.dense import ComputeDtype, Dense, dropout_layer, multiply_together
 
 
 class KeysValues(NamedTuple):
@@ -42,7 +42,7 @@ def attend(
     """softmax(queries keys^T / sqrt(d) + bias) values, for queries [n, q, h, d]; the same shape and type come back.
 
     Scores and softmax are float32 whatever the type of the queries. `mask` is bool, broadcast to [n, h, q, k], and so
-    is `bias`, numbers (`multipod.nn.relative_positions`). `dropout` drops weights and scales up the others.
+    is `bias`, numbers (`multipod.nn.text.relative_positions`). `dropout` drops weights and scales up the others.
 
     Source: Vaswani et al., 2017, arXiv:1706.03762, equation 1. Memory: 4 n h q k bytes, nothing is tiled.
     """
@@ -83,7 +83,7 @@ class Attention(nnx.Module):
         self.key = Dense(outside, inside, **options)
         self.value = Dense(outside, inside, **options)
         self.out = Dense(inside, outside, **options)
-        self.dropout = dropped(dropout, rngs)
+        self.dropout = dropout_layer(dropout, rngs)
 
     def __call__(
         self, x: jax.Array, memory: KeysValues, mask: jax.Array | None = None, position: jax.Array | None = None
@@ -93,12 +93,12 @@ class Attention(nnx.Module):
 
     def to_itself(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Each of x [n, q, embed] attends to all of x."""
-        query, key, value = together(x, self.query, self.key, self.value)
+        query, key, value = multiply_together(x, self.query, self.key, self.value)
         return self.out(attend(query, KeysValues(key, value), mask, self.dropout))
 
     def memory(self, x: jax.Array) -> KeysValues:
         """The keys and values of x [n, k, embed]."""
-        return KeysValues(*together(x, self.key, self.value))
+        return KeysValues(*multiply_together(x, self.key, self.value))
 
     def empty(self, rows: int, length: int) -> KeysValues:
         """Room for the keys and values of `length` positions, all zero."""
@@ -106,7 +106,7 @@ class Attention(nnx.Module):
         return KeysValues(jnp.zeros(shape, self.key.dtype), jnp.zeros(shape, self.value.dtype))
 
 
-def stored(memory: KeysValues, new: KeysValues, position: jax.Array) -> KeysValues:
+def store(memory: KeysValues, new: KeysValues, position: jax.Array) -> KeysValues:
     """`memory` with `new` [n, 1, h, d] at `position`."""
     return KeysValues(
         *(jax.lax.dynamic_update_slice_in_dim(old, one, position, 1) for old, one in zip(memory, new, strict=True))

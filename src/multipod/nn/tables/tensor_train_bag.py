@@ -1,7 +1,7 @@
 """Embedding bags from a table in tensor-train form: forward and backward touch only the rows in the batch.
 
 Two ways to the same values: the JAX form (`jax_bag`), the reference, which runs everywhere; and on CPU a kernel in C++
-(`multipod.nn.tensor_train_native`), which is an order of magnitude faster. Both work once for each *distinct* id, and
+(`tensor_train_native.py`), which is an order of magnitude faster. Both work once for each *distinct* id, and
 compute the product of the first k cores once for all ids whose first k digits agree.
 
 Source: Yin et al., 2021, arXiv:2101.11714 (TT-Rec), sections 3.2 and 5; the products of common prefixes are ours (they
@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from multipod.errors import NativeError, RecipeError
-from multipod.nn import tensor_train_native as native
-from multipod.nn.bags import Mode, check_bags, divided, is_concrete, pooled
-from multipod.nn.tensor_train import Cores, TensorTrain
+from multipod.nn.tables import tensor_train_native as native
+from multipod.nn.tables.bags import Mode, check_bags, divide_sums, is_concrete, pool_bags
+from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
 Way = Literal["auto", "jax", "native"]
 
@@ -36,7 +36,7 @@ def bag(
     distinct: int | None = None,
     table: str = "table",
 ) -> jax.Array:
-    """The bags [bags, features] of `multipod.nn.bags`. Differentiable in `cores` and `weights`.
+    """The bags [bags, features] of `multipod.nn.tables.bags`. Differentiable in `cores` and `weights`.
 
     Args:
       tt: the shape of the table.
@@ -51,7 +51,7 @@ def bag(
       table: its name, for errors.
 
     Raises:
-      DataError: called outside `jax.jit` with ids or offsets that do not fit the table. Inside, see `nn.bags`.
+      DataError: called outside `jax.jit` with ids or offsets that do not fit the table. Inside, see `nn.tables.bags`.
       RecipeError: cores of other shapes.
       NativeError: way="native", and the kernel cannot be compiled here.
     """
@@ -67,7 +67,7 @@ def bag(
         sums = _kernel_or_jax(tt, distinct, cores, ids, offsets, weights)
     else:
         sums = jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
-    return divided(sums, offsets, weights, len(ids), mode)
+    return divide_sums(sums, offsets, weights, len(ids), mode)
 
 
 def jax_bag(
@@ -87,7 +87,7 @@ def jax_bag(
     keys, place = _distinct_of(jnp.where(known, ids, 0), room)
     rows = jnp.take(_rows(tt, cores, keys), place, axis=0, mode="fill")  # beyond `distinct`: NaN, as outside the table
     rows = jnp.where(known[:, None], rows, jnp.nan)
-    return pooled(rows, offsets, weights)
+    return pool_bags(rows, offsets, weights)
 
 
 def _rows(tt: TensorTrain, cores: Cores, keys: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ def _distinct_of(ids: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _runs_of(ordered: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
-    """The same of ids that are in order already."""
+    """What `_distinct_of` says, of ids that are in order already."""
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
     place = jnp.cumsum(new, dtype=jnp.int32)
     keys = jnp.zeros(room, ordered.dtype).at[place].set(ordered, mode="drop")
@@ -161,7 +161,7 @@ def _forward(
 
 
 def _backward(tt: TensorTrain, distinct: int | None, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    """Of the forward pass only the order of the ids is kept: products are made again (arXiv:2101.11714, 5)."""
+    """Gradients; the forward pass kept only the order of ids, so products are made again (arXiv:2101.11714, 5)."""
 
     def by_jax(
         cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any, order: jax.Array, gradient: jax.Array

@@ -85,16 +85,16 @@ def bag_numbers(offsets: jax.Array, ids: int) -> jax.Array:
     return jnp.searchsorted(offsets[1:], jnp.arange(ids, dtype=offsets.dtype), side="right").astype(jnp.int32)
 
 
-def pooled(rows: jax.Array, offsets: jax.Array, weights: jax.Array | None = None, mode: Mode = "sum") -> jax.Array:
-    """The rows [n, features] of ids added up to bags, [bags, features]. See `divided` for the mean."""
+def pool_bags(rows: jax.Array, offsets: jax.Array, weights: jax.Array | None = None, mode: Mode = "sum") -> jax.Array:
+    """The rows [n, features] of ids added up to bags, [bags, features]. See `divide_sums` for the mean."""
     bags = bag_numbers(offsets, len(rows))
     rows = jnp.where((bags < len(offsets) - 1)[:, None], rows, 0)  # padding may hold anything, and be NaN
     scaled = rows if weights is None else rows * weights[:, None]
     sums = jax.ops.segment_sum(scaled, bags, len(offsets) - 1, indices_are_sorted=True)
-    return divided(sums, offsets, weights, len(rows), mode)
+    return divide_sums(sums, offsets, weights, len(rows), mode)
 
 
-def divided(sums: jax.Array, offsets: jax.Array, weights: jax.Array | None, ids: int, mode: Mode) -> jax.Array:
+def divide_sums(sums: jax.Array, offsets: jax.Array, weights: jax.Array | None, ids: int, mode: Mode) -> jax.Array:
     """Sums of bags, or for "mean" divided by the number of ids, or by the sum of their weights; 0 / 0 is 0."""
     if mode == "sum":
         return sums
@@ -111,4 +111,4 @@ def dense_bag(
     """Bags of rows of an ordinary table [rows, features]; an id outside it makes its bag NaN."""
     known = (ids >= 0) & (ids < len(table))
     rows = jnp.where(known[:, None], table[jnp.where(known, ids, 0)], jnp.nan)
-    return pooled(rows, offsets, weights, mode)
+    return pool_bags(rows, offsets, weights, mode)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.attention import Attention, KeysValues, stored
-from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, Mlp, dropped
+from multipod.nn.dense import Activation, ComputeDtype, FeedForward, LayerNorm, dropout_layer
+from multipod.nn.text.attention import Attention, KeysValues, store
 
 Norm = Literal["pre", "post"]
 """`pre`: x + f(norm(x)), with one more norm after the last layer. `post`: norm(x + f(x)), as in arXiv:1706.03762."""
@@ -61,9 +61,9 @@ class LayerSpec:
             rngs=rngs,
         )
 
-    def mlp(self, rngs: nnx.Rngs) -> Mlp:
+    def mlp(self, rngs: nnx.Rngs) -> FeedForward:
         """A fresh feed-forward block."""
-        return Mlp(
+        return FeedForward(
             self.features,
             self.hidden,
             activation=self.activation,
@@ -79,7 +79,7 @@ class Residual(nnx.Module):
 
     def __init__(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         self.norm = LayerNorm(spec.features, epsilon=spec.epsilon)
-        self.dropout = dropped(spec.dropout, rngs)
+        self.dropout = dropout_layer(spec.dropout, rngs)
         self.before = spec.norm == "pre"
 
     def __call__(self, x: jax.Array, block: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -99,7 +99,7 @@ class EncoderLayer(nnx.Module):
         self.mlp_residual = Residual(spec, rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [n, q, features]; `mask` as for `multipod.nn.attention.attend`."""
+        """x [n, q, features]; `mask` as for `multipod.nn.text.attention.attend`."""
         x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         return self.mlp_residual(x, self.mlp)
 
@@ -133,7 +133,7 @@ class DecoderLayer(nnx.Module):
 
         def attention(y: jax.Array) -> jax.Array:
             nonlocal kept
-            kept = stored(own, self.attention.memory(y), position)
+            kept = store(own, self.attention.memory(y), position)
             return self.attention(y, kept, (jnp.arange(own.keys.shape[1]) <= position)[None, None, None])
 
         x = self.attention_residual(x, attention)

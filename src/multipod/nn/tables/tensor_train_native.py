@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from multipod.nn import ffi
-from multipod.nn.tensor_train import Cores, TensorTrain
+from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
 FORWARD, BACKWARD = "multipod_tt_forward", "multipod_tt_backward"
 
@@ -38,7 +38,7 @@ def forward(
     offsets: jax.Array,
     weights: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums of bags, [bags, features] (see `multipod.nn.tensor_train_bag.bag`), and the ids in the kernel's order.
+    """Sums of bags, [bags, features] (see `tensor_train_bag.bag`), and the ids in the kernel's order.
 
     The order is what `backward` takes, uint32 [ids, 2], empty unless `keep`: to sort them again takes longer than to
     keep them.

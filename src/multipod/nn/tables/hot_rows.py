@@ -1,6 +1,6 @@
 """A cache of hot rows beside a tensor train: the rows that are looked up most, kept and trained uncompressed.
 
-Few ids make most of the lookups. `counted` counts them in bounded memory; after a warm-up `refreshed` takes the most
+Few ids make most of the lookups. `count_ids` counts them in bounded memory; after a warm-up `refresh` takes the most
 frequent into the cache, and does so again whenever it is called. From then on a lookup goes either to the cache or
 to the cores, never to both: cached rows have gradients (and optimizer state) of their own, and send none to the cores.
 
@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from multipod.errors import RecipeError
-from multipod.nn.bags import Mode, bag_numbers, check_bags, dense_bag, divided, is_concrete
-from multipod.nn.tensor_train import LARGEST, Cores, TensorTrain, looked_up
-from multipod.nn.tensor_train_bag import Way, bag
+from multipod.nn.tables.bags import Mode, bag_numbers, check_bags, dense_bag, divide_sums, is_concrete
+from multipod.nn.tables.tensor_train import LARGEST, Cores, TensorTrain, look_up
+from multipod.nn.tables.tensor_train_bag import Way, bag
 
 Policy = Literal["write-back", "discard"]
 
@@ -73,7 +73,7 @@ class Refresh(NamedTuple):
     lost: jax.Array
 
 
-def empty(tt: TensorTrain, size: int, counters: int = 0) -> tuple[jax.Array, HotRows]:
+def empty_cache(tt: TensorTrain, size: int, counters: int = 0) -> tuple[jax.Array, HotRows]:
     """An empty cache of `size` rows, float32 [size, features], and its state.
 
     `counters` ids are counted at once, by default eight a row: every id that makes more than 1 / counters of all
@@ -93,7 +93,7 @@ def empty(tt: TensorTrain, size: int, counters: int = 0) -> tuple[jax.Array, Hot
     return jnp.zeros((size, tt.features), jnp.float32), hot
 
 
-def counted(hot: HotRows, ids: jax.Array, offsets: jax.Array, axes: str | tuple[str, ...] = ()) -> HotRows:
+def count_ids(hot: HotRows, ids: jax.Array, offsets: jax.Array, axes: str | tuple[str, ...] = ()) -> HotRows:
     """The state after these ids were looked up; ids in the padding are not counted.
 
     `axes`: inside `jax.shard_map`, the mesh axes over which the batch is split: the ids of all devices are
@@ -103,10 +103,10 @@ def counted(hot: HotRows, ids: jax.Array, offsets: jax.Array, axes: str | tuple[
     ids = jnp.where(used & (ids >= 0), ids, LARGEST).astype(jnp.int32)
     if axes:
         ids = lax.all_gather(ids, axes, tiled=True)
-    return served(merged(hot, ids), ids)
+    return count_served(merge_candidates(hot, ids), ids)
 
 
-def merged(hot: HotRows, ids: jax.Array) -> HotRows:
+def merge_candidates(hot: HotRows, ids: jax.Array) -> HotRows:
     """The state with `ids` counted as candidates; those equal to `LARGEST` are padding. Costs two sorts."""
     keys = jnp.concatenate([hot.candidates, ids])
     amounts = jnp.concatenate([hot.counts, (ids < LARGEST).astype(jnp.int32)])
@@ -125,7 +125,7 @@ def merged(hot: HotRows, ids: jax.Array) -> HotRows:
     return hot._replace(candidates=kept[order], counts=jnp.maximum(counts, 0)[order])
 
 
-def served(hot: HotRows, ids: jax.Array) -> HotRows:
+def count_served(hot: HotRows, ids: jax.Array) -> HotRows:
     """The state with `ids` counted as seen, and as hits where they are cached; not as candidates. Costs no sort.
 
     Ids below 0 or equal to `LARGEST` are padding.
@@ -168,10 +168,10 @@ def bag_with_hot_rows(
     cold = bag(tt, cores, *_only(~cached, ids, offsets, weights), way=way, table=table)
     warm_ids, warm_offsets, warm_weights = _only(cached, _place(hot.ids, ids), offsets, weights)
     warm = dense_bag(rows, warm_ids, warm_offsets, warm_weights)
-    return divided(cold + warm, offsets, weights, len(ids), mode)
+    return divide_sums(cold + warm, offsets, weights, len(ids), mode)
 
 
-def refreshed(
+def refresh(
     tt: TensorTrain,
     cores: Cores,
     rows: jax.Array,
@@ -202,7 +202,7 @@ def refreshed(
     old = jnp.where(hot.ids < LARGEST, hot.ids, 0)
 
     def missing(cores: Cores) -> jax.Array:
-        return jnp.where(leaves[:, None], looked_up(tt, cores, old) - rows, 0)
+        return jnp.where(leaves[:, None], look_up(tt, cores, old) - rows, 0)
 
     learnt = jnp.linalg.norm(missing(cores))
     if policy == "write-back":
@@ -210,7 +210,7 @@ def refreshed(
     new = hot._replace(ids=wanted, counts=(hot.counts * fade).astype(jnp.int32))
     place, known = moves(hot, new)
     enters = ~known & (wanted < LARGEST)
-    values = looked_up(tt, cores, jnp.where(wanted < LARGEST, wanted, 0))
+    values = look_up(tt, cores, jnp.where(wanted < LARGEST, wanted, 0))
     kept = jnp.where(known[:, None], rows[place], jnp.where(enters[:, None], values, 0))
     report = Refresh(jnp.sum(enters), jnp.sum(leaves), learnt, jnp.linalg.norm(missing(cores)))
     return cores, kept, new, report

@@ -1,0 +1,1 @@
+"""Layers for images: convolutions with their norms, on channels last."""

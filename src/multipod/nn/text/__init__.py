@@ -1,0 +1,1 @@
+"""Layers for sequences of tokens: attention, positions, embeddings, beam search."""
