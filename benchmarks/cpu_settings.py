@@ -53,14 +53,14 @@ def serve() -> None:
     from multipod.data.global_arrays import owned_rows, to_mesh
     from multipod.layout.mesh import batch_sharding, make_mesh
     from multipod.recipes.digits import digits
-    from multipod.step.program import Program
+    from multipod.step.program import program_of
 
     recipe = digits()
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     sharding = batch_sharding(program.mesh)
     rows = owned_rows(sharding, recipe.batch)
     batch = to_mesh(TrainBatches(recipe.data.train(), recipe.batch, 0, rows)[0], rows, recipe.batch, sharding)
-    state, go, update = program.init(), program.stop_flags(False), program.compile_update()
+    state, go, update = program.init(), program.controls(), program.compile_update()
     print("ready", flush=True)
     for line in sys.stdin:
         seconds, cpu = [], time.process_time()

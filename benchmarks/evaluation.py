@@ -27,7 +27,7 @@ from multipod.data.digits import Digits  # noqa: E402
 from multipod.data.source import HostBatch, Source  # noqa: E402
 from multipod.layout.mesh import make_mesh  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
-from multipod.step.program import Program  # noqa: E402
+from multipod.step.program import Program, program_of  # noqa: E402
 from multipod.train.context import RunContext  # noqa: E402
 from multipod.train.events import Evaluated, Updated  # noqa: E402
 from multipod.train.loop import train  # noqa: E402
@@ -80,7 +80,7 @@ def rate(program: Program, way: str) -> tuple[float, list[float]]:
             losses.append(event.values["loss"])
 
     every = 0 if way == "none" else program.recipe.evaluate_every
-    program = replace(program, recipe=replace(program.recipe, evaluate_every=every))
+    program = program_of(replace(program.recipe, evaluate_every=every), program.mesh)
     train(program, RunContext(observers=[watch], evaluate_beside=way == "beside"))
     # All three end with one evaluation that is waited for.
     return (UPDATES - 1) * program.recipe.batch / (times[-1] - times[0]), losses
@@ -97,7 +97,7 @@ def main() -> int:
     print(machine.headline(began), flush=True)
     recipe = replace(digits(), data=Data(options.read_ms / 1000), updates=UPDATES, checkpoint_every=0)
     recipe = replace(recipe, evaluate_every=options.every, evaluation_batch=40)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(options.rounds + 1):
         told = {}

@@ -38,7 +38,7 @@ from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import batch_sharding, make_mesh  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
-from multipod.step.program import Program  # noqa: E402
+from multipod.step.program import Program, program_of  # noqa: E402
 from multipod.train.context import LoopHooks, RunContext  # noqa: E402
 from multipod.train.events import Event, Updated  # noqa: E402
 from multipod.train.loop import train  # noqa: E402
@@ -137,7 +137,7 @@ class OurStep:
     def __init__(self, program: Program) -> None:
         self.losses: list[float] = []
         self._update, self._state = program.compile_update(), program.init()
-        self._go = program.stop_flags(False)
+        self._go = program.controls()
         sharding = batch_sharding(program.mesh)
         rows = owned_rows(sharding, program.recipe.batch)
         self._batch = to_mesh(first_batch(program.recipe), rows, program.recipe.batch, sharding)
@@ -283,7 +283,7 @@ def build(recipe: Recipe, options: argparse.Namespace, stack: ExitStack) -> Case
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cases: Cases = {}
     for number, (name, layout) in enumerate(LAYOUTS.items()):
-        program = Program(replace(recipe, layout=layout), make_mesh(layout))
+        program = program_of(replace(recipe, layout=layout), make_mesh(layout))
         cases[name, "step"] = OurStep(program)
         cases[name, "loop"] = OurLoop(program, folder / str(number), options.updates)
     cases[PLAIN, "step"], cases[PLAIN, "loop"] = PlainStep(recipe), PlainLoop(recipe)

@@ -82,7 +82,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     from multipod.optim.adamw import AdamW
     from multipod.optim.rates import Constant
     from multipod.recipe.recipe import Recipe
-    from multipod.step.program import Program
+    from multipod.step.program import program_of
     from multipod.step.state import device_bytes
 
     class Tokens:
@@ -97,12 +97,12 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     adam = AdamW(Constant(1e-4))
     objective = TokenClassification()
     recipe = Recipe("bench", model, Tokens(), objective, adam, ROWS * ranks, 1000, layout=layout)
-    program = Program(recipe, make_mesh(layout))
+    program = program_of(recipe, make_mesh(layout))
     update, state = program.compile_update(), program.init()
     runtime.release_memory()  # as a run does
     mine = np.arange(ROWS * rank, ROWS * (rank + 1))
-    batch = program.placed(Tokens().train().read(mine), mine, ROWS * ranks)
-    flags = program.stop_flags(False)
+    batch = program.place_batch(Tokens().train().read(mine), mine, ROWS * ranks)
+    flags = program.controls()
     held = [state]
 
     def step() -> None:

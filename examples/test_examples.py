@@ -11,7 +11,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.events import Updated
 from multipod.train.loop import train
@@ -27,7 +27,7 @@ def test_the_loss_falls(path: Path, shard_update: bool) -> None:
     layout = Layout(mesh=(2, 4), shard_update=shard_update)
     recipe = replace(load(f"{path}:recipe"), updates=20, layout=layout)
     events = []
-    _, ended = train(Program(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
+    _, ended = train(program_of(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
     losses = [event.values["loss"] for event in events if isinstance(event, Updated)]
     assert len(losses) == ended.update == 20
     assert sum(losses[-3:]) / 3 < 0.8 * losses[0]

@@ -11,7 +11,7 @@ from flax import nnx  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import batch_spec, make_mesh  # noqa: E402
 from multipod.nn.images.batch_norm import TileBatchNorm  # noqa: E402
-from multipod.step.gradients import over_data  # noqa: E402
+from multipod.step.specs import over_data  # noqa: E402
 
 TILES = [(2, 2), (2, 4), (4, 4), (4, 8)]
 SIZES = 4, 16

@@ -38,7 +38,7 @@ from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.text import differences, to_text
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.step.state import fresh_state
 from multipod.topology.topology import Topology
 from multipod.train.checkpoint import Checkpoints
@@ -453,7 +453,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
         saved.wait()
         assert largest_difference(saved.restore(program.shapes), state) == 0
     layout = replace(layout, failed=((0, 1), (1, 3)))
-    fewer = Program(replace(recipe, layout=layout), make_mesh(layout))
+    fewer = program_of(replace(recipe, layout=layout), make_mesh(layout))
     left = topology_of(layout, fewer.mesh).chips
     with closing(Checkpoints(tmp_path, keep=1, chips=left)) as saved:
         resumed = saved.restore(fewer.shapes)
@@ -465,7 +465,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     told = pytest.raises(CheckpointError, match="chips 1 have no optimizer state in it: it was saved by chips 0, 2, 3")
     with closing(Checkpoints(tmp_path, keep=1, chips=range(8))) as saved, told:
         saved.restore(program.shapes)
-    alone = Program(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
+    alone = program_of(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
     with closing(Checkpoints(tmp_path, keep=1, read_only=True)) as saved:
         seen = saved.restore(alone.shapes, weights_only=True)
     assert seen.optimizer is None
@@ -474,7 +474,7 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
 
 def test_a_poisoned_update_is_refused_by_name(small):
     recipe = small(model=Perceptron(), gradient_sum="adasum")
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     poisoned = np.zeros((8, len(jax.tree.leaves(program.shapes.params))), bool)
     poisoned[3, 0] = True
     with pytest.raises(PoisonedError, match=r"update: not finite: .+ on rank 3\. The weights are lost: lower the rate"):

@@ -24,7 +24,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.metrics import auc, ranking
 from multipod.metrics.ranking import area, merge_scores, pack_scores
 from multipod.metrics.scores import buffered_auc, local_scores, record_scores, score_buffer
-from multipod.step.gradients import over_data
+from multipod.step.specs import over_data
 
 EXAMPLES = 150_000  # more than two pieces
 

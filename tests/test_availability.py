@@ -22,7 +22,7 @@ from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.runs import lock
-from multipod.step.program import Program
+from multipod.step.program import Program, program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.checksums import damaged_files, seal
 from multipod.train.context import LoopHooks, RunContext
@@ -59,7 +59,7 @@ def test_each_part_of_the_files_is_sealed_and_read_by_one(tmp_path):
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return Program(tiny(), make_mesh(Layout((2, 4))))
+    return program_of(tiny(), make_mesh(Layout((2, 4))))
 
 
 def hurt(folder: Path) -> Path:
@@ -265,7 +265,7 @@ EXPONENT = 31
 
 def run(recipe: Recipe, faults=no_faults, store=None, **options):
     told: list = []
-    program = Program(recipe, make_mesh(Layout((2, 4))), faulty=True)
+    program = program_of(recipe, make_mesh(Layout((2, 4))), faulty=True)
     hooks = LoopHooks(faults=faults)
     state, ended = train(program, RunContext(store, [told.append], hooks, **options))
     return state, ended, told
@@ -330,7 +330,7 @@ def test_stopping_saves_the_weights_before_the_bad_update(short, tmp_path):
             run(recipe, Flips({18: EXPONENT}), store)
         assert store.updates() == [19]
         before = run(recipe, no_faults, stop_after=18)[0]
-        program = Program(recipe, make_mesh(Layout((2, 4))))
+        program = program_of(recipe, make_mesh(Layout((2, 4))))
         assert same(store.restore(program.shapes).params, before.params)
 
 

@@ -21,7 +21,7 @@ from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.models.resnet import SmallResNet
 from multipod.nn.images.batch_norm import TileBatchNorm, tile_groups
 from multipod.nn.padding import padding_mask
-from multipod.step.gradients import over_data
+from multipod.step.specs import over_data
 
 pytestmark = pytest.mark.jax_version
 

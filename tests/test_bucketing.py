@@ -13,7 +13,7 @@ from multipod.execute.bucketing import all_gather_tree, all_reduce_tree, reduce_
 from multipod.execute.sums import SUMS
 from multipod.layout.layout import DATA_AXES, Layout, default_shape, parse_shape
 from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
-from multipod.step.gradients import over_data
+from multipod.step.specs import over_data
 
 pytestmark = pytest.mark.jax_version
 

@@ -18,7 +18,7 @@ from multipod.errors import DataError
 from multipod.layout.mesh import make_mesh
 from multipod.metrics.ranking import auc
 from multipod.recipes.find import load
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.loop import train
@@ -317,7 +317,7 @@ def test_a_run_reports_auc_and_stops_at_its_target():
         recipe, data=data, model=model, objective=objective, batch=200, updates=60, evaluate_every=10,
         evaluation_batch=64, checkpoint_every=0, layout=replace(recipe.layout, mesh=(1, 2)),
     )  # fmt: skip
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     told = []
     state, ended = train(program, RunContext(observers=[told.append]))
     assert 0.55 <= ended.values["auc"] <= auc(*data.best()) + 0.05

@@ -41,7 +41,7 @@ from multipod.recipe.text import differences, to_text
 from multipod.recipes.find import load
 from multipod.runs.facts import data_identities
 from multipod.runs.request import reading_arguments
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.events import Ended, Skipped
 from multipod.train.loop import train
@@ -233,7 +233,7 @@ def small(folder, **how):
 
 def run(recipe, reading=None):
     events = []
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     state, _ = train(program, RunContext(observers=[events.append], reading=reading or InputOptions()))
     return state, events
 

@@ -29,8 +29,8 @@ from multipod.nn.tables.tensor_train import LARGEST
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
-from multipod.step.between import rearranged
-from multipod.step.program import Program
+from multipod.step.post_update import post_update_of
+from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.loop import train
@@ -51,12 +51,12 @@ def recipe(model: Dlrm, layout: Layout, updates: int = 5) -> Recipe:
 def run(model: Dlrm, layout: Layout, state=None, first: int = 0, last: int = 5):
     """The losses of updates `first` to `last`, and the state after them."""
     asked = recipe(model, layout)
-    program = Program(asked, make_mesh(layout))
+    program = program_of(asked, make_mesh(layout))
     update, state = program.compile_update(), program.init() if state is None else state
     rows, losses = np.arange(program.rows), []
     batches = TrainBatches(DATA.train(), asked.batch, asked.seed, rows, program.padded).start(first)
     for batch in itertools.islice(batches, last - first):
-        state, sums = update(state, program.placed(batch, rows, program.rows), program.stop_flags(0))
+        state, sums = update(state, program.place_batch(batch, rows, program.rows), program.controls())
         losses.append(float(sums["loss"]) / asked.batch)
     return losses, state, program
 
@@ -157,7 +157,7 @@ def test_cached_rows_are_the_same_on_any_mesh_and_a_checkpoint_goes_on_on_anothe
     store.save(state, 3)
     store.wait()
     wider = Layout((1, 2), expert=2)
-    restored = store.restore(Program(recipe(model, wider), make_mesh(wider)).shapes, None)
+    restored = store.restore(program_of(recipe(model, wider), make_mesh(wider)).shapes, None)
     store.close()
     rest, spread, _ = run(model, wider, restored, first=3)
     np.testing.assert_allclose(begun + rest, losses, rtol=1e-4)
@@ -193,7 +193,7 @@ def test_optimizer_state_follows_rows_and_begins_anew_for_those_that_enter():
 
     @jit
     def after(update):
-        return rearranged(asked, optimizer, (params, jnp.int32(0), state), update)
+        return post_update_of(asked, optimizer)((params, jnp.int32(0), state), update)
 
     new, statistics, moved = after(jnp.int32(4))
     assert int(statistics) == 1
@@ -216,7 +216,7 @@ def test_a_run_tells_of_its_cache():
     model = replace(SMALL, tt_rows=100, tt_rank=3, tt_cores=2, hot=Hot(0.05, policy="discard"))
     asked = recipe(model, Layout((1, 1)), updates=3)
     told = []
-    _, ended = train(Program(asked, make_mesh(asked.layout)), RunContext(observers=[told.append]))
+    _, ended = train(program_of(asked, make_mesh(asked.layout)), RunContext(observers=[told.append]))
     assert 0 < ended.values["auc"] < 1
     assert ended.notes["hot rows"] == "0 of 1 tables"
     text = to_text(asked)
@@ -247,7 +247,7 @@ def test_a_run_tells_of_its_cache():
 )
 def test_places_that_do_not_fit_the_devices(model, layout, said):
     with pytest.raises(LayoutError, match=said):
-        _ = Program(recipe(model, layout), make_mesh(layout)).lowered
+        _ = program_of(recipe(model, layout), make_mesh(layout)).lowered
 
 
 @pytest.mark.parametrize(

@@ -510,7 +510,7 @@ def test_names_are_in_the_files_named_beside_them(tree):
 
 
 def test_the_way_of_a_gradient_names_functions_with_their_files():
-    """Lines such as `over_data   step/gradients.py   what happens`."""
+    """Lines such as `over_data   step/specs.py   what happens`."""
     page = ROOT / "docs" / "ARCHITECTURE.md"
     found = re.findall(r"^ *(\w+(?:\.\w+)?) +([\w/]+\.py) ", "\n".join(text for *_, text in blocks(page)), re.MULTILINE)
     assert len(found) > 5

@@ -10,7 +10,7 @@ from multipod.data.digits import Digits
 from multipod.data.source import ArraySource
 from multipod.errors import MetricError
 from multipod.layout.mesh import make_mesh
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.jax_version
 def program():
     """Evaluations take five batches, so those beside training end updates later than they begin."""
     recipe = replace(tiny(), batch=56, updates=14, evaluate_every=4, checkpoint_every=0, evaluation_batch=80)
-    return Program(recipe, make_mesh(recipe.layout))
+    return program_of(recipe, make_mesh(recipe.layout))
 
 
 def events_of(program, **around):

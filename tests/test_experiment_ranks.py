@@ -18,7 +18,7 @@ from multipod.metrics.objective import Classification
 from multipod.optim.rates import Constant
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 DIGITS = Digits(shift=0)
 TRAIN = DIGITS.train().arrays
@@ -46,7 +46,7 @@ def study(model, ranks, optimizer=SGD, **fields):
 def test_a_step_is_that_of_a_mesh(how):
     model = Perceptron(hidden=(8,), norm=True, tile=(1, 1) if how == "adasum" else "all")
     recipe = Recipe("two", model, First(64), Classification(), SGD, 64, 10, Layout((1, 4), gradient_sum=how))
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     ours = study(model, ranks=4)
     state, optimizer = program.init(), SGD.build(10)
     carry = Carry(state.params, state.statistics, start(ours, optimizer, jax.random.key(0)).states)
@@ -55,7 +55,7 @@ def test_a_step_is_that_of_a_mesh(how):
     update = jax.jit(program.update)
     one = jax.jit(lambda carry, rows: step(ours, optimizer, jnp.asarray(how == "adasum"), carry, rows))
     for _ in range(3):
-        state, _ = update(state, jax.device_put(batch, batch_sharding(program.mesh)), program.stop_flags(False))
+        state, _ = update(state, jax.device_put(batch, batch_sharding(program.mesh)), program.controls())
         carry = one(carry, {name: array.reshape(4, 16, *array.shape[1:]) for name, array in batch.items()})
     for name, value in state.params.items():
         np.testing.assert_allclose(carry.params[name], value, rtol=2e-4, atol=2e-5, err_msg=name)

@@ -21,8 +21,9 @@ from multipod.models.resnet import SmallResNet
 from multipod.nn.padding import example_mask, padding_mask
 from multipod.recipes.digits import digits
 from multipod.runs.request import TrainRequest, relocation_arguments
-from multipod.step.gradients import over_data, vector_sum
-from multipod.step.program import Program
+from multipod.step.program import program_of
+from multipod.step.specs import over_data
+from multipod.step.sync.reduction import vector_sum
 from multipod.train.context import RunContext
 from multipod.train.events import Ended, Evaluated, Updated
 from multipod.train.loop import train
@@ -41,7 +42,7 @@ def short(layout, **fields):
 def curve(recipe):
     """The values of each update, those of the evaluation, and the last state."""
     events = []
-    state, _ = train(Program(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
+    state, _ = train(program_of(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))
     updates = [event.values for event in events if isinstance(event, Updated)]
     assert any(isinstance(event, Ended) for event in events)
     return updates, next(event for event in events if isinstance(event, Evaluated)), state
@@ -95,9 +96,9 @@ def test_padding_repeats_the_last_example_and_is_masked():
 
 
 def test_a_batch_that_divides_is_not_padded():
-    program = Program(short(ONE_FAILED, batch=126), make_mesh(ONE_FAILED))
+    program = program_of(short(ONE_FAILED, batch=126), make_mesh(ONE_FAILED))
     assert (program.rows, program.padded) == (126, False)
-    program = Program(short(ONE_FAILED), make_mesh(ONE_FAILED))
+    program = program_of(short(ONE_FAILED), make_mesh(ONE_FAILED))
     assert (program.rows, program.padded) == (133, True)
 
 
@@ -128,7 +129,7 @@ def test_a_mesh_that_cannot_be_is_refused(layout, error, message):
 def test_an_algorithm_that_needs_every_chip_is_refused_with_those_that_do_not():
     recipe = short(replace(ONE_FAILED, gradient_sum="row-column"))
     with pytest.raises(ScheduleError, match=r"row-column needs every chip .* Use one that does not: detour-ring"):
-        _ = Program(recipe, make_mesh(recipe.layout)).lowered
+        _ = program_of(recipe, make_mesh(recipe.layout)).lowered
 
 
 def test_an_unknown_sum_is_refused_with_the_nearest():

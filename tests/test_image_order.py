@@ -14,8 +14,8 @@ from multipod.metrics.objective import Classification
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
-from multipod.step.orders import wishes_of
-from multipod.step.program import Program
+from multipod.step.memory_layout import input_formats
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.loop import train
 
@@ -45,7 +45,7 @@ def trained(order):
         "pictures", Linear(), Pictures(), Classification(), Sgd(Cosine(0.1)), batch=8, updates=3,
         layout=Layout((1, 2)), evaluation_batch=8,
     )  # fmt: skip
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     return program, train(program, RunContext(reading=InputOptions(image_order=order)))[0]
 
 
@@ -54,8 +54,8 @@ def test_the_order_of_images_in_memory_changes_nothing_that_is_learnt():
     for order in ("HWCN", "auto"):
         program, state = trained(order)
         np.testing.assert_allclose(state.params["weight"], plain.params["weight"], rtol=1e-6)
-    wishes = wishes_of(program.compile_update("HWNC"))
-    batch = program.placed(program.recipe.data.train().read(np.arange(8)), np.arange(8), 8, wishes)
+    formats = input_formats(program.compile_update("HWNC"))
+    batch = program.place_batch(program.recipe.data.train().read(np.arange(8)), np.arange(8), 8, formats)
     assert batch["image"].format.layout.major_to_minor == (1, 2, 0, 3)
     assert len({shard.device for shard in batch["image"].addressable_shards}) == 2
     np.testing.assert_array_equal(batch["image"], program.recipe.data.train().read(np.arange(8))["image"])

@@ -15,7 +15,7 @@ from test_layouts import trained
 from multipod.errors import CheckpointError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 
 HERE = Path(__file__).with_name("layout_recipes.py")
@@ -26,7 +26,7 @@ RUNS = [
 
 
 def restored(folder, recipe):
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     checkpoints = Checkpoints(folder / "checkpoints", 1, read_only=True)
     try:
         return checkpoints.restore(program.shapes)

@@ -18,7 +18,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
 
@@ -29,13 +29,13 @@ MADE = {"words": words, "pictures": pictures}
 def trained(name, layout, updates=10, accumulate=1):
     """The program, its compiled update, the losses, the last state and the sums of the evaluation."""
     recipe = MADE[name](layout, accumulate=accumulate)
-    program = Program(recipe, make_mesh(layout))
+    program = program_of(recipe, make_mesh(layout))
     update, state = program.compile_update(), program.init()
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(program.rows), program.padded)
     incoming, losses = batches.start(0), []
     for _ in range(updates):
-        batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
-        state, sums = update(state, batch, program.stop_flags(False))
+        batch = program.place_batch(next(incoming), np.arange(program.rows), program.rows)
+        state, sums = update(state, batch, program.controls())
         jax.block_until_ready(state)
         losses.append(float(sums["loss"]))
     return program, update, losses, state, evaluate(program, state, recipe.data.test())
@@ -96,7 +96,7 @@ def test_half_width_messages_and_gathered_weights_keep_float32_masters(layout):
     np.testing.assert_allclose(losses, expected, rtol=2e-2)
     assert losses != expected
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.params)} == {"float32"}
-    # Asked of what XLA is given: its CPU backend widens bfloat16 in messages, too.
+    # Controls of what XLA is given: its CPU backend widens bfloat16 in messages, too.
     operation = "all_gather" if layout.gather_dtype else "all_reduce"
     messages = re.findall(rf'"stablehlo.{operation}".*?-> tensor<(\w+)>', program.lowered.as_text(), re.DOTALL)
     assert any(message.endswith("bf16") for message in messages), messages
@@ -127,7 +127,7 @@ def test_beam_search_under_the_same_plan():
     batch = {"source": recipe.data.test().read(np.arange(4))["source"]}
 
     def search(params):
-        with logical_axis_rules(program.mesh, program.splits):
+        with logical_axis_rules(program.mesh, program.placement.splits):
             return recipe.model.translate(params, batch, start=0, end=1, length=6)
 
     found = jax.jit(search)(state.params)
@@ -140,7 +140,7 @@ def test_beam_search_under_the_same_plan():
 
 def test_images_are_exchanged_at_their_edges_and_never_gathered_whole():
     recipe = pictures(Layout((1, 2), spatial=(4,)), height=64, width=8)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     found = facts_of(program.lowered.compile()).collectives
     row = 8 * 8 * 4 * 4  # examples x width x features of the widest stage x bytes
     moved = [one for one in found if one.axes(dict(program.mesh.shape)) == ("spatial",)]
@@ -182,7 +182,7 @@ def test_optimizer_state_falls_as_one_over_the_devices(optimizer):
     def held(layout):
         recipe = words(layout)
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, name=optimizer))
-        shapes = Program(recipe, make_mesh(layout)).shapes
+        shapes = program_of(recipe, make_mesh(layout)).shapes
         return device_bytes(shapes.optimizer), device_bytes(shapes.params)
 
     state, params = held(Layout((1, 1)))
@@ -218,7 +218,7 @@ def refused(recipe=words, *mesh, **options):
 
     def build():
         layout = Layout(*mesh, **options)
-        program = Program(recipe(layout), make_mesh(layout))
+        program = program_of(recipe(layout), make_mesh(layout))
         return program.rows, program.shapes
 
     with pytest.raises(LayoutError) as caught:
@@ -270,14 +270,14 @@ def test_axes_that_split_nothing_or_need_other_devices():
 def test_check_lists_mesh_batch_and_tensors_together():
     from multipod.layout.check import check, uncovered, whole
 
-    program = Program(words(), make_mesh(Layout((1, 1))))
-    found = check(Layout((2, 8), model=8), program.tensors, batch=15, devices=8)
+    program = program_of(words(), make_mesh(Layout((1, 1))))
+    found = check(Layout((2, 8), model=8), program.placement.tensors, batch=15, devices=8)
     assert found[0].startswith("data=2x8 of model=8 needs 128 devices, and there are 8. Take mesh=1x1")
     assert found[1] == "batch=15 does not divide over the 16 devices of y x x. Use batch=16."
     assert len(found) > 5
     split, *_ = trained("words", FEATURES)
-    stay = whole(split.recipe.layout, split.tensors, split.placements)
+    stay = whole(split.recipe.layout, split.placement.tensors, split.placement.placements)
     assert stay["encoder_norm/scale"] == 64
-    assert not uncovered(split.tensors, split.placements)
-    images = Program(pictures(), make_mesh(Layout((1, 1))))
-    assert set(uncovered(images.tensors, images.placements)) == set(images.tensors)
+    assert not uncovered(split.placement.tensors, split.placement.placements)
+    images = program_of(pictures(), make_mesh(Layout((1, 1))))
+    assert set(uncovered(images.placement.tensors, images.placement.placements)) == set(images.placement.tensors)

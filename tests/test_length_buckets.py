@@ -17,7 +17,7 @@ from multipod.metrics.objective import TokenClassification
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.loop import train
 
@@ -98,13 +98,13 @@ def test_all_hosts_read_a_batch_at_one_size_and_every_pair_once_an_epoch():
 
 def test_the_trainer_takes_batches_of_several_sizes_and_padding_changes_no_loss():
     told, recipe_ = [], recipe(BOUNDS[1:])
-    program = Program(recipe_, make_mesh(recipe_.layout))
+    program = program_of(recipe_, make_mesh(recipe_.layout))
     train(program, RunContext(observers=[told.append]))
     losses = [event.values["loss"] for event in told if type(event).__name__ == "Updated"]
     whole = replace(recipe_, data=Words(BOUNDS[-1:]))
-    fixed, source = Program(whole, program.mesh), recipe_.data.train()
+    fixed, source = program_of(whole, program.mesh), recipe_.data.train()
     full = replace(source, bounds=BOUNDS[-1:])
-    update, state, go = fixed.compile_update(), fixed.init(), fixed.stop_flags(False)
+    update, state, go = fixed.compile_update(), fixed.init(), fixed.controls()
     order = TrainBatches(source, 8, 0, np.arange(8))
     sizes = set()
     for k in range(7):
@@ -115,11 +115,11 @@ def test_the_trainer_takes_batches_of_several_sizes_and_padding_changes_no_loss(
 
 
 def test_a_size_that_nothing_was_compiled_for_is_named():
-    program = Program(recipe(), make_mesh(Layout((1, 1))))
+    program = program_of(recipe(), make_mesh(Layout((1, 1))))
     update, state = program.compile_update(), jax.eval_shape(program.init)
-    batch = program.placed(replace(pairs(((13, 9),))).read(np.arange(8)), np.arange(8), 8)
+    batch = program.place_batch(replace(pairs(((13, 9),))).read(np.arange(8)), np.arange(8), 8)
     with pytest.raises(DataError, match=r"no update was compiled for a batch of .*'source': \(8, 13\)"):
-        update(state, batch, program.stop_flags(False))
+        update(state, batch, program.controls())
 
 
 def test_what_fits_no_size_and_sizes_that_do_not_grow_are_refused():

@@ -25,8 +25,8 @@ from multipod.layout.mesh import batch_spec, data_devices, make_mesh
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import Classification, TokenClassification, among_top, masked_sums, means, report_of
 from multipod.recipe.text import to_text
-from multipod.step.gradients import over_data
-from multipod.step.program import Program
+from multipod.step.program import program_of
+from multipod.step.specs import over_data
 from multipod.train.evaluation import evaluate
 
 RNG = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_nothing_counted_is_refused():
 
 def test_a_recipe_reports_the_first_five():
     recipe = replace(tiny(), objective=Classification(0.1, top=(5,)), layout=Layout((2, 4)), evaluation_batch=100)
-    program, test = Program(recipe, make_mesh(recipe.layout)), recipe.data.test()
+    program, test = program_of(recipe, make_mesh(recipe.layout)), recipe.data.test()
     state = program.init()
     sums = evaluate(program, state, test)
     batch = test.read(np.arange(len(test)))

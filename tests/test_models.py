@@ -23,7 +23,7 @@ from multipod.nn.images.depthwise import DIMENSIONS, depthwise_convolution
 from multipod.nn.images.squeeze_excite import SqueezeExcite
 from multipod.optim.tensors import TensorRules
 from multipod.recipe.override import override
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 KEY = jax.random.key(5)
 # To compile is most of what these tests cost, and without optimization it takes half as long.
@@ -404,7 +404,7 @@ def test_it_trains_on_a_mesh(small):
     """From weights made here: to compile the initial ones takes as long as the update."""
     model = EfficientNet(0.25, 0.3, channels=1, classes=10, dtype="bfloat16", batch_norm_tile=(1, 1))
     recipe = small(mesh=(1, 2), model=model)
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     params, statistics = randomised(model)
     fresh = program.shapes._replace(
         params=params,
@@ -420,7 +420,7 @@ def test_it_trains_on_a_mesh(small):
     batch = jax.device_put(batch, batch_sharding(program.mesh))
     update, losses = program.compile_update(), []
     for _ in range(20):
-        state, sums = update(state, batch, program.stop_flags(False))
+        state, sums = update(state, batch, program.controls())
         losses.append(float(sums["loss"] / sums["count"]))
     assert losses[-1] < 0.7 * losses[0]
     assert all((state.statistics[name] != statistics[name]).all() for name in statistics)

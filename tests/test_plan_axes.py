@@ -33,9 +33,8 @@ from multipod.plan.work import Op, Work
 from multipod.plan.workload import Part, Split, Workload
 from multipod.recipe.override import override
 from multipod.recipes.digits import digits
-from multipod.step.program import Program
-from multipod.step.programs import program_of
-from multipod.step.staged import StagedProgram
+from multipod.step.program import program_of
+from multipod.step.staged.program import StagedProgram
 
 QUICK = {"xla_backend_optimization_level": 0}
 POD = find("tpu-v3-pod:2x2")
@@ -122,7 +121,7 @@ def test_experts_send_what_xlas_program_sends():
     workload = workload_of(recipe)
     sent = sum(one.nbytes * one.count for one in workload.build(16, Split(expert=4), 1).messages)
     laid = replace(recipe, layout=Layout((1, 1), expert=4))
-    program = Program(laid, make_mesh(laid.layout))
+    program = program_of(laid, make_mesh(laid.layout))
     facts = facts_of(program.lowered.compile(QUICK))
     assert sent == pytest.approx(
         sum(one.nbytes * one.times for one in facts.collectives if one.kind == "all-to-all"), rel=0.05

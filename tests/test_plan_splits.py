@@ -21,8 +21,7 @@ from multipod.plan.splits import Splits, filled
 from multipod.plan.workload import Split
 from multipod.recipe.override import override
 from multipod.step.fits import refuse_too_large
-from multipod.step.program import Program
-from multipod.step.programs import program_of
+from multipod.step.program import program_of
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_a_model_is_split_as_far_as_its_dims_allow(splits):
 def test_memory_and_messages_are_those_of_xla(splits):
     split = Split(model=2)
     recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), model=2))
-    expected = facts_of(Program(recipe, make_mesh(recipe.layout)).lowered.compile())
+    expected = facts_of(program_of(recipe, make_mesh(recipe.layout)).lowered.compile())
     workload = workload_of(splits.recipe, splits)
     found = predict_step(workload, Choice(24, split, "xla", False), here(2, 2))
     assert found.memory.total == pytest.approx(expected.memory.peak, rel=0.05)
@@ -105,7 +104,7 @@ def test_a_plan_with_a_split_says_how_its_tiles_lie():
 
 def test_an_update_that_does_not_fit_is_refused_with_what_would():
     recipe = layout_recipes.words(Layout((1, 2)))
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     compiled = program.lowered.compile()
     refuse_too_large(program, compiled)  # there is room
     need = facts_of(compiled).memory.temporaries

@@ -14,8 +14,8 @@ from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.runs.start_from import check_convertible, convert_checkpoint
-from multipod.step.programs import program_of
-from multipod.step.relaid import relaid, whole_of
+from multipod.step.convert import convert
+from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.run_folder import create
 
@@ -29,15 +29,15 @@ def advanced(program, state, hosts):
     """The state after the updates of these batches, and their mean losses."""
     update, losses = program.compile_update(), []
     for host in hosts:
-        batch = program.placed(host, np.arange(program.rows), program.rows)
-        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        batch = program.place_batch(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.controls()))
         losses.append(float(sums["loss"]) / max(int(sums["count"]), 1))
     return state, losses
 
 
 def moved(before, state, after):
     shardings = jax.tree.map(lambda leaf: leaf.sharding, after.shapes)
-    return jax.jit(lambda given: relaid(before, given, after), out_shardings=shardings)(jax.device_get(state))
+    return jax.jit(lambda given: convert(before, given, after), out_shardings=shardings)(jax.device_get(state))
 
 
 def saved(folder, program, state):
@@ -54,13 +54,15 @@ def test_a_synchronous_run_goes_on_in_other_stages_and_in_none(tmp_path):
     first = program(Layout((1, 1), stage=2, schedule="interleaved", micro_batches=2))
     hosts = fed(first, 3)
     state, losses = advanced(first, first.init(), hosts[:2])
-    known = jax.device_get(jax.jit(lambda s: whole_of(first, s))(state))
+    known = jax.device_get(jax.jit(lambda s: first.conversion.to_portable(s))(state))
     folder, facts = saved(tmp_path / "run", first, state)
     for layout in (Layout((2, 1), stage=4, schedule="gpipe", micro_batches=3), Layout((1, 1))):
         other = program(layout)
         check_convertible(folder, facts, first.recipe, other.recipe)
         taken = convert_checkpoint(other, folder, facts, first.recipe, None)
-        jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda s, o=other: whole_of(o, s))(taken), known)
+        jax.tree.map(
+            np.testing.assert_array_equal, jax.jit(lambda s, o=other: o.conversion.to_portable(s))(taken), known
+        )
         _, third = advanced(other, taken, hosts[2:])
         np.testing.assert_allclose([*losses, *third], unsplit()[0], rtol=1e-5)
 
@@ -72,16 +74,16 @@ def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path
     folder, facts = saved(tmp_path / "run", before, state)
     after = program(Layout((1, 1), stage=2, schedule="pipemare", micro_batches=2), pipemare=T123)
     taken = convert_checkpoint(after, folder, facts, before.recipe, None)
-    params = jax.device_get(after.whole_params(taken))
-    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(before.whole_params(state)))
-    drained = jax.block_until_ready(jax.jit(before.drained)(state))
+    params = jax.device_get(after.full_params(taken))
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(before.full_params(state)))
+    drained = jax.block_until_ready(jax.jit(before.conversion.drain)(state))
     velocity, found = (
-        jax.device_get(jax.jit(lambda s, p=p: whole_of(p, s))(s).velocity)
+        jax.device_get(jax.jit(lambda s, p=p: p.conversion.to_portable(s))(s).velocity)
         for p, s in ((before, drained), (after, taken))
     )
     assert any(np.any(delta) for delta in found.values())
     jax.tree.map(np.testing.assert_array_equal, found, velocity)
-    _, reschedule, tracked = after.pipe.unpack_states(jax.device_get(taken.optimizer.states))[0]
+    _, reschedule, tracked = after.placement.pipe.unpack_states(jax.device_get(taken.optimizer.states))[0]
     assert isinstance(reschedule, RescheduleState)
     assert isinstance(tracked, VelocityState)
     assert int(reschedule.taken) == 5
@@ -105,4 +107,4 @@ def test_what_cannot_go_on_is_said(tmp_path, monkeypatch):
     monkeypatch.undo()
     adasum = program(Layout((1, 2), "adasum"))
     with pytest.raises(LayoutError, match=r"layout.gradient_sum=adasum: each device has an optimizer state of its own"):
-        relaid(adasum, adasum.shapes, before)
+        convert(adasum, adasum.shapes, before)

@@ -18,7 +18,7 @@ from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.rates import Rsqrt, WarmUp
-from multipod.step.programs import program_of
+from multipod.step.program import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
 
@@ -41,8 +41,8 @@ def learnt(recipe, updates=3):
     update, state, told = program.compile_update(), program.init(), []
     incoming = TrainBatches(recipe.data.train(), recipe.batch, 0, np.arange(program.rows)).start(0)
     for _ in range(updates):
-        batch = program.placed(next(incoming), np.arange(program.rows), program.rows)
-        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        batch = program.place_batch(next(incoming), np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.controls()))
         sums.pop("stop")
         told.append(report_of(recipe.objective, jax.device_get(sums)))
     told.append(report_of(recipe.objective, evaluate(program, state, recipe.data.test())))

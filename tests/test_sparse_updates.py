@@ -20,7 +20,7 @@ from multipod.optim.sgd import Sgd
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.find import load
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 DATA = Synthetic(rows=(120, 30, 5), examples=192, tests=40)
 MODEL = Dlrm(rows=DATA.rows, bottom=(4,), top=(4,), features=8, tt_rows=100, tt_rank=2)
@@ -33,12 +33,12 @@ def recipe(optimizer: Optimizer, layout: Layout, **changes) -> Recipe:
 
 def trained(asked: Recipe):
     """The losses of three updates, and the state after them."""
-    program = Program(asked, make_mesh(asked.layout))
+    program = program_of(asked, make_mesh(asked.layout))
     update, state, rows, losses = program.compile_update(), program.init(), np.arange(program.rows), []
     batches = iter(TrainBatches(DATA.train(), asked.batch, asked.seed, rows, program.padded).start(0))
     for _ in range(asked.updates):
-        placed = program.placed(next(batches), rows, program.rows)
-        state, sums = update(state, placed, program.stop_flags(0))
+        placed = program.place_batch(next(batches), rows, program.rows)
+        state, sums = update(state, placed, program.controls())
         losses.append(float(sums["loss"]))
     return losses, state
 
@@ -63,7 +63,7 @@ def test_no_gradient_has_the_size_of_a_table():
     model = Dlrm(rows=data.rows, bottom=(4,), top=(4,), features=8)
     optimizer = Adagrad(Constant(1e-3), sparse=True)
     asked = replace(recipe(optimizer, Layout((1, 2))), data=data, model=model)
-    program = Program(asked, make_mesh(asked.layout))
+    program = program_of(asked, make_mesh(asked.layout))
     compiled = program.lowered.compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 8 * 200_000 / 4
     assert f"f32[{200_035 * 8}]" not in compiled.as_text()  # what a sum of whole gradients would send
@@ -94,7 +94,7 @@ def test_what_needs_whole_gradients():
     optimizer = Adagrad(WarmUp(Cosine(1e-3), 0.1), sparse=True)
     asked = recipe(optimizer, Layout((1, 2), shard_update=True), accumulate=5)
     with pytest.raises(LayoutError, match=r"layout.shard_update=true and accumulate=5 with optimizer.sparse=true"):
-        _ = Program(asked, make_mesh(asked.layout)).row_tables
+        _ = program_of(asked, make_mesh(asked.layout)).sync
     digits = replace(load("digits"), optimizer=optimizer)
     with pytest.raises(RecipeError, match=r"optimizer.sparse=true: \w+ has no tables of vectors"):
-        _ = Program(digits, make_mesh(digits.layout)).row_tables
+        _ = program_of(digits, make_mesh(digits.layout)).sync

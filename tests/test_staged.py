@@ -31,8 +31,8 @@ from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits
 from multipod.recipes.mlp_small import mlp_small
-from multipod.step.pipeline import join_params, split_params
-from multipod.step.programs import program_of
+from multipod.step.program import program_of
+from multipod.step.staged.pipe import join_params, split_params
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
@@ -69,10 +69,10 @@ def learnt(recipe, updates=3):
     program = program_of(recipe, make_mesh(recipe.layout))
     update, state, losses = program.compile_update(), program.init(), []
     for host in fed(program, updates):
-        batch = program.placed(host, np.arange(program.rows), program.rows)
-        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        batch = program.place_batch(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.controls()))
         losses.append(float(sums["loss"]) / max(int(sums["count"]), 1))
-    return losses, evaluate(program, state, recipe.data.test()), jax.device_get(program.whole_params(state))
+    return losses, evaluate(program, state, recipe.data.test()), jax.device_get(program.full_params(state))
 
 
 def assert_same(found, known):
@@ -120,8 +120,8 @@ def test_inside_each_stage_a_transformer_is_split_by_heads_hidden_features_and_v
     program = program_of(recipe, make_mesh(recipe.layout))
     update, state, losses = program.compile_update(), program.init(), []
     for host in fed(program, 2):
-        batch = program.placed(host, np.arange(program.rows), program.rows)
-        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        batch = program.place_batch(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.controls()))
         losses.append(float(sums["loss"]) / int(sums["count"]))
     np.testing.assert_allclose(losses, unsplit_transformer()[0], rtol=1e-5)
 
@@ -149,18 +149,18 @@ def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
 def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     recipe, devices = dense(late, pipemare=T123), late.mesh[1]
     program = program_of(recipe, make_mesh(recipe.layout))
-    update, state, pipe = program.compile_update(), program.init(), program.pipe
+    update, state, pipe = program.compile_update(), program.init(), program.placement.pipe
     one = replace(LATE, mesh=(1, 1))
-    alone = program_of(replace(recipe, layout=one), make_mesh(one)).pipe
-    weights = split_params(recipe, alone, jax.device_get(program.whole_params(state)))
+    alone = program_of(replace(recipe, layout=one), make_mesh(one)).placement.pipe
+    weights = split_params(alone, jax.device_get(program.full_params(state)))
     history = begin_simulation(alone.setup.parts, weights, 8)
     simulate = jax.jit(
         lambda h, b, late: simulate_update(alone.setup.parts, h, b, pipe.setup.tables.delays, delayed=late)
     )
     counts = []
     for k, host in enumerate(fed(program, recipe.updates)):
-        batch = program.placed(host, np.arange(program.rows), program.rows)
-        state, sums = jax.block_until_ready(update(state, batch, program.stop_flags(False)))
+        batch = program.place_batch(host, np.arange(program.rows), program.rows)
+        state, sums = jax.block_until_ready(update(state, batch, program.controls()))
         counts.append(int(sums["count"]))
         # A micro-batch is one of each data device's: its rows are the first and third, or second and fourth, quarter.
         rows = jax.tree.map(
@@ -168,7 +168,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
         )
         history, _ = simulate(history, {"batch": rows, "key": np.zeros((2, 2), np.uint32)}, k >= T123.warmup)
     known = join_params(list(newest_weights(history)))
-    found = jax.device_get(program.whole_params(state))
+    found = jax.device_get(program.full_params(state))
     for name, right in known.items():
         np.testing.assert_allclose(found[name], right, rtol=2e-4, atol=2e-6, err_msg=name)
     assert counts == [24, 24, 0, 24, 24, 24, 24]  # after the warm-up the pipe fills

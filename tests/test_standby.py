@@ -21,7 +21,7 @@ from multipod.errors import ClusterError
 from multipod.layout.mesh import make_mesh
 from multipod.runs import standby
 from multipod.runtime import Timeouts
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 HERE = Path(__file__).parent
 SOURCE = Path(multipod.__file__).parents[1]
@@ -124,11 +124,11 @@ def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
 
 def test_what_was_compiled_while_waiting_is_taken_if_it_is_the_same(monkeypatch):
     recipe = tiny()
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     monkeypatch.setattr(standby, "_prepared", [program])
     named = replace(recipe.layout, mesh=recipe.layout.mesh_shape(8))  # as a resumed run says what the first chose
-    assert standby.reuse_prepared(Program(replace(tiny(), layout=named), make_mesh(named))) is program
-    for other in (Program(replace(recipe, batch=80), program.mesh), Program(recipe, program.mesh, faulty=True)):
+    assert standby.reuse_prepared(program_of(replace(tiny(), layout=named), make_mesh(named))) is program
+    for other in (program_of(replace(recipe, batch=80), program.mesh), program_of(recipe, program.mesh, faulty=True)):
         assert standby.reuse_prepared(other) is other
 
 

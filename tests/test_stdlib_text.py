@@ -31,7 +31,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import TokenClassification
 from multipod.recipes.find import load
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 SMALL = StdlibText(length=32, vocab=300, files="[h-l]*.py", masking=Masking(most=6))
 
@@ -208,11 +208,11 @@ def test_the_recipe_trains_on_a_mesh(tokenizers, small):
 
 
 def several_updates(recipe):
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     sharding = batch_sharding(program.mesh)
     rows = owned_rows(sharding, recipe.batch)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows)
-    update, state, go = program.compile_update(), program.init(), program.stop_flags(False)
+    update, state, go = program.compile_update(), program.init(), program.controls()
     nats = []
     for position in range(recipe.updates):
         state, sums = update(state, to_mesh(batches[position], rows, recipe.batch, sharding), go)

@@ -15,8 +15,9 @@ from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import masked_sums
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
-from multipod.step.gradients import over_data
-from multipod.step.program import Program
+from multipod.step.guard import Controls
+from multipod.step.program import program_of
+from multipod.step.specs import over_data
 from multipod.step.state import device_bytes, fresh_state
 from multipod.train.evaluation import evaluate
 
@@ -25,12 +26,12 @@ pytestmark = pytest.mark.jax_version
 
 def trained(recipe, updates):
     """The state and the last sums after some updates of a recipe, without the loop."""
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     sharding = batch_sharding(program.mesh)
     rows = owned_rows(sharding, recipe.batch)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows)
     update = program.compile_update()
-    state, go = program.init(), program.stop_flags(False)
+    state, go = program.init(), program.controls()
     for position in range(updates):
         state, sums = update(state, to_mesh(batches[position], rows, recipe.batch, sharding), go)
         jax.block_until_ready(state)
@@ -99,7 +100,7 @@ def test_an_optimizer_from_elsewhere_works_with_a_split_update(small, make):
 
 
 def test_optimizer_state_on_each_device_falls_with_the_number_of_devices(small):
-    whole = device_bytes(Program(small(), make_mesh(Layout((2, 4)))).shapes.optimizer)
+    whole = device_bytes(program_of(small(), make_mesh(Layout((2, 4)))).shapes.optimizer)
     program, state, _ = trained(small(shard_update=True), 1)
     split = device_bytes(program.shapes.optimizer)
     held = sum(
@@ -115,8 +116,8 @@ def test_optimizer_state_on_each_device_falls_with_the_number_of_devices(small):
 @pytest.mark.parametrize("mesh", [(2, 4), (1, 7), (3, 1), (1, 1)])
 def test_each_test_example_counts_once_on_any_number_of_devices(small, mesh):
     recipe = small(mesh=mesh, batch=7 * 3 * 8, evaluation_batch=100)
-    program = Program(recipe, make_mesh(recipe.layout))
-    reference = Program(small(mesh=(1, 1), batch=7 * 3 * 8), make_mesh(Layout((1, 1))))
+    program = program_of(recipe, make_mesh(recipe.layout))
+    reference = program_of(small(mesh=(1, 1), batch=7 * 3 * 8), make_mesh(Layout((1, 1))))
     test = recipe.data.test()
     sums, expected = evaluate(program, program.init(), test), evaluate(reference, reference.init(), test)
     assert sums["count"] == expected["count"] == 360
@@ -139,7 +140,7 @@ def test_one_device_that_asks_for_a_stop_is_heard_by_all(small):
     data = {"image": np.zeros((batch, 8, 8, 1), np.float32), "label": np.zeros(batch, np.int32)}
     sharding = batch_sharding(program.mesh)
     flags = jax.device_put(np.eye(8, dtype=np.int32)[3], sharding)
-    _, sums = jax.jit(program.update)(state, jax.device_put(data, sharding), flags)
+    _, sums = jax.jit(program.update)(state, jax.device_put(data, sharding), Controls(flags))
     assert int(sums["stop"]) == 1
 
 
@@ -175,7 +176,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_ones(small):
     with pytest.raises(
         LayoutError, match=r"batch=50 does not divide over the 8 devices of mesh 2x4. Use batch=48 or 56"
     ):
-        _ = Program(small(batch=50), make_mesh(Layout((2, 4)))).lowered
+        _ = program_of(small(batch=50), make_mesh(Layout((2, 4)))).lowered
 
 
 def test_a_mesh_larger_than_the_machine_is_refused():

@@ -22,8 +22,8 @@ from multipod.pipelines.build import build
 from multipod.pipelines.check import check
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits
-from multipod.step.layer_times import timed_layers
-from multipod.step.pipeline import cut_of, join_params, pipe_of, split_params
+from multipod.step.staged.layer_times import timed_layers
+from multipod.step.staged.pipe import cut_of, join_params, pipe_of, split_params
 
 BATCH, LENGTH, VOCAB, N = 8, 6, 11, 2
 
@@ -63,7 +63,7 @@ def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
     pipe = pipe_of(recipe, check(build("1f1b", 3, N)), a_mesh(3), a_batch())
     params, _ = jax.jit(recipe.model.init)(jax.random.key(0))
     assert pipe.setup.tied == (((0, "tokens/table"), (2, "tokens/table")),)
-    state = pipe.begin(split_params(recipe, pipe, params))
+    state = pipe.begin(split_params(pipe, params))
     micro = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), a_batch())
     aux = {"batch": micro, "key": np.zeros((N, 2), np.uint32)}
     state, sums = jax.block_until_ready(pipe.compiled(pipe.setup.weights)(state, aux, True))

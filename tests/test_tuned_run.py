@@ -14,7 +14,7 @@ from multipod.metrics.objective import Classification
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.context import RunContext
 from multipod.train.loop import train
 
@@ -52,7 +52,7 @@ def test_the_trainer_tells_the_readers_how_long_it_waited(monkeypatch):
         "slow", Linear(), Numbers(), Classification(), Sgd(Cosine(1e-3)), batch=8, updates=18,
         layout=Layout((1, 1)), evaluation_batch=4,
     )  # fmt: skip
-    train(Program(recipe, make_mesh(recipe.layout)), RunContext())
+    train(program_of(recipe, make_mesh(recipe.layout)), RunContext())
     (feed,) = feeds
     assert feed.tuner.shares[0] > 0.02
     assert feed.tuner.threads > 1 or feed.tuner.ahead > 2

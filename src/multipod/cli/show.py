@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from multipod.layout.compiled import CompiledFacts
     from multipod.recipe.recipe import Recipe
     from multipod.step.program import Program
-    from multipod.step.programs import AnyProgram
-    from multipod.step.staged import StagedProgram
+    from multipod.step.staged.program import StagedProgram
+    from multipod.step.unstaged import UnstagedProgram
 
 
 @click.command("list")
@@ -87,7 +87,7 @@ def _program(chosen: "Recipe") -> Any:
     import jax
 
     from multipod.layout.mesh import abstract_mesh, make_mesh
-    from multipod.step.programs import program_of
+    from multipod.step.program import program_of
 
     layout = chosen.layout
     if layout.mesh and math.prod(layout.mesh) * layout.tile_devices > jax.device_count():
@@ -98,7 +98,8 @@ def _program(chosen: "Recipe") -> Any:
 def _staged(program: "StagedProgram") -> list[Table]:
     """A table of the stages, and one of what each device has."""
     from multipod.layout.mesh import data_devices
-    from multipod.step.inspect_stages import pipe_facts, stages_of
+    from multipod.step.staged.inspect import pipe_facts, stages_of
+    from multipod.step.state import parameter_count
 
     facts = pipe_facts(program)
     table = Table(title=facts.schedule)
@@ -108,16 +109,16 @@ def _staged(program: "StagedProgram") -> list[Table]:
     numbers = ("work", "parameters", "weights, bytes", "optimizer, bytes", "micro-batches kept", "activations, bytes")
     for name in (*numbers, *["delay, updates"] * late):
         table.add_column(name, justify="right")
-    for one in stages_of(program):
+    for one in stages_of(program.placement):
         sizes = [f"{n:,}" for n in (one.parameters, one.weights, one.optimizer, one.live, one.activations)]
         delay = [f"{one.delay:.2f}"] * late
         table.add_row(str(one.stage), _layer_names(one.layers), f"{one.cost:.1%}", *sizes, *delay)
     each = Table(show_header=False, title="on each device")
     each.add_row("mesh", _mesh_text(program))
     rows = program.rows // data_devices(program.mesh)
-    count = program.proof.schedule.micro_batches
+    count = program.placement.micro_batches
     each.add_row("batch", f"{rows} of {program.rows} rows, in {count} micro-batches of {rows // count}")
-    each.add_row("parameters", f"{program.parameters:,}")
+    each.add_row("parameters", f"{parameter_count(program.recipe):,}")
     for name, size in facts.held.items():
         each.add_row(f"{name}, bytes", f"{size:,}")
     each.add_row("message to the next stage, bytes", f"{facts.message:,}")
@@ -133,8 +134,8 @@ def _staged(program: "StagedProgram") -> list[Table]:
 def _timed_layers(chosen: "Recipe") -> Table:
     """Each layer's time beside its estimated cost, and the cut that the times ask for."""
     from multipod.layout.stages import balanced
-    from multipod.step.layer_times import timed_layers
-    from multipod.step.pipeline import layers_of
+    from multipod.step.staged.layer_times import timed_layers
+    from multipod.step.staged.pipe import layers_of
 
     layout = chosen.layout
     parts = max(layout.stage, 1) * (layout.chunks if layout.schedule == "interleaved" else 1)
@@ -158,7 +159,7 @@ def _layer_names(names: tuple[str, ...]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def _mesh_text(program: "AnyProgram") -> str:
+def _mesh_text(program: "Program") -> str:
     """The axes of the mesh, and what its devices are."""
     import jax
 
@@ -168,7 +169,7 @@ def _mesh_text(program: "AnyProgram") -> str:
     return f"{axes}: {program.mesh.size:,} {kind}"
 
 
-def _parts(program: "Program") -> Table:
+def _parts(program: "UnstagedProgram") -> Table:
     from multipod.step.inspect import parts
 
     table = Table(title="parameters")
@@ -191,14 +192,14 @@ def _split(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
     return ", ".join(f"{size} by {names}" for size, names in zip(shape, axes, strict=True) if names != "-")
 
 
-def _on_each_device(program: "Program") -> Table:
+def _on_each_device(program: "UnstagedProgram") -> Table:
     import jax
 
     from multipod.layout.check import uncovered, whole
     from multipod.layout.mesh import data_devices, is_split, topology_of
     from multipod.nn.model import ShowsFigures
-    from multipod.step.gradients import is_spec
     from multipod.step.inspect import gradient_sum, totals
+    from multipod.step.specs import flat_specs
     from multipod.train.observers.text import broken_text
 
     chosen, rows = program.recipe, program.rows
@@ -219,20 +220,20 @@ def _on_each_device(program: "Program") -> Table:
     count = f"{total.messages} message{'s' if total.messages > 1 else ''}"
     table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {count} over {total.devices:,} devices")
     if chosen.layout.splits_update:
-        specs = jax.tree.leaves(program.path.specs, is_leaf=is_spec)
+        specs = flat_specs(program.sync.specs)
         unsplit = [leaf for leaf, spec in zip(leaves, specs, strict=True) if not is_split(spec)]
         rest = f"{len(unsplit)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in unsplit):,} bytes"
         table.add_row("not split in the update", rest)
-    stay = whole(chosen.layout, program.tensors, program.placements)
+    stay = whole(chosen.layout, program.placement.tensors, program.placement.placements)
     if stay:
         table.add_row("whole on each device of a tile", f"{len(stay)} tensors, {sum(stay.values()):,} bytes")
-        silent = uncovered(program.tensors, program.placements)
+        silent = uncovered(program.placement.tensors, program.placement.placements)
         if silent:
             table.add_row("of which no rule speaks", ", ".join(silent[:3]) + (" ..." if len(silent) > 3 else ""))
     return table
 
 
-def _compiled(program: "AnyProgram") -> Table:
+def _compiled(program: "Program") -> Table:
     """What XLA's CPU compiler knows of the update, or of one on a small mesh with the same tiles and rows a device."""
     import jax
 
@@ -254,7 +255,7 @@ def _compiled_for(chosen: "Recipe", topology_name: str, where: RuntimeOptions) -
     return _facts_table(f"compiled for {topology_name}: {axes}", program, facts)
 
 
-def _facts_table(title: str, program: "AnyProgram", facts: "CompiledFacts") -> Table:
+def _facts_table(title: str, program: "Program", facts: "CompiledFacts") -> Table:
     from multipod.step.inspect import traffic
 
     table = Table(show_header=False, title=f"{title}; an update, on each device")

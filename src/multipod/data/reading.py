@@ -23,7 +23,7 @@ class InputOptions:
       cache_bytes: of host memory for decoded images (0: none), for data that decode whole images.
       cache_folder: keeps these images on disk instead, and from run to run; empty: in memory.
       limit_s: a process that needs longer for a part of a batch (64 rows) is taken to hang.
-      image_order: in which images are sent to the devices' memory (`multipod.step.orders`): empty, auto, HWNC, HWCN.
+      image_order: memory layout in which images are sent (`multipod.step.memory_layout`): empty, auto, HWNC, HWCN.
     """
 
     threads: int = 0

@@ -36,6 +36,7 @@ from multipod.pytrees import Batch
 from multipod.recipe.recipe import Recipe
 from multipod.step.inspect import totals
 from multipod.step.program import Program
+from multipod.step.unstaged import UnstagedProgram
 
 UPDATES = 12
 SAME = 1e-3
@@ -160,13 +161,13 @@ def _cases() -> list[tuple[Recipe, tuple[Layout, ...]]]:
 
 
 def _measured(recipe: Recipe) -> _Measured:
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = UnstagedProgram(recipe, make_mesh(recipe.layout))
     update, state = program.compile_update(), program.init()
     facts = facts_of(update)
     losses, seconds = [], []
     for batch in itertools.islice(_batches(program), recipe.updates):
         began = time.monotonic()
-        state, sums = update(state, batch, program.stop_flags(False))
+        state, sums = update(state, batch, program.controls())
         jax.block_until_ready((state, sums))
         seconds.append(time.monotonic() - began)
         losses.append(float(sums["loss"]) / recipe.batch)
@@ -179,7 +180,7 @@ def _batches(program: Program) -> Iterator[Any]:
     recipe, rows = program.recipe, np.arange(program.rows)
     incoming = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows, program.padded).start(0)
     while True:
-        yield jax.block_until_ready(program.placed(next(incoming), rows, program.rows))
+        yield jax.block_until_ready(program.place_batch(next(incoming), rows, program.rows))
 
 
 def _differs(one: _Measured, alone: _Measured) -> float:
@@ -218,21 +219,21 @@ def _update_shares() -> list[tuple[str, float, float]]:
 
 def _update_and_step(recipe: Recipe) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """The optimizer alone, on weights and gradients that are there, and the whole update of the recipe."""
-    program = Program(recipe, make_mesh(recipe.layout))
-    shardings = jax.tree.map(lambda spec: NamedSharding(program.mesh, spec), program.path.specs)
+    program = UnstagedProgram(recipe, make_mesh(recipe.layout))
+    shardings = jax.tree.map(lambda spec: NamedSharding(program.mesh, spec), program.sync.specs)
     state = program.init()
     params = jax.tree.map(jnp.copy, jax.device_put(state.params, shardings))  # the step gives its own up
     held = jax.tree.map(lambda leaf: leaf.sharding, program.shapes.optimizer)
     optimizer = jax.tree.map(jnp.copy, state.optimizer)
 
     def update(gradients: Any, optimizer: Any, params: Any) -> Any:
-        return program.optimizer.update(gradients, optimizer, params)
+        return program.placement.optimizer.update(gradients, optimizer, params)
 
     alone = jax.jit(update, out_shardings=(shardings, held))
     whole, batch, last = program.compile_update(), _batches(program), [state]
 
     def step() -> Any:
-        last[0], sums = whole(last[0], next(batch), program.stop_flags(False))
+        last[0], sums = whole(last[0], next(batch), program.controls())
         return last[0], sums
 
     return lambda: alone(params, optimizer, params), step

@@ -14,10 +14,11 @@ from multipod.data.pairs import Pairs
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.pytrees import Batch
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.stdlib_docs import stdlib_docs
-from multipod.step.program import Batch, Program, Sums
-from multipod.step.state import State
+from multipod.step.program import program_of
+from multipod.step.state import State, Sums
 
 BUCKETS = (32, 64, 128, 256)
 BATCH, ROUNDS = 16, 7
@@ -81,13 +82,15 @@ def _times_s(recipes: Mapping[str, Recipe], report: Callable[[str], None]) -> di
     runs = {}
     for name, recipe in recipes.items():
         report(f"{name}: compiling")
-        program = Program(recipe, make_mesh(recipe.layout))
+        program = program_of(recipe, make_mesh(recipe.layout))
         source = recipe.data.train()
         sizes = source.sizes() if isinstance(source, Pairs) else [source]
         rows = np.arange(BATCH)
         examples = [_that_fit(size) if isinstance(size, Pairs) else rows for size in sizes]
-        batches = [program.placed(one.read(numbers), rows, BATCH) for one, numbers in zip(sizes, examples, strict=True)]
-        runs[name] = _Timed(program.compile_update(), program.init(), program.stop_flags(0), batches)
+        batches = [
+            program.place_batch(one.read(numbers), rows, BATCH) for one, numbers in zip(sizes, examples, strict=True)
+        ]
+        runs[name] = _Timed(program.compile_update(), program.init(), program.controls(), batches)
     taken: dict[tuple[str, int], list[float]] = {}
     for number in range(ROUNDS + 1):
         report(f"round {number} of {ROUNDS}")

@@ -26,7 +26,7 @@ from multipod.plan.predict import Choice, predict_step
 from multipod.plan.program import workload_of
 from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 
 CONSTANTS = ("convolution", "matmul", "memory", "op_s", "message_s", "alone")
 """What is fitted. Hops and links are of no machine whose devices share a memory: messages pass the memory, too; and
@@ -116,11 +116,11 @@ CALIBRATION = (
 
 def step_s(recipe: Recipe, repeats: int = 9) -> float:
     """Seconds of the median step of `recipe` in its layout on the devices that are here; the first two do not count."""
-    program = Program(recipe, make_mesh(recipe.layout))
+    program = program_of(recipe, make_mesh(recipe.layout))
     rows = owned_rows(batch_sharding(program.mesh), recipe.batch)
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, rows)
-    batch = program.placed(batches[0], rows, recipe.batch)
-    update, state, go = program.compile_update(), program.init(), program.stop_flags(False)
+    batch = program.place_batch(batches[0], rows, recipe.batch)
+    update, state, go = program.compile_update(), program.init(), program.controls()
     times = []
     for _ in range(repeats + 2):
         began = time.perf_counter()
@@ -168,4 +168,4 @@ def memory_bytes(recipe: Recipe) -> int:
     """What XLA lays out for the recipe's step on one device: compiled for the devices that are here, not run."""
     from multipod.layout.compiled import facts_of
 
-    return facts_of(Program(recipe, make_mesh(recipe.layout)).lowered.compile()).memory.peak
+    return facts_of(program_of(recipe, make_mesh(recipe.layout)).lowered.compile()).memory.peak

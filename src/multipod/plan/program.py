@@ -28,9 +28,11 @@ from multipod.plan.work import Message, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Split, Workload
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
-from multipod.step.pipeline import layers_of
-from multipod.step.program import Program
-from multipod.step.staged import StagedProgram
+from multipod.step.guard import Controls
+from multipod.step.placement import MeshPlacement
+from multipod.step.program import Program, program_of
+from multipod.step.staged.pipe import layers_of
+from multipod.step.staged.placement import StagePlacement
 
 SMALL = 0.5
 """Sums of fewer bytes than this share of the gradients are no gradients: statistics and values."""
@@ -188,7 +190,7 @@ def expert_splits(recipe: Recipe) -> tuple[Split, ...]:
 
 def _can(recipe: Recipe, split: Split) -> bool:
     try:
-        _ = _program(recipe, 1, split.expert).path
+        _ = _program(recipe, 1, split.expert).shapes
     except LayoutError:
         return False
     return True
@@ -197,10 +199,11 @@ def _can(recipe: Recipe, split: Split) -> bool:
 def _expert_parameters(recipe: Recipe, split: Split) -> int:
     """Those that lie split over the axis."""
     program = _program(recipe, 1, split.expert)
+    placement = MeshPlacement(program.recipe, program.mesh)
     return sum(
         math.prod(tensor.shape)
-        for path, tensor in program.tensors.items()
-        if any("expert" in axes for axes in program.placements[path].axes)
+        for path, tensor in placement.tensors.items()
+        if any("expert" in axes for axes in placement.placements[path].axes)
     )
 
 
@@ -233,16 +236,17 @@ def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Tr
 def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
     layout = Layout((1, 1), expert=experts, rules=recipe.layout.rules)
     if experts > 1:
-        return Program(replace(recipe, batch=rows * experts, accumulate=1, layout=layout), abstract_mesh(layout))
+        return program_of(replace(recipe, batch=rows * experts, accumulate=1, layout=layout), abstract_mesh(layout))
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), DATA_AXES, axis_types=(AxisType.Auto,) * 2)
-    return Program(replace(recipe, batch=rows, accumulate=math.gcd(rows, recipe.accumulate), layout=layout), mesh)
+    return program_of(replace(recipe, batch=rows, accumulate=math.gcd(rows, recipe.accumulate), layout=layout), mesh)
 
 
 def _arguments(program: Program) -> tuple[Any, Any]:
     example = program.recipe.data.train().read(np.arange(1))
     rows = program.recipe.batch
     batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
-    return batch, jax.ShapeDtypeStruct((program.mesh.size,), jnp.int32)
+    flags: Any = jax.ShapeDtypeStruct((program.mesh.size,), jnp.int32)
+    return batch, Controls(flags)
 
 
 def _layers(recipe: Recipe) -> int:
@@ -280,11 +284,11 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
     """
     layout = Layout((1, 1), stage=len(whole), model=model, micro_batches=1, rules=recipe.layout.rules)
     mesh = abstract_mesh(layout)
-    program = StagedProgram(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
+    placement = StagePlacement(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
     found = []
-    for part, weights in zip(whole, program.pipe.setup.weights, strict=True):
+    for part, weights in zip(whole, placement.pipe.setup.weights, strict=True):
         held = {
-            name: jax.ShapeDtypeStruct(NamedSharding(mesh, program.specs[name]).shard_shape(leaf.shape), leaf.dtype)
+            name: jax.ShapeDtypeStruct(NamedSharding(mesh, placement.specs[name]).shard_shape(leaf.shape), leaf.dtype)
             for name, leaf in weights.items()
         }
         tied = tuple((name, float(held[name].size)) for name, _ in part.tied)
@@ -295,7 +299,7 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
 def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tuple[Part, ...]:
     layout = Layout((1, 1), stage=parts, micro_batches=1)
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
-    pipe = StagedProgram(small, abstract_mesh(layout)).pipe
+    pipe = StagePlacement(small, abstract_mesh(layout)).pipe
     found: list[Part] = []
     x: Any = ()
     tied = [{name for one, name in group if one == n} for n in range(parts) for group in [sum(pipe.setup.tied, ())]]
@@ -365,4 +369,4 @@ def compiled_step(recipe: Recipe, machine: Machine, cache: Path | None = None) -
     name = libtpu_name(machine)
     mesh = absent_mesh(name, dict(zip(DATA_AXES, (rows, columns), strict=True)))
     layout = replace(recipe.layout, mesh=(rows, columns), failed=())
-    return facts_of_lowered(Program(replace(recipe, layout=layout), mesh).lowered, name, cache)
+    return facts_of_lowered(program_of(replace(recipe, layout=layout), mesh).lowered, name, cache)

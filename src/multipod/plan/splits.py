@@ -24,7 +24,7 @@ from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
 from multipod.plan.workload import Part, Split
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import Program, program_of
 
 LEAST = 8
 """Examples: with fewer, constants would rule, so only memory is taken from programs of fewer."""
@@ -108,7 +108,7 @@ class Splits:
 
     def _can(self, split: Split) -> bool:
         try:
-            _ = self._program(split, LEAST).path
+            _ = self._program(split, LEAST).shapes
         except LayoutError:
             return False
         return True
@@ -157,7 +157,7 @@ def _program(recipe: Recipe, split: Split, examples: int) -> Program:
     spatial = (split.spatial,) if split.spatial > 1 else ()
     layout = Layout((1, 1), spatial=spatial, model=split.model, rules=recipe.layout.rules)
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
-    return Program(small, make_mesh(layout))
+    return program_of(small, make_mesh(layout))
 
 
 @lru_cache(maxsize=256)

@@ -42,7 +42,7 @@ from multipod.runs.stages import (
     write_report,
 )
 from multipod.runs.world_hooks import CarriedOver, WorldHooks
-from multipod.step.program import Program
+from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import UpdateTimes
@@ -217,7 +217,7 @@ class ElasticRun:
             if device.process_index < len(world.slots) - without:
                 by_seat.setdefault(world.slots[device.process_index], []).append(device)
         layout, mesh = seated(self.recipe.layout, by_seat, world.total)
-        return Program(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
+        return program_of(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
     def prepare(self, connection: WorldConnection, devices: Sequence[jax.Device]) -> None:
         """Compiles the update for one process less, into the cache: what is waited for when a process dies.

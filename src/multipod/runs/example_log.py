@@ -14,7 +14,7 @@ from multipod.data.batches import TrainBatches
 from multipod.data.global_arrays import owned_rows
 from multipod.errors import RunFolderError
 from multipod.layout.mesh import batch_sharding
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Updated
 from multipod.train.hooks import PhaseHook
@@ -93,7 +93,7 @@ class ExampleLogHooks:
 
 @contextmanager
 def open_example_log(
-    wanted: bool, folder: RunFolder, program: AnyProgram, state: State | None, generation: int = 0
+    wanted: bool, folder: RunFolder, program: Program, state: State | None, generation: int = 0
 ) -> Iterator[ExampleLogHooks]:
     """The log of examples of a run that goes on from `state`; hooks that write nothing unless it is `wanted`."""
     if not wanted:

@@ -12,13 +12,13 @@ from multipod.data.source import identity_of
 from multipod.layout.mesh import topology_of
 from multipod.layout.text import spelled
 from multipod.recipe.recipe import Recipe
-from multipod.step.programs import AnyProgram
-from multipod.step.state import device_bytes
+from multipod.step.program import Program
+from multipod.step.state import device_bytes, parameter_count
 
 PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def facts(program: AnyProgram, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
+def facts(program: Program, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:
     """The facts of a run of `program`, made of `recipe` (a name or `file.py:function`) and `changes`."""
     mesh = program.mesh
     chips = topology_of(program.recipe.layout, mesh)
@@ -41,7 +41,7 @@ def facts(program: AnyProgram, recipe: str, changes: list[str], command: str, ca
         "cores": os.cpu_count(),
         "cache": cache,
         "versions": versions(),
-        "parameters": program.parameters,
+        "parameters": parameter_count(program.recipe),
         "bytes_per_device": state_bytes(program),
         "gradient_sum": program.recipe.layout.gradient_sum,
         "shard_update": program.recipe.layout.shard_update,
@@ -59,6 +59,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
 
 
-def state_bytes(program: AnyProgram) -> dict[str, int]:
+def state_bytes(program: Program) -> dict[str, int]:
     """Bytes of each part of the state on one device."""
-    return {name: device_bytes(part) for name, part in program.kept.items()}
+    return {name: device_bytes(part) for name, part in program.state_parts.items()}

@@ -9,7 +9,7 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_recipe
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.training import train_request
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.run_folder import open_folder
 
@@ -34,13 +34,13 @@ def finetune_run(
     before = configure_recipe(recorded_recipe(folder, facts), facts["overrides"], RuntimeOptions())
     request = request or TrainRequest()
 
-    def begin(program: AnyProgram) -> State:
+    def begin(program: Program) -> State:
         return pretrained_state(program, Path(pretrained), request.at, reset_optimizer)
 
     return train_request(replace(request, recipe=fine_tuned(before, asked), at=None, begin=begin), options)
 
 
-def pretrained_state(program: AnyProgram, run: Path, at: int | None, reset_optimizer: bool) -> State:
+def pretrained_state(program: Program, run: Path, at: int | None, reset_optimizer: bool) -> State:
     """The state before the first update: the run's parameters, and its optimizer's state unless it is reset.
 
     Raises:

@@ -8,7 +8,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_recipe
-from multipod.step.programs import AnyProgram, program_of
+from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder, check_same, open_folder
@@ -29,13 +29,13 @@ class OpenedRun:
     folder: RunFolder
     facts: dict[str, Any]
     recipe: Recipe
-    program: AnyProgram
+    program: Program
     state: State
 
     @property
     def params(self) -> Any:
         """The parameters as the model takes them, whole on every device."""
-        return self.program.whole_params(self.state)
+        return self.program.full_params(self.state)
 
 
 def open_run(path: str | Path, *, at: int | None = None, options: RuntimeOptions | None = None) -> OpenedRun:

@@ -15,7 +15,7 @@ from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import recorded_recipe
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, Observer
 from multipod.train.run_folder import RunFolder, open_folder
@@ -55,7 +55,7 @@ class TrainRequest:
     stop_after: int = 0
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
-    begin: Callable[[AnyProgram], State] | None = None
+    begin: Callable[[Program], State] | None = None
     log_examples: bool = False
     inject: Path | None = None
     plan: dict[str, Any] | None = None

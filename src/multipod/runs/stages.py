@@ -21,7 +21,7 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe
 from multipod.runs.request import TrainRequest
 from multipod.runs.standby import reuse_prepared
-from multipod.step.programs import AnyProgram, program_of
+from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.events import Observer
 from multipod.train.goodput import past_seconds
@@ -46,7 +46,7 @@ RUNS = Path("runs")
 """Where new runs have their folders, unless they are told another."""
 
 
-def prepare_program(request: TrainRequest, options: RuntimeOptions, faults: Faults) -> AnyProgram:
+def prepare_program(request: TrainRequest, options: RuntimeOptions, faults: Faults) -> Program:
     """Returns the program of the request, which fits the mesh and is the same in all processes; makes no folder yet.
 
     Raises:
@@ -66,7 +66,7 @@ def identify(recipe: Recipe) -> str:
     return identity_of(to_text(recipe), versions(), data_identities(recipe))
 
 
-def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: AnyProgram) -> RunFolder:
+def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Program) -> RunFolder:
     """Returns the run's folder: made by process 0, or the one to go on in.
 
     Raises:
@@ -86,7 +86,7 @@ def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: AnyP
     return RunFolder(Path(broadcast_from_0(make)))
 
 
-def run_facts(program: AnyProgram, request: TrainRequest, options: RuntimeOptions) -> dict[str, Any]:
+def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) -> dict[str, Any]:
     """What `run.json` says of this run, and what was planned, if it was."""
     cache = str(options.cache or "off")
     known = facts(program, recipe_name(request), list(request.changes), options.command, cache)

@@ -10,7 +10,7 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe
 from multipod.runs.request import TrainRequest, remember
 from multipod.runtime import release_memory
-from multipod.step.programs import AnyProgram, program_of
+from multipod.step.program import Program, program_of
 
 NEEDED = (
     "orbax.checkpoint",
@@ -21,7 +21,7 @@ NEEDED = (
 )
 """What a run imports on its way; the recipe brings what is its own."""
 
-_prepared: list[AnyProgram] = []
+_prepared: list[Program] = []
 """What this process has compiled while it waited: one program or none."""
 
 
@@ -49,11 +49,11 @@ def prepare(request: TrainRequest, options: RuntimeOptions) -> None:
     _prepared.append(program)
 
 
-def reuse_prepared(program: AnyProgram) -> AnyProgram:
+def reuse_prepared(program: Program) -> Program:
     """Returns the program that this process compiled while it waited, if it equals `program`; else `program`."""
 
-    def describe(program: AnyProgram) -> tuple[str, object, bool]:
+    def describe(program: Program) -> tuple[str, object, bool]:
         layout = replace(program.recipe.layout, mesh=())  # a resumed run names the mesh that the first chose
-        return to_text(replace(program.recipe, layout=layout)), program.mesh, getattr(program, "faulty", False)
+        return to_text(replace(program.recipe, layout=layout)), program.mesh, program.faulty
 
     return next((waiting for waiting in _prepared if describe(waiting) == describe(program)), program)

@@ -15,9 +15,8 @@ from multipod.recipe.text import differences, to_text
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_recipe
 from multipod.runs.request import TrainRequest
-from multipod.step.programs import AnyProgram, program_of
-from multipod.step.relaid import relaid
-from multipod.step.staged import StagedProgram
+from multipod.step.convert import convert
+from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder, check_same, open_folder
@@ -42,7 +41,7 @@ def start_from(request: TrainRequest, run: Path, options: RuntimeOptions) -> Tra
     changes = [*facts["overrides"], *request.changes]
     check_convertible(folder, facts, before, configure_recipe(recipe, changes, options))
 
-    def begin(program: AnyProgram) -> State:
+    def begin(program: Program) -> State:
         return convert_checkpoint(program, folder, facts, before, request.at)
 
     return replace(request, recipe=recipe, changes=changes, begin=begin)
@@ -74,7 +73,7 @@ def check_convertible(folder: RunFolder, facts: dict[str, Any], before: Recipe, 
 
 
 def convert_checkpoint(
-    program: AnyProgram, folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None
+    program: Program, folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None
 ) -> State:
     """The state of the run in `folder`, of the recipe `before`, after `at` updates (the newest), as one of `program`.
 
@@ -93,19 +92,16 @@ def convert_checkpoint(
         old = program_of(replace(before, layout=layout), abstract_mesh(layout))
         state = _restore(folder, _replicated_shapes(old.shapes, program), at)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.shapes)
-    made = jax.jit(lambda given: relaid(old, given, program), out_shardings=shardings)(state)
+    made = jax.jit(lambda given: convert(old, given, program), out_shardings=shardings)(state)
     return jax.block_until_ready(made)  # never two programs in flight: docs/design/runtime.md
 
 
-def _restore_drained(
-    folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None
-) -> tuple[AnyProgram, Any]:
+def _restore_drained(folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> tuple[Program, Any]:
     """The program of a run in an asynchronous pipeline, and its drained state as arrays of the host."""
     layout = _former_layout(facts, before)
     needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
     old = program_of(replace(before, layout=layout), make_mesh(layout, jax.devices()[:needed]))
-    assert isinstance(old, StagedProgram)
-    drain = jax.jit(old.drained, out_shardings=replicated(old.mesh))
+    drain = jax.jit(old.conversion.drain, out_shardings=replicated(old.mesh))
     return old, jax.tree.map(np.asarray, jax.device_get(drain(_restore(folder, old.shapes, at))))
 
 
@@ -117,7 +113,7 @@ def _restore(folder: RunFolder, shapes: State, at: int | None) -> State:
         checkpoints.close()
 
 
-def _replicated_shapes(shapes: State, program: AnyProgram) -> State:
+def _replicated_shapes(shapes: State, program: Program) -> State:
     """`shapes` whole on every device of another program's mesh."""
     whole = replicated(program.mesh)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)

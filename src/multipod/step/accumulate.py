@@ -1,26 +1,35 @@
-"""Gradients of a batch whose rows go through the model in parts, one after the other."""
+"""Gradient accumulation: the rows of a batch go through the model in parts, one after the other."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from multipod.pytrees import Batch
+from multipod.pytrees import Batch, Grads, Params, Statistics
+from multipod.step.loss import Aside
+
+GradientStep = Callable[[Params, Statistics, jax.Array, Batch], tuple[Grads, Aside]]
+"""From weights, statistics, a key and rows to gradients, with new statistics and sums."""
 
 
-def accumulated(
-    step: Callable[..., tuple[Any, Any]], params: Any, statistics: Any, key: jax.Array, batch: Batch, times: int
-) -> tuple[Any, Any]:
+def accumulate(step: GradientStep, times: int) -> GradientStep:
     """`step` over `times` equal parts of the rows in turn: gradients and sums added, statistics passed on."""
+    return step if times == 1 else partial(_in_turn, step, times)
+
+
+def _in_turn(
+    step: GradientStep, times: int, params: Params, statistics: Statistics, key: jax.Array, batch: Batch
+) -> tuple[Grads, Aside]:
     parts = jax.tree.map(lambda rows: rows.reshape(times, -1, *rows.shape[1:]), batch)
 
-    def one(carried: Any, numbered: Any) -> tuple[Any, Any]:
+    def add(carried: Any, numbered: Any) -> tuple[Any, Any]:
         (gradients, statistics), (number, rows) = carried, numbered
         new, (statistics, sums) = step(params, statistics, jax.random.fold_in(key, number), rows)
         return (jax.tree.map(jnp.add, gradients, new), statistics), sums
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    (gradients, statistics), sums = lax.scan(one, (zero, statistics), (jnp.arange(times), parts))
+    (gradients, statistics), sums = lax.scan(add, (zero, statistics), (jnp.arange(times), parts))
     return gradients, (statistics, jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), sums))

@@ -8,10 +8,10 @@ import jax
 from multipod import runtime
 from multipod.errors import LayoutError
 from multipod.layout.mesh import data_devices
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 
 
-def refuse_too_large(program: AnyProgram, compiled: Any, room_bytes: int | None = None) -> None:
+def refuse_too_large(program: Program, compiled: Any, room_bytes: int | None = None) -> None:
     """Refuses an update that needs more memory than a device has, with what would fit.
 
     Args:
@@ -40,7 +40,7 @@ def refuse_too_large(program: AnyProgram, compiled: Any, room_bytes: int | None 
     )
 
 
-def _room_bytes(program: AnyProgram) -> int | None:
+def _room_bytes(program: Program) -> int | None:
     """What each device has left: of its own memory, or, of virtual devices, their share of the host's."""
     local = [device for device in program.mesh.devices.flat if device.process_index == jax.process_index()]
     stats = [device.memory_stats() for device in local]

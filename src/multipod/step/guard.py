@@ -1,63 +1,150 @@
-"""The part of an update that looks at its own numbers, and undoes it on the devices if they are bad."""
+"""What the host tells an update beside its batch, and the guard that undoes bad updates on the devices."""
 
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh
+
+from multipod.layout.mesh import batch_sharding, data_devices, replicated
+from multipod.pytrees import Grads, OptState, Params, Statistics
+from multipod.step.state import Sums
+
+Learnt = tuple[Params, Statistics, OptState]
+"""What an update changes of a state beside its numbers."""
+NO_LIMITS = (math.inf, math.inf)
 
 
-class Asked(NamedTuple):
-    """What the host asks of a watched update, beside the batch.
+class Controls(NamedTuple):
+    """What the host tells an update, beside the batch.
 
     Attributes:
       stop: int32 [devices], 1 to ask for a stop.
-      limits: float32 [2], the highest loss and gradient norm of a good update; infinite for no limit.
+      limits: float32 [2], the highest loss and gradient norm of a good update, infinite for no limit; None where
+        updates are not guarded.
       flip: int32 [devices], 1 + the number of a bit to flip in a gradient of that device, 0 for none; None in
         programs that cannot do that, which are all but those made to inject faults.
     """
 
     stop: jax.Array
-    limits: jax.Array
+    limits: jax.Array | None = None
     flip: jax.Array | None = None
 
 
-def parts_of(asked: "Asked | jax.Array") -> Asked:
-    """What was asked, from flags alone too: then without limits."""
-    if isinstance(asked, Asked):
-        return asked
-    return Asked(asked, jnp.full(2, jnp.inf, jnp.float32))
+class UpdateGuard(Protocol):
+    """Decides on the devices whether an update counts."""
+
+    def control_shapes(self) -> Any:
+        """`Controls` as shapes with shardings."""
+        ...
+
+    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
+        """The controls of an update, as arrays on the mesh; all but `stop` are ignored where nobody reads them."""
+        ...
+
+    def disturb(self, gradients: Grads, flip: jax.Array | None) -> Grads:
+        """A device's gradients with the fault that was asked for, int32 [1] as in `Controls`."""
+        ...
+
+    def judge(
+        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
+    ) -> tuple[Learnt, Sums]:
+        """What is kept of an update, and what is told of it."""
+        ...
 
 
-def judged(
-    sums: dict[str, jax.Array], gradients: Any, limits: jax.Array, minds: bool = True
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Whether the update is good, on every device the same, and the sums with `bad` and `gradient_norm` added.
+@dataclass(frozen=True)
+class Unguarded:
+    """Takes every update as it is, at no cost."""
 
-    Unless it `minds`, every update is.
+    mesh: Mesh | AbstractMesh
+    _known: dict[int, Controls] = field(default_factory=dict, compare=False, repr=False)
 
-    Costs one pass over the gradients, and a message of one number where they are split.
+    def control_shapes(self) -> Any:
+        """Flags alone."""
+        return Controls(_flag_shapes(self.mesh))
+
+    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
+        """Flags alone, made once for each value."""
+        if stop not in self._known:
+            self._known[stop] = Controls(_flags(self.mesh, stop))
+        return self._known[stop]
+
+    def disturb(self, gradients: Grads, flip: jax.Array | None) -> Grads:
+        """The gradients as they are."""
+        return gradients
+
+    def judge(
+        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
+    ) -> tuple[Learnt, Sums]:
+        """The new values."""
+        return new, sums
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Keeps the old values where loss or gradients are bad.
+
+    Attributes:
+      minds: whether anything is bad; else an update only tells its gradient norm.
+      faulty: whether bits can be flipped.
     """
-    norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
-    loss = sums["loss"] / sums["count"]
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    good = finite & (loss <= limits[0]) & (norm <= limits[1]) | (not minds)
-    counted = norm * sums["count"]  # like every sum: divided by the count on the host
-    return good, sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": counted}
+
+    mesh: Mesh | AbstractMesh
+    minds: bool
+    faulty: bool
+
+    def control_shapes(self) -> Any:
+        """Flags and limits, and bits to flip."""
+        flags = _flag_shapes(self.mesh)
+        limits = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(self.mesh))
+        return Controls(flags, limits, flags if self.faulty else None)  # type: ignore[arg-type]
+
+    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
+        """Flags and limits, and a bit to flip on the first device of this process."""
+        bounds = np.asarray(limits, np.float32)
+        on_mesh = jax.make_array_from_callback((2,), replicated(self.mesh), lambda _: bounds)
+        return Controls(_flags(self.mesh, stop), on_mesh, self._flips(flip) if self.faulty else None)
+
+    def _flips(self, flip: int) -> jax.Array:
+        assert isinstance(self.mesh, Mesh)
+        first = min(device.id for device in self.mesh.devices.flat if device.process_index == jax.process_index())
+        ids = [device.id for device in self.mesh.devices.reshape(data_devices(self.mesh), -1)[:, 0]]
+        flips = np.array([flip if number == first else 0 for number in ids], np.int32)
+        return jax.make_array_from_callback((len(ids),), batch_sharding(self.mesh), lambda index: flips[index])
+
+    def disturb(self, gradients: Grads, flip: jax.Array | None) -> Grads:
+        """The gradients with a bit flipped, if asked."""
+        return flip_bit(gradients, flip)
+
+    def judge(
+        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
+    ) -> tuple[Learnt, Sums]:
+        """New or old values, on every device the same, and the sums with `bad` and `gradient_norm` added.
+
+        Costs one pass over the gradients, and a message of one number where they are split; no copy of any value.
+        """
+        assert limits is not None
+        norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
+        loss = sums["loss"] / sums["count"]
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        good = finite & (loss <= limits[0]) & (norm <= limits[1]) | (not self.minds)
+        per_example = norm * sums["count"]  # like every sum: divided by the count on the host
+        sums = sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": per_example}
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), sums
 
 
-def chosen(good: jax.Array, new: Any, old: Any) -> Any:
-    """`new` after a good update, `old` after a bad one, without a copy of either."""
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-
-
-def flipped(gradients: Any, flip: jax.Array | None) -> Any:
+def flip_bit(gradients: Grads, flip: jax.Array | None) -> Grads:
     """The gradients of one device with a bit of the first number of the largest tensor flipped, if `flip` says so.
 
     Args:
       gradients: any tree of floats.
-      flip: int32 [1], as in `Asked`.
+      flip: int32 [1], as in `Controls`.
     """
     if flip is None:
         return gradients
@@ -70,3 +157,12 @@ def flipped(gradients: Any, flip: jax.Array | None) -> Any:
     mask = jnp.where(flip > 0, jnp.left_shift(1, jnp.maximum(flip - 1, 0)), 0).astype(bits)
     leaves[at] = flat.at[:1].set(lax.bitcast_convert_type(word ^ mask, flat.dtype)).reshape(leaves[at].shape)
     return structure.unflatten(leaves)
+
+
+def _flag_shapes(mesh: Mesh | AbstractMesh) -> Any:
+    return jax.ShapeDtypeStruct((data_devices(mesh),), jnp.int32, sharding=batch_sharding(mesh))
+
+
+def _flags(mesh: Mesh | AbstractMesh, stop: int) -> jax.Array:
+    flag = np.full(1, stop, np.int32)
+    return jax.make_array_from_callback((data_devices(mesh),), batch_sharding(mesh), lambda _: flag)

@@ -14,10 +14,11 @@ from multipod.errors import LayoutError
 from multipod.layout.compiled import CompiledFacts, absent_devices, absent_mesh, facts_of, facts_of_lowered
 from multipod.layout.mesh import data_devices, mesh_on, names_of
 from multipod.recipe.recipe import Recipe
-from multipod.step.gradients import buckets, is_spec
-from multipod.step.program import Program
-from multipod.step.programs import AnyProgram, program_of
+from multipod.step.program import Program, program_of
+from multipod.step.specs import flat_specs
 from multipod.step.state import device_bytes
+from multipod.step.sync.reduction import buckets
+from multipod.step.unstaged import UnstagedProgram
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,20 @@ class Part:
     device_bytes: int
 
 
-def parts(program: Program) -> list[Part]:
+def parts(program: UnstagedProgram) -> list[Part]:
     """The parameters of a program, those of equal layers in one line."""
     found: dict[tuple[Any, ...], Part] = {}
-    flat = lambda tree: jax.tree.leaves(tree, is_leaf=is_spec)  # noqa: E731
     leaves = jax.tree.leaves(program.shapes.params)
-    rows = zip(program.tensors.items(), leaves, flat(program.stored_specs), flat(program.path.specs), strict=True)
-    for (name, tensor), leaf, kept, updated in rows:
+    stored, updated = (flat_specs(specs) for specs in (program.sync.stored_specs, program.sync.specs))
+    rows = zip(program.placement.tensors.items(), leaves, stored, updated, strict=True)
+    for (name, tensor), leaf, spec, update_spec in rows:
         dims = tuple(dim or "-" for dim in tensor.dims or (None,) * len(tensor.shape))
         alike = (
             re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name),
             tensor.shape,
             dims,
-            _axes(kept, tensor.shape),
-            _axes(updated, tensor.shape),
+            _axes(spec, tensor.shape),
+            _axes(update_spec, tensor.shape),
         )
         before = found.get(alike)
         one = Part(name, 1, *alike[1:], device_bytes(leaf))
@@ -70,10 +71,10 @@ def parts(program: Program) -> list[Part]:
     return list(found.values())
 
 
-def totals(program: Program) -> dict[str, int]:
+def totals(program: UnstagedProgram) -> dict[str, int]:
     """Bytes on each device: what is kept, and gradients, which come whole over the data axes before they are summed."""
     shapes = program.shapes
-    base = jax.tree.leaves(program.path.base, is_leaf=is_spec)
+    base = flat_specs(program.placement.base)
     sizes = program.mesh.shape
     leaves = jax.tree.leaves(shapes.params)
     gradients = sum(
@@ -105,11 +106,11 @@ class Sum:
     nbytes: int
 
 
-def gradient_sum(program: Program) -> Sum:
+def gradient_sum(program: UnstagedProgram) -> Sum:
     """How a program sums its gradients, whatever the size of its mesh."""
     layout, sizes = program.recipe.layout, program.mesh.shape
     width = {"": None, "float32": 4, "bfloat16": 2}[layout.sum_dtype]
-    base = jax.tree.leaves(program.path.base, is_leaf=is_spec)
+    base = flat_specs(program.placement.base)
     sent = [
         leaf.size * (width or leaf.dtype.itemsize) // math.prod(sizes[axis] for axis in names_of(spec))
         for leaf, spec in zip(jax.tree.leaves(program.shapes.params), base, strict=True)
@@ -139,12 +140,12 @@ def stand_in(recipe: Recipe, devices: int) -> Recipe:
     return replace(recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), gradient_sum="xla"))
 
 
-def compiled_here(program: AnyProgram) -> CompiledFacts:
+def compiled_here(program: Program) -> CompiledFacts:
     """What XLA knows of the update, compiled for the devices of its mesh."""
     return facts_of(program.lowered.compile())
 
 
-def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[AnyProgram, CompiledFacts]:
+def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[Program, CompiledFacts]:
     """The update compiled for a TPU that is not here, as `v3:128x32`; the layout's mesh follows its devices if empty.
 
     Raises:
@@ -177,7 +178,7 @@ class Traffic:
     nbytes: int
 
 
-def traffic(facts: CompiledFacts, program: AnyProgram) -> Iterator[Traffic]:
+def traffic(facts: CompiledFacts, program: Program) -> Iterator[Traffic]:
     """The collectives of a compiled update, by kind and axes, the most bytes first."""
     sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
     sizes = dict(program.mesh.shape)

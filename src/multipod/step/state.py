@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.pytrees import OptState, Params, Pytree, Statistics
 from multipod.recipe.recipe import Recipe
+
+Sums = dict[str, jax.Array]
+"""Sums over the examples of a batch, by the names of the objective's values; `count` is the number of examples."""
 
 
 class State(NamedTuple):
@@ -21,9 +25,27 @@ class State(NamedTuple):
       position: batches read, int32: the place in `TrainBatches`.
     """
 
-    params: Any
-    statistics: Any
-    optimizer: Any
+    params: Params
+    statistics: Statistics
+    optimizer: OptState
+    key: jax.Array
+    update: jax.Array
+    position: jax.Array
+
+
+class PortableState(NamedTuple):
+    """What a run has learnt, whatever its layout.
+
+    Attributes:
+      params, optimizer: of the whole model, tensors by their names.
+      velocity: (PipeMare's T2) delta of each tensor that has one.
+      statistics, key, update, position: as in `State`.
+    """
+
+    params: Params
+    optimizer: OptState
+    velocity: dict[str, jax.Array]
+    statistics: Statistics
     key: jax.Array
     update: jax.Array
     position: jax.Array
@@ -37,14 +59,24 @@ def fresh_state(recipe: Recipe, optimizer: optax.GradientTransformation) -> Stat
     return State(params, statistics, optimizer.init(params), jax.random.key_data(train_key), zero, zero)
 
 
-def device_bytes(tree: Any) -> int:
+def update_key(state: State) -> jax.Array:
+    """The random key of the update that `state` is about to have."""
+    return jax.random.fold_in(jax.random.wrap_key_data(state.key), state.update)
+
+
+def parameter_count(recipe: Recipe) -> int:
+    """How many parameters the recipe's model has. Nothing is allocated."""
+    params, _ = jax.eval_shape(recipe.model.init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def device_bytes(tree: Pytree) -> int:
     """The bytes of a tree of (abstract) global arrays on one device of its mesh."""
 
-    def held(leaf: Any) -> int:
-        shape = leaf.sharding.shard_shape(leaf.shape)
+    def local_bytes(leaf: Any) -> int:
         size = leaf.dtype.itemsize
-        for n in shape:
+        for n in leaf.sharding.shard_shape(leaf.shape):
             size *= n
         return size
 
-    return sum(map(held, jax.tree.leaves(tree)))
+    return sum(map(local_bytes, jax.tree.leaves(tree)))

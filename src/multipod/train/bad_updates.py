@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from multipod.errors import PoisonedError
-from multipod.step.guard import Asked
-from multipod.step.program import Batch, Program, Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State
+from multipod.pytrees import Batch
+from multipod.step.guard import Controls
+from multipod.step.program import Program
+from multipod.step.state import State, Sums
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.clock import Clock
 from multipod.train.events import BadUpdate
@@ -37,20 +37,25 @@ class JudgedUpdate(NamedTuple):
 class BadUpdatePolicy:
     """Judges each update of a watched program, and repeats a bad one."""
 
-    program: AnyProgram
+    program: Program
     clock: Clock = time.monotonic
     spikes: SpikeDetector = field(init=False)
 
     def __post_init__(self) -> None:
         self.spikes = SpikeDetector(self.program.recipe.bad_updates)
 
-    def asked(self, stop: int, flip: int = 0) -> Asked:
+    def controls(self, stop: int, flip: int = 0) -> Controls:
         """What goes with the next update: the wish to stop, and what is usual."""
-        assert isinstance(self.program, Program)  # those in stages are not watched
-        return self.program.asked(stop, self.spikes.limits(), flip)
+        return self.program.controls(stop, self.spikes.limits(), flip)
 
     def __call__(
-        self, update: CompiledUpdate, state: State, sums: Sums, batch: Batch, asked: Asked, again: Asked | None = None
+        self,
+        update: CompiledUpdate,
+        state: State,
+        sums: Sums,
+        batch: Batch,
+        controls: Controls,
+        again: Controls | None = None,
     ) -> JudgedUpdate:
         """Judges an update by its sums.
 
@@ -59,8 +64,8 @@ class BadUpdatePolicy:
           state: what the update returned.
           sums: what it returned.
           batch: what it was given.
-          asked: what it was asked.
-          again: what is asked when it is done once more; `asked` if None.
+          controls: what it was told.
+          again: what it is told when it is done once more; `controls` if None.
         """
         numbers = _numbers(sums)
         if not int(sums["bad"]):
@@ -70,12 +75,12 @@ class BadUpdatePolicy:
         action: str = rules.action
         cause = ""
         if rules.replay:
-            state, sums, cause = self._repeat(update, state, batch, asked if again is None else again)
+            state, sums, cause = self._repeat(update, state, batch, controls if again is None else again)
             action = action if cause else "repeated"
         if action != "repeated" and self.spikes.count_bad():
             action = "stop"
             cause += f"; more than {rules.most} bad updates among {rules.window}"
-        limits = tuple(float(limit) for limit in np.asarray(asked.limits))
+        limits = tuple(float(limit) for limit in np.asarray(controls.limits))
         event = BadUpdate(
             number,
             kind_of(*numbers, (limits[0], limits[1])),
@@ -88,18 +93,19 @@ class BadUpdatePolicy:
         )
         return JudgedUpdate(state, sums, event)
 
-    def _repeat(self, update: CompiledUpdate, state: State, batch: Batch, asked: Asked) -> tuple[State, Sums, str]:
+    def _repeat(
+        self, update: CompiledUpdate, state: State, batch: Batch, controls: Controls
+    ) -> tuple[State, Sums, str]:
         """Does the update again in place; returns its cause too if it is bad again, else an empty text."""
-        state, sums = update(_before(state), batch, asked)
+        state, sums = update(_before(state), batch, controls)
         jax.block_until_ready((state, sums))
         if int(sums["bad"]):
-            assert isinstance(self.program, Program)
-            return state, sums, find_cause(self.program, _before(state), batch, asked)
+            return state, sums, find_cause(self.program, _before(state), batch, controls)
         self.spikes.add(*_numbers(sums))
         return state, sums, ""
 
 
-def roll_back(program: AnyProgram, store: Checkpoints | None, state: State, update: int) -> State:
+def roll_back(program: Program, store: Checkpoints | None, state: State, update: int) -> State:
     """The newest state saved before `update`, or that of the start; it stays where it is in the data."""
     known = [] if store is None else [number for number in store.updates() if number < update]
     restored = program.init() if store is None or not known else store.restore(program.shapes, known[-1])

@@ -17,17 +17,17 @@ from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.hosts import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import Scores, report_of
+from multipod.metrics.objective import report_of
 from multipod.metrics.scores import batched_auc
 from multipod.nn.model import ChecksBatches, HasClasses, Model
-from multipod.step.program import Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State
+from multipod.step.evaluate import ScoredLabels
+from multipod.step.program import Program
+from multipod.step.state import State, Sums
 from multipod.train.clock import Clock
 from multipod.train.events import Evaluated
 
 
-def evaluate(program: AnyProgram, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
+def evaluate(program: Program, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
@@ -36,14 +36,14 @@ def evaluate(program: AnyProgram, state: State, test: Source, reading: InputOpti
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
-    return _added(list(_dispatched(program, program.to_evaluate(state), test, reading)))
+    return _added(list(_dispatched(program, program.evaluation.prepare(state), test, reading)))
 
 
 class PendingBatch(NamedTuple):
     """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
 
     sums: Sums
-    scores: tuple[jax.Array, jax.Array] | None
+    scores: ScoredLabels
     mask: np.ndarray
 
 
@@ -71,7 +71,7 @@ class BackgroundEvaluation:
     All processes of a run call `advance` at the same updates, because evaluations are collectives.
     """
 
-    program: AnyProgram
+    program: Program
     state: State
     test: Source
     reading: InputOptions | None
@@ -85,7 +85,7 @@ class BackgroundEvaluation:
     def __post_init__(self) -> None:
         self.began, self.update = self.clock(), int(self.state.update)
         # The next update gives its state up.
-        seen = self.program.to_evaluate(self.state)
+        seen = self.program.evaluation.prepare(self.state)
         copied = jax.tree.map(jnp.copy, (seen.params, seen.statistics))
         self.state = seen._replace(params=copied[0], statistics=copied[1])
         self._todo = _dispatched(self.program, self.state, self.test, self.reading)
@@ -104,7 +104,7 @@ class BackgroundEvaluation:
                 self._sums.append(sums)
                 return None
             self._todo = None
-            if jax.process_count() > 1 and self._sums[0].scores is not None:
+            if jax.process_count() > 1 and self._sums[0].scores:
                 self._values = Future()  # scores are exchanged: here, where all processes come at the same update
                 self._values.set_result(self._finish())
                 return self._event()
@@ -136,27 +136,21 @@ class BackgroundEvaluation:
         return Evaluated(self.update, values, sums, count, seconds, beside=True)
 
 
-def _dispatched(
-    program: AnyProgram, state: State, test: Source, reading: InputOptions | None
-) -> Iterator[PendingBatch]:
+def _dispatched(program: Program, state: State, test: Source, reading: InputOptions | None) -> Iterator[PendingBatch]:
     """Sums of one batch after the other, on the devices, under way."""
     check_not_empty(test)
-    batch = program.evaluation_rows(len(test))
+    batch = program.evaluation.rows(len(test))
     rows = owned_rows(batch_sharding(program.mesh), batch)
     for host in evaluation_batches(test, batch, rows, reading):
         check_examples(program.recipe.model, host)
-        placed = program.placed(host, rows, batch)
-        if isinstance(program.recipe.objective, Scores):
-            sums, scores = program.evaluate_and_score(state, placed)
-            yield PendingBatch(sums, scores, host["mask"])
-        else:
-            yield PendingBatch(program.evaluate(state, placed), None, host["mask"])
+        placed = program.place_batch(host, rows, batch)
+        yield PendingBatch(*program.evaluation.run(state, placed), host["mask"])
 
 
 def _added(batches: list[PendingBatch]) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
-    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores is not None]
+    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores]
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 

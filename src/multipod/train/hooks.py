@@ -34,7 +34,7 @@ class Faults(Protocol):
         ...
 
     def before(self, update: int, given: Callable[[], list[int]]) -> int:
-        """Lets happen what is due after `update` updates; returns the bit to flip in the next (`step.guard.Asked`).
+        """Lets happen what is due after `update` updates; returns the bit to flip in the next (`step.guard.Controls`).
 
         `given` are the numbers of the examples that this process gives to the next.
         """

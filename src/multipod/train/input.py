@@ -7,9 +7,9 @@ from multipod.data.global_arrays import owned_rows
 from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, with_cache
 from multipod.layout.mesh import batch_sharding
-from multipod.step.orders import Wishes
-from multipod.step.program import Batch, Program
-from multipod.step.programs import AnyProgram
+from multipod.pytrees import Batch
+from multipod.step.memory_layout import InputFormats
+from multipod.step.program import Program
 from multipod.train.clock import Clock
 from multipod.train.evaluation import check_examples
 
@@ -17,13 +17,13 @@ from multipod.train.evaluation import check_examples
 class TrainInput:
     """The batches of a run, from the host's data to arrays on the mesh."""
 
-    def __init__(self, program: AnyProgram, reading: InputOptions, clock: Clock) -> None:
+    def __init__(self, program: Program, reading: InputOptions, clock: Clock) -> None:
         recipe = program.recipe
         self.program, self.reading, self.clock = program, reading, clock
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         self.source = with_cache(recipe.data.train(), reading.cache_bytes, reading.cache_folder)
         self.batches = TrainBatches(self.source, recipe.batch, recipe.seed, self.rows, program.padded)
-        self.wishes: Wishes | None = None
+        self.formats: InputFormats | None = None
 
     def start(self, position: int) -> Prefetcher:
         """Begins to read ahead, from this place in the data; close it at the end."""
@@ -44,7 +44,4 @@ class TrainInput:
         return numbers
 
     def _place(self, host: HostBatch) -> Batch:
-        if self.wishes is None:
-            return self.program.placed(host, self.rows, self.program.rows)
-        assert isinstance(self.program, Program)  # others refuse an order when they compile
-        return self.program.placed(host, self.rows, self.program.rows, self.wishes)
+        return self.program.place_batch(host, self.rows, self.program.rows, self.formats)

@@ -12,10 +12,9 @@ from multipod import runtime
 from multipod.data.batches import Prefetcher
 from multipod.nn.model import WritesNotes
 from multipod.step.fits import refuse_too_large
-from multipod.step.orders import wishes_of
-from multipod.step.program import Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State, device_bytes
+from multipod.step.memory_layout import input_formats
+from multipod.step.program import Program
+from multipod.step.state import State, Sums, device_bytes
 from multipod.train.bad_updates import CompiledUpdate, JudgedUpdate, refuse_bad_update, roll_back
 from multipod.train.clock import Clock
 from multipod.train.context import RunContext
@@ -31,7 +30,7 @@ from multipod.train.stop import ExitWish
 from multipod.train.updating import InFlightUpdate, UpdateRunner
 
 
-def train(program: AnyProgram, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
+def train(program: Program, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
     """Runs the program's recipe from `state` (from the start if None) to its end, or until asked to stop.
 
     Returns the last state, which is also the last checkpoint, and the summary.
@@ -51,7 +50,7 @@ def train(program: AnyProgram, context: RunContext, state: State | None = None) 
 class _Run:
     """The state of a run, and the parts that `train` moves: input, evaluation, saving, reports."""
 
-    def __init__(self, program: AnyProgram, context: RunContext, state: State | None) -> None:
+    def __init__(self, program: Program, context: RunContext, state: State | None) -> None:
         self.program, self.recipe, self.context = program, program.recipe, context
         context.hooks.on_phase("starting", 0)
         self.state = program.init() if state is None else state
@@ -70,7 +69,7 @@ class _Run:
         start_s = self.context.clock()
         order = self.context.reading.image_order
         compiled = self.program.compile_update(order)
-        self.input.wishes = wishes_of(compiled) if order else None
+        self.input.formats = input_formats(compiled) if order else None
         self.reporter.compile_s = self.context.clock() - start_s
         runtime.release_memory()
         refuse_too_large(self.program, compiled)
@@ -233,12 +232,12 @@ class _Run:
             interrupted=self.update < self.recipe.updates and not self.evaluation.reached,
             evaluated=self.evaluation.last,
             sum_alone_s=measure_sum_s(self.program, self.state, self.context.clock),
-            optimizer_bytes=device_bytes(self.program.kept["optimizer"]),
+            optimizer_bytes=device_bytes(self.program.state_parts["optimizer"]),
             notes=model.notes(self.state.statistics) if isinstance(model, WritesNotes) else {},
         )
 
 
-def measure_sum_s(program: AnyProgram, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
+def measure_sum_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
     """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
     alone = program.sum_alone()
     jax.block_until_ready(alone(state.params))

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jax.sharding import Mesh
 
 from multipod.layout.mesh import data_devices
-from multipod.step.guard import Asked
-from multipod.step.program import Batch, Program
-from multipod.step.replay import can_move, fingerprints
+from multipod.pytrees import Batch
+from multipod.step.guard import Controls
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train import multihost
 
@@ -55,15 +56,17 @@ def compare_placements(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]
     return Finding(tuple(sorted(wrong)), tuple(shares), sure)
 
 
-def find_cause(program: Program, before: State, batch: Batch, asked: Asked) -> str:
+def find_cause(program: Program, before: State, batch: Batch, controls: Controls) -> str:
     """One line about the cause of an update that was bad twice in place; `before` is the state before it.
 
     All processes call it at the same point, and all get the same line.
     """
-    if not can_move(program):
+    replay = program.replay
+    if replay is None:
         return "bad again in place; not tried elsewhere, because devices work out their shares together in this layout"
     devices = data_devices(program.mesh)
-    tried = [fingerprints(program, before, batch, asked, shift % devices) for shift in range(min(PLACEMENTS, devices))]
+    shifts = range(min(PLACEMENTS, devices))
+    tried = [replay.fingerprints(before, batch, controls, shift % devices) for shift in shifts]
     hosts = multihost.gather_lines(socket.gethostname())
     try:
         found = compare_placements([words for words, _ in tried], [finite for _, finite in tried])
@@ -81,6 +84,7 @@ def find_cause(program: Program, before: State, batch: Batch, asked: Asked) -> s
 
 
 def _named(program: Program, device: int, hosts: Sequence[str]) -> str:
+    assert isinstance(program.mesh, Mesh)
     chip = program.mesh.devices.reshape(data_devices(program.mesh), -1)[device, 0]
     host = hosts[chip.process_index] if chip.process_index < len(hosts) else "?"
     return f"device {chip.id} of process {chip.process_index} on {host}"

@@ -2,7 +2,7 @@
 
 from multipod.data.source import Source
 from multipod.metrics.objective import ends_run
-from multipod.step.programs import AnyProgram
+from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.context import RunContext
 from multipod.train.evaluation import BackgroundEvaluation, evaluate
@@ -19,7 +19,7 @@ class ScheduledEvaluation:
       reached: it reached what the objective asks for, and the run may end.
     """
 
-    def __init__(self, program: AnyProgram, context: RunContext, test: Source, reporter: RunReporter) -> None:
+    def __init__(self, program: Program, context: RunContext, test: Source, reporter: RunReporter) -> None:
         self.program, self.context, self.test, self.reporter = program, context, test, reporter
         self.last: Evaluated | None = None
         self.reached = False

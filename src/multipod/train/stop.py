@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from types import FrameType
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -42,11 +41,6 @@ class ExitWish:
     def decode(cls, total: int) -> "ExitWish":
         """What any device wants, from the sum over fewer than 16,384 of them."""
         return cls(total % _LEAVE > 0, total >= _LEAVE)
-
-    @classmethod
-    def all_integers(cls) -> list[int]:
-        """Every integer that a device can say."""
-        return [cls(stop, leave).encode() for stop, leave in product((False, True), repeat=2)]
 
 
 class StopRequest:

@@ -1,13 +1,13 @@
 """One update after the other: given to the devices, waited for, judged."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from multipod.step.program import Batch, Sums
-from multipod.step.programs import AnyProgram
-from multipod.step.state import State
+from multipod.pytrees import Batch
+from multipod.step.guard import Controls
+from multipod.step.program import Program
+from multipod.step.state import State, Sums
 from multipod.train.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
 from multipod.train.clock import Clock
 from multipod.train.stop import ExitWish
@@ -19,7 +19,7 @@ class InFlightUpdate:
 
     batch: Batch
     wish: int
-    asked: Any
+    controls: Controls
     state: State
     sums: Sums
     since_s: float
@@ -34,17 +34,16 @@ class InFlightUpdate:
 class UpdateRunner:
     """Runs the compiled update of a program, and judges what comes out if the program is watched."""
 
-    def __init__(self, program: AnyProgram, compiled: CompiledUpdate, clock: Clock) -> None:
+    def __init__(self, program: Program, compiled: CompiledUpdate, clock: Clock) -> None:
         self.program, self.compiled, self.clock = program, compiled, clock
         self.policy = BadUpdatePolicy(program, clock)
-        self.flags = {wish: program.stop_flags(wish) for wish in ExitWish.all_integers()}
 
     def dispatch(self, state: State, batch: Batch, wish: ExitWish, flip: int) -> InFlightUpdate:
         """Gives the devices an update to do, and the state up; does not wait for them."""
         since_s, number = self.clock(), wish.encode()
-        asked = self.policy.asked(number, flip) if self.program.watched else self.flags[number]
-        state, sums = self.compiled(state, batch, asked)
-        return InFlightUpdate(batch, number, asked, state, sums, since_s)
+        controls = self.policy.controls(number, flip)
+        state, sums = self.compiled(state, batch, controls)
+        return InFlightUpdate(batch, number, controls, state, sums, since_s)
 
     def settle(self, update: InFlightUpdate, sticky: bool) -> JudgedUpdate:
         """Waits for the update, and repeats a bad one; a `sticky` fault happens in the repetition, too."""
@@ -52,5 +51,5 @@ class UpdateRunner:
         self.program.check(update.sums)
         if not self.program.watched:
             return JudgedUpdate(update.state, update.sums, None)
-        again = None if sticky else self.policy.asked(update.wish)
-        return self.policy(self.compiled, update.state, update.sums, update.batch, update.asked, again)
+        again = None if sticky else self.policy.controls(update.wish)
+        return self.policy(self.compiled, update.state, update.sums, update.batch, update.controls, again)

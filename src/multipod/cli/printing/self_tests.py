@@ -15,7 +15,8 @@ from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_
 from multipod.runs.facts import versions
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import without_chips
-from multipod.step.gradients import over_data, vector_sum
+from multipod.step.specs import over_data
+from multipod.step.sync.reduction import vector_sum
 
 SCHEDULES = ("ring", "tree-packing")
 """Schedules that run on any mesh: what is tested of them is that the devices can send to one another."""

@@ -22,7 +22,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.recipes.digits import digits
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 from multipod.train.context import LoopHooks, RunContext
 from multipod.train.events import Saved, Updated
@@ -144,7 +144,7 @@ def _cell(between_s: float, every: int) -> Cell:
     recipe = replace(
         digits(), model=Perceptron(), layout=layout, updates=updates, evaluate_every=0, checkpoint_every=every
     )
-    program, rng = Program(recipe, make_mesh(layout)), random.Random(every)
+    program, rng = program_of(recipe, make_mesh(layout)), random.Random(every)
     lives: list[_Life] = []
     with tempfile.TemporaryDirectory() as folder:
         while not lives or lives[-1].faults.failed_s:
@@ -285,7 +285,7 @@ def _pair(slept_s: float, every: int, updates: int) -> _Pair:
     mean_s, held = {}, list[float]()
     for saves in (False, True):
         events: list[Any] = []
-        program = Program(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
+        program = program_of(replace(recipe, checkpoint_every=every if saves else 0), make_mesh(layout))
         with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder), 3)) as store:
             slow = _Failures(math.inf, slept_s)
             train(

@@ -18,7 +18,7 @@ from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.recipes.digits import digits
 from multipod.simulate.best import sizes
 from multipod.simulate.simulate import simulate
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.topology.machines import parse
 from multipod.topology.topology import Topology
 
@@ -150,10 +150,10 @@ class _Case:
     def __init__(self, failed: tuple[tuple[int, int], ...]) -> None:
         layout = Layout((4, 4), failed=failed, gradient_sum="tree-packing")
         recipe = replace(digits(), model=Perceptron(hidden=(256, 256, 128)), batch=240, layout=layout)
-        program = Program(recipe, make_mesh(layout))
+        program = program_of(recipe, make_mesh(layout))
         rows = owned_rows(batch_sharding(program.mesh), program.rows)
         host = TrainBatches(recipe.data.train(), recipe.batch, 0, rows, program.padded)[0]
-        self.batch, self.flags = program.placed(host, rows, program.rows), program.stop_flags(False)
+        self.batch, self.flags = program.place_batch(host, rows, program.rows), program.controls()
         self.state, self.compiled = program.init(), program.compile_update()
 
     def update(self) -> None:

@@ -19,7 +19,7 @@ from multipod.models.dlrm_tables import Placement, TablePlacement
 from multipod.optim.adagrad import Adagrad
 from multipod.optim.rates import Constant
 from multipod.recipe.recipe import Recipe
-from multipod.step.program import Program
+from multipod.step.program import program_of
 from multipod.step.state import device_bytes
 
 DEVICES, UPDATES, BATCH = 8, 8, 512
@@ -93,12 +93,12 @@ def _trained(model: Dlrm, layout: Layout, data: Synthetic) -> tuple[list[float],
         "places", model, data, BinaryClassification(), Adagrad(Constant(0.04)), BATCH,
         UPDATES, layout,
     )  # fmt: skip
-    program = Program(recipe, make_mesh(layout))
+    program = program_of(recipe, make_mesh(layout))
     update, state, losses = program.compile_update(), program.init(), []
     numbers = np.arange(program.rows)
     batches = TrainBatches(data.train(), BATCH, recipe.seed, numbers, program.padded).start(0)
     for batch in itertools.islice(batches, UPDATES):
-        state, sums = update(state, program.placed(batch, numbers, program.rows), program.stop_flags(0))
+        state, sums = update(state, program.place_batch(batch, numbers, program.rows), program.controls())
         losses.append(float(sums["loss"]) / BATCH)
     shapes = program.shapes
     return losses, device_bytes(shapes.params), device_bytes(shapes.optimizer), facts_of(update)

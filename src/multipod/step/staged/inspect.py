@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from multipod.pipelines.timing import Costs, time_schedule
-from multipod.step.staged import StagedProgram
+from multipod.step.staged.placement import StagePlacement
+from multipod.step.staged.program import StagedProgram
 from multipod.step.state import device_bytes
 
 
@@ -37,10 +38,10 @@ class StageShare:
     delay: float
 
 
-def stages_of(program: StagedProgram) -> list[StageShare]:
-    """What each stage of the program holds."""
-    pipe, cut = program.pipe, program.cut
-    made, costs = program.proof.schedule, program.cut.costs
+def stages_of(placement: StagePlacement) -> list[StageShare]:
+    """What each stage holds."""
+    pipe, cut, proof = placement.pipe, placement.cut, placement.proof
+    made, costs = proof.schedule, cut.costs
     found = []
     for stage in range(made.stages):
         own = [made.part(stage, chunk) for chunk in range(made.chunks)]
@@ -57,8 +58,8 @@ def stages_of(program: StagedProgram) -> list[StageShare]:
                 _bytes([pipe.setup.weights[n] for n in own]),
                 _bytes(states),
                 kept,
-                program.proof.peak_live[stage],
-                0.0 if made.synchronous else float(program.proof.mean_delay(own[0])),
+                proof.peak_live[stage],
+                0.0 if made.synchronous else float(proof.mean_delay(own[0])),
             )
         )
     return found
@@ -88,17 +89,18 @@ class PipeFacts:
 
 def pipe_facts(program: StagedProgram) -> PipeFacts:
     """What the program's pipeline costs each device."""
-    made = program.proof.schedule
-    costs = program.cut.costs
+    placement = program.placement
+    made, cut = placement.proof.schedule, placement.cut
+    costs = cut.costs
     clock = time_schedule(made, Costs(costs, tuple(2 * cost for cost in costs)))
     busy = clock.utilisation if made.synchronous else clock.steady_utilisation
     return PipeFacts(
         str(made),
         float(busy),
-        program.cut.balance,
-        {name: device_bytes(part) for name, part in program.kept.items()},
-        _bytes(program.pipe.slots.messages.slots),
-        tuple(program.cut.tied),
+        cut.balance,
+        {name: device_bytes(part) for name, part in program.state_parts.items()},
+        _bytes(placement.pipe.slots.messages.slots),
+        tuple(cut.tied),
     )
 
 

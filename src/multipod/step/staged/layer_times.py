@@ -12,7 +12,7 @@ from multipod.data.source import example_of
 from multipod.layout.stages import Layer
 from multipod.nn.layered import ModelLayer, apply_layers
 from multipod.recipe.recipe import Recipe
-from multipod.step.pipeline import layers_of
+from multipod.step.staged.pipe import layers_of
 
 
 def timed_layers(

@@ -19,7 +19,7 @@ from multipod.nn.padding import padding_mask
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
-from multipod.step.gradients import state_specs
+from multipod.step.specs import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
@@ -81,19 +81,17 @@ def pipe_of(
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
     split = _split(parts, weights, specs) if specs else None
-    return Pipe(
-        PipelineSetup(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied_places(cut), over_data, split)
-    )
+    tied = tied_places(cut)
+    return Pipe(PipelineSetup(proof, parts, weights, aux, mesh, stage_axis, data_axes, tied, over_data, split))
 
 
 def _split(
     parts: list[PipelinePart], weights: list[Any], specs: Mapping[str, PartitionSpec]
 ) -> tuple[list[Any], list[Any]]:
     """The `PartitionSpec`s of the parts' weights, and of their optimizers' states."""
-    own = [{name: specs[name] for name in part} for part in weights]
-    whole = lambda leaf: PartitionSpec()  # noqa: E731
+    of_weights = [{name: specs[name] for name in part} for part in weights]
     states = [jax.eval_shape(part.optimizer.init, shapes) for part, shapes in zip(parts, weights, strict=True)]
-    return own, [state_specs(*each, whole) for each in zip(states, weights, own, strict=True)]
+    return of_weights, [state_specs(*each) for each in zip(states, weights, of_weights, strict=True)]
 
 
 def evaluations(
@@ -121,14 +119,14 @@ def evaluations(
     return [of_part(own, n == parts - 1) for n, own in enumerate(_of_parts(cut, layers))]
 
 
-def split_params(recipe: Recipe, pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
-    """The whole model's parameters as those of the parts; tied ones are in several."""
-    return [{name: params[name] for name in own} for own in pipe.setup.weights]
+def split_params(pipe: Pipe, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """The full parameters as those of the parts; tied ones are in several."""
+    return [{name: params[name] for name in part} for part in pipe.setup.weights]
 
 
 def join_params(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole model's parameters from those of the parts; the opposite of `split_params`."""
-    return {name: value for own in parts for name, value in own.items()}
+    """The full parameters from those of the parts; the opposite of `split_params`."""
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:

@@ -1,0 +1,64 @@
+"""Evaluation of a whole model on the mesh."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from multipod.execute.bucketing import all_reduce_tree
+from multipod.execute.sums import ordered
+from multipod.layout.mesh import batch_spec, data_axes
+from multipod.metrics.objective import masked_sums, scores_of
+from multipod.nn.logical_axes import logical_axis_rules
+from multipod.pytrees import Batch, Params, Statistics
+from multipod.step.placement import MeshPlacement
+from multipod.step.specs import data_specs, over_data
+from multipod.step.state import State, Sums
+
+ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()]
+"""The scores and labels of all examples of a batch, split as the batch is; () of objectives without `scored`."""
+
+
+@dataclass(frozen=True)
+class WholeEvaluation:
+    """`program.Evaluation` of a model that is not cut into stages."""
+
+    placement: MeshPlacement
+
+    def rows(self, examples: int) -> int:
+        """The rows of a batch in evaluation, of a test set of `examples`."""
+        devices = self.placement.devices
+        return -(-min(self.placement.recipe.evaluation_batch, examples) // devices) * devices
+
+    def prepare(self, state: State) -> State:
+        """`state` without the optimizer's."""
+        return state._replace(optimizer=None)
+
+    def run(self, state: State, batch: Batch) -> tuple[Sums, ScoredLabels]:
+        """The sums of the values of those examples of `batch` where batch["mask"] is true, and scores."""
+        return self._compiled(state, batch)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return jax.jit(self.sums_and_scores)
+
+    def sums_and_scores(self, state: State, batch: Batch) -> tuple[Sums, ScoredLabels]:
+        """`run`, for use inside `jax.jit`."""
+        placement, mesh = self.placement, self.placement.mesh
+        recipe, batches = placement.recipe, placement.batches
+
+        def local(params: Params, statistics: Statistics, batch: Batch) -> tuple[Sums, ScoredLabels]:
+            batch = dict(batch)
+            mask, key = batch.pop("mask"), jax.random.key(0)
+            with logical_axis_rules(mesh, placement.splits):
+                rows = batches.images.cut(batch, batches.test_example)
+                outputs, _ = recipe.model.apply(params, statistics, rows, train=False, key=key)
+                sums = masked_sums(recipe.objective(outputs, rows), mask)
+                scores: Any = scores_of(recipe.objective, outputs, rows)
+            return all_reduce_tree(sums, ordered(data_axes(mesh)), placement.devices), scores
+
+        specs = data_specs(mesh, placement.base), PartitionSpec(), batch_spec(mesh)
+        function = over_data(local, mesh, specs, (PartitionSpec(), batch_spec(mesh)))
+        return function(state.params, state.statistics, batch)

@@ -1,0 +1,100 @@
+"""Where a whole model lies on a mesh, as plain data: nothing is compiled or allocated."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from multipod.layout.check import lay
+from multipod.layout.mesh import data_axes, data_devices, names_of, splits_of, to_spec, update_spec
+from multipod.layout.rules import Placement, Tensor
+from multipod.nn.dims import dims_of
+from multipod.pytrees import Specs
+from multipod.recipe.recipe import Recipe
+from multipod.step.batches import BatchPlacement
+from multipod.step.state import State, fresh_state
+
+
+@dataclass(frozen=True)
+class MeshPlacement:
+    """A recipe's model, state and batches on a mesh, before anything is chosen about how gradients are summed."""
+
+    recipe: Recipe
+    mesh: Mesh | AbstractMesh
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The recipe's Optax transformation."""
+        return self.recipe.optimizer.build(self.recipe.updates)
+
+    @cached_property
+    def state(self) -> State:
+        """The recipe's first state as shapes without shardings."""
+        return jax.eval_shape(lambda: fresh_state(self.recipe, self.optimizer))
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that a batch is split over."""
+        return data_devices(self.mesh)
+
+    @cached_property
+    def batches(self) -> BatchPlacement:
+        """Where batches lie."""
+        return BatchPlacement(self.recipe, self.mesh, self.splits)
+
+    @cached_property
+    def splits(self) -> dict[str, tuple[str, ...]]:
+        """The inner axes that split dims of a name: of activations, and of the weights where no path says otherwise."""
+        return splits_of(self.recipe.layout, self.mesh)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by their path, in the order of the tree's leaves."""
+        dims = dims_of(self.recipe.model)
+        leaves = jax.tree_util.tree_flatten_with_path(self.state.params)[0]
+        named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        return {name: Tensor(leaf.shape, dims.get(name, ()), leaf.dtype.itemsize) for name, leaf in named.items()}
+
+    @cached_property
+    def placements(self) -> dict[str, Placement]:
+        """How the axes inside the tiles split each parameter.
+
+        Raises:
+          LayoutError: all that is wrong with the layout for this model.
+        """
+        return lay(self.recipe.layout, self.tensors, set(self.batches.images.dims))
+
+    @cached_property
+    def base(self) -> Specs:
+        """How the axes inside the tiles split each parameter, as `PartitionSpec`s."""
+        structure: Any = jax.tree.structure(self.state.params)
+        return structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
+
+    @cached_property
+    def update_specs(self) -> Specs:
+        """`base`, and what of each parameter the data axes split during the update."""
+        if not self.recipe.layout.splits_update:
+            return self.base
+        sizes = {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
+
+        def spec(leaf: Any, base: Any) -> Any:
+            free = {axis: size for axis, size in sizes.items() if axis not in names_of(base)}
+            return update_spec(leaf.shape, free, base)
+
+        return jax.tree.map(spec, self.state.params, self.base)
+
+    @cached_property
+    def layers(self) -> tuple[tuple[int, ...], ...]:
+        """The places of each layer's parameters: what is gathered together before it is used.
+
+        Parameters belong together whose paths agree up to their last number, or, without any, in the first word.
+        """
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for place, name in enumerate(self.tensors):
+            words = name.replace("/", ".").split(".")
+            numbers = [k for k, word in enumerate(words) if word.isdecimal()]
+            groups.setdefault(tuple(words[: numbers[-1] + 1] if numbers else words[:1]), []).append(place)
+        return tuple(map(tuple, groups.values()))

@@ -1,0 +1,1 @@
+"""The programs of a run whose model is cut into pipeline stages."""

@@ -1,0 +1,1 @@
+"""The ways from each device's gradients to new weights: one class each, chosen by `choose.sync_of`."""

@@ -1,0 +1,166 @@
+"""Sums trees of gradients over the data axes, and gathers weights, in the messages that a layout asks for."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from multipod.execute.bucketing import all_gather_tree, reduce_scatter_tree
+from multipod.execute.sums import SUMS, VectorSum, build_scheduled_sum, sum_in_tile_first
+from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.mesh import data_axes, inner_axes, names_of, only, topology_of
+from multipod.pytrees import Grads, Params, Pytree, Specs
+from multipod.step.specs import flat_specs, is_spec
+
+
+@dataclass(frozen=True)
+class SumGroup:
+    """Tensors that are summed over the same axes.
+
+    Attributes:
+      places: theirs among the leaves of the tree, in the order in which they are sent.
+      axes: names and sizes.
+      total: the way of summing vectors over the axes.
+    """
+
+    places: tuple[int, ...]
+    axes: dict[str, int]
+    total: VectorSum
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Sums and gathers trees inside `over_data`, where dims may still be split over the inner axes of the mesh.
+
+    Attributes:
+      layout: who adds, in which type and in how large messages.
+      specs: how a sum lies, and what is gathered from; `base` with data axes added, or `base` itself.
+      base: how the inner axes split each tensor, and the data axes over which it is another tensor on each device, as
+        experts are.
+      order: the places of the leaves in the order in which they are summed; empty is the order of the leaves.
+    """
+
+    layout: Layout
+    mesh: Mesh | AbstractMesh
+    specs: Specs
+    base: Specs
+    order: tuple[int, ...] = ()
+
+    def sum(self, tree: Grads) -> Grads:
+        """The sum of `tree` over the data axes, each tensor split as `specs` says."""
+        total = self._on_parts(self._sum)(_cast(tree, self.layout.sum_dtype))
+        return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
+
+    def gather(self, tree: Params) -> Params:
+        """Tensors whole over the data axes, of the shares that `specs` says, in `layout.gather_dtype`."""
+        return self._on_parts(self._gather)(_cast(tree, self.layout.gather_dtype))
+
+    def of(self, places: Sequence[int]) -> "Reduction":
+        """The reduction of a list of some tensors alone."""
+        specs, base = ([flat_specs(tree)[k] for k in places] for tree in (self.specs, self.base))
+        return Reduction(self.layout, self.mesh, specs, base)
+
+    def gather_for_use(self, shares: list[jax.Array]) -> list[jax.Array]:
+        """`gather`, whose derivative sums the gradients of whole weights to gradients of shares."""
+        dtypes = [share.dtype for share in shares]
+
+        def backward(_: None, gradients: list[jax.Array]) -> tuple[list[jax.Array]]:
+            # They come in the type that the weights were gathered in, and are summed in that of what is kept.
+            wide = [gradient.astype(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)]
+            return (self.sum(wide),)
+
+        gathered = jax.custom_vjp(self.gather)
+        gathered.defvjp(lambda shares: (self.gather(shares), None), backward)
+        return gathered(shares)
+
+    @cached_property
+    def groups(self) -> tuple[SumGroup, ...]:
+        """The tensors by the axes that they are summed over, those of fewer axes first.
+
+        A tensor that `base` splits over a data axis is another on every device of that axis: it is not summed over it.
+        """
+        base = flat_specs(self.base)
+        sizes = {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
+        by_axes: dict[tuple[str, ...], list[int]] = {}
+        for k in self.order or range(len(base)):
+            by_axes.setdefault(tuple(axis for axis in sizes if axis not in names_of(base[k])), []).append(k)
+        return tuple(
+            SumGroup(tuple(places), {axis: sizes[axis] for axis in axes}, vector_sum(self.layout, self.mesh, axes))
+            for axes, places in sorted(by_axes.items(), key=lambda group: len(group[0]))
+        )
+
+    def _sum(self, tree: Grads) -> Grads:
+        def in_buckets(group: SumGroup, tensors: list[jax.Array], specs: Specs) -> Iterator[jax.Array]:
+            for bucket in buckets([tensor.nbytes for tensor in tensors], self.layout.bucket_bytes):
+                part = slice(bucket.start, bucket.stop)
+                yield from reduce_scatter_tree(tensors[part], specs[part], group.axes, group.total)
+
+        return self._by_group(tree, in_buckets, lambda places: places)
+
+    def _gather(self, tree: Params) -> Params:
+        def whole(group: SumGroup, tensors: list[jax.Array], specs: Specs) -> list[jax.Array]:
+            return all_gather_tree(tensors, specs, group.axes, group.total)
+
+        return self._by_group(tree, whole, sorted)
+
+    def _by_group(self, tree: Pytree, function: Callable[..., Any], order: Callable[..., Sequence[int]]) -> Pytree:
+        """Sends each group's tensors through `function`, with what `specs` says of its axes."""
+        leaves, specs = jax.tree.leaves(tree), flat_specs(self.specs)
+        structure: Any = jax.tree.structure(tree)
+        for group in self.groups:
+            places = order(group.places)
+            across = [only(specs[k], group.axes) for k in places]
+            for k, result in zip(places, function(group, [leaves[k] for k in places], across), strict=True):
+                leaves[k] = result
+        return structure.unflatten(leaves)
+
+    def _on_parts(self, function: Callable[[Pytree], Pytree]) -> Callable[[Pytree], Pytree]:
+        """`function` on each device's part of tensors that the inner axes of the mesh split.
+
+        Without it a tensor would be gathered over those axes before it is packed into a message.
+        """
+        inner = inner_axes(self.mesh)
+        if not any(set(names_of(spec)) & set(inner) for spec in flat_specs(self.specs)):
+            return function
+        specs = jax.tree.map(lambda spec: only(spec, inner), self.specs, is_leaf=is_spec)
+        return jax.shard_map(function, in_specs=(specs,), out_specs=specs, axis_names=set(inner), check_vma=False)
+
+
+def vector_sum(layout: Layout, mesh: Mesh | AbstractMesh, axes: Sequence[str] = DATA_AXES) -> VectorSum:
+    """The way of summing vectors over `axes` that `layout` names; XLA's where it names no sum (`COMBINATIONS`).
+
+    Over an axis inside the tiles, as `expert`, the sum goes first, within each tile: the tiles then exchange a share.
+    """
+    inside = tuple(axis for axis in axes if axis not in DATA_AXES)
+    if layout.combines:
+        total = SUMS["xla"](DATA_AXES)
+    elif layout.gradient_sum in SUMS:
+        total = SUMS[layout.gradient_sum](DATA_AXES)
+    else:
+        total = build_scheduled_sum(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
+    return sum_in_tile_first(total, inside, math.prod(mesh.shape[axis] for axis in DATA_AXES)) if inside else total
+
+
+def buckets(sizes: Sequence[int], limit: int) -> list[range]:
+    """Consecutive runs of tensors with `sizes` bytes: each as long as it stays within `limit`; 0 is no limit.
+
+    A tensor of more than that is a run of its own.
+    """
+    runs, first, nbytes = [], 0, 0
+    for place, size in enumerate(sizes):
+        if limit and place > first and nbytes + size > limit:
+            runs.append(range(first, place))
+            first, nbytes = place, 0
+        nbytes += size
+    return [*runs, range(first, len(sizes))] if sizes else []
+
+
+def _cast(tree: Pytree, dtype: str) -> Pytree:
+    return jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
+    )

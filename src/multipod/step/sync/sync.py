@@ -1,0 +1,167 @@
+"""`GradientSync`: what happens to gradients and weights between the devices, the replaceable part of a step."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import jax
+import optax
+from jax.sharding import PartitionSpec
+
+from multipod.layout.mesh import batch_spec, data_axes, is_split, update_spec
+from multipod.optim.optimizer import RegularizedOptimizer
+from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Specs
+from multipod.recipe.recipe import Recipe
+from multipod.step.accumulate import GradientStep
+from multipod.step.loss import Aside, Loss, gradient_order
+from multipod.step.placement import MeshPlacement
+from multipod.step.specs import WHOLE, data_specs, flat_specs, over_data, state_specs
+from multipod.step.state import Sums
+from multipod.step.sync.reduction import Reduction
+
+Report = dict[str, jax.Array]
+"""What a sum found out, the same on every device: `poisoned`, bool [devices, tensors]; numbers `orthogonality/NAME`."""
+
+
+@dataclass(frozen=True)
+class GradientSync(abc.ABC):
+    """One way of summing gradients, and of keeping what is updated. A new way is a class and a line in `choose.WAYS`.
+
+    An update calls, on each device inside `over_data`: `with_weights`, `differentiate`, `reduce`; and on global arrays
+    outside of it: `apply`, `gather`. What a class does not say is as in the plain way: weights and optimizer state are
+    kept by every device, or, under `layout.shard_update`, the optimizer's state is split over them (ZeRO-1).
+
+    Attributes:
+      order: the places of the parameters in the order in which their gradients are sent; empty is their own order.
+    """
+
+    placement: MeshPlacement
+    order: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, placement: MeshPlacement) -> Self:
+        """This way for a placement; buckets are sent in the order in which the backward pass fills them."""
+        return cls(placement, gradient_order(placement) if placement.recipe.layout.bucket_bytes else ())
+
+    @staticmethod
+    @abc.abstractmethod
+    def serves(recipe: Recipe) -> bool:
+        """Whether this is the way that the recipe asks for, if none before it in `choose.WAYS` is.
+
+        Raises:
+          LayoutError, RecipeError: it is, and something else in the recipe does not go with it.
+        """
+
+    @abc.abstractmethod
+    def combine(self, gradients: Grads) -> tuple[Grads, Report]:
+        """Each device's `gradients` to those of all, split as `specs` says; inside `over_data`."""
+
+    # How what is kept lies on the mesh.
+
+    @property
+    def specs(self) -> Specs:
+        """The `PartitionSpec` of each parameter during the update."""
+        return self.placement.update_specs
+
+    @property
+    def stored_specs(self) -> Specs:
+        """The `PartitionSpec` of each parameter between updates."""
+        return self.placement.base
+
+    def fresh(self, optimizer: OptState) -> OptState:
+        """The optimizer's first state in the form in which it is kept."""
+        return optimizer
+
+    def optimizer_specs(self, optimizer: OptState) -> Specs:
+        """The `PartitionSpec` of each tensor of the optimizer's state, as it is kept."""
+        mesh = self.placement.mesh
+        sizes = {axis: mesh.shape[axis] for axis in data_axes(mesh)}
+        splits = self.placement.recipe.layout.splits_update
+
+        def other(leaf: Any) -> PartitionSpec:
+            return update_spec(leaf.shape, sizes) if splits else WHOLE
+
+        return state_specs(optimizer, self.placement.state.params, self.specs, other)
+
+    # On each device, inside `over_data`.
+
+    def with_weights(self, step: GradientStep) -> GradientStep:
+        """`step`, which takes weights as `differentiate` does, for weights as they are stored."""
+        return step
+
+    def differentiate(self, loss: Loss, params: Params, batch: Batch) -> tuple[Grads, Aside]:
+        """The gradients of `loss`, which takes whole weights, for these rows of the batch."""
+        return jax.grad(loss, has_aux=True)(params)
+
+    def visible_state(self, optimizer: OptState) -> OptState:
+        """What `reduce` needs of the optimizer's state, split over the data axes; () for nothing."""
+        return ()
+
+    def reduce(self, gradients: Grads, params: Params, optimizer: OptState) -> tuple[Pytree, Report]:
+        """Each device's gradients to what `apply` takes; `optimizer` is as `visible_state` gives it."""
+        return self.combine(self.before_sum(gradients))
+
+    def before_sum(self, gradients: Grads) -> Grads:
+        """What the optimizer does to each device's gradients before they are summed, if it has such a method."""
+        optimizer = self.placement.recipe.optimizer
+        if not isinstance(optimizer, RegularizedOptimizer):
+            return gradients
+        return optimizer.before_sum(gradients, self.placement.devices)
+
+    @property
+    def reduced_specs(self) -> Specs:
+        """How the data axes split the result of `reduce`."""
+        return data_specs(self.placement.mesh, self.specs)
+
+    # On global arrays.
+
+    def apply(self, reduced: Pytree, optimizer: OptState, params: Params) -> tuple[Params, OptState]:
+        """The parameters, split as `specs` says, and the optimizer's state, updated by the result of `reduce`."""
+        updates, optimizer = self.placement.optimizer.update(reduced, optimizer, params)
+        return optax.apply_updates(params, updates), optimizer
+
+    def magnitudes(self, reduced: Pytree) -> Pytree:
+        """The tensors of the result of `reduce` whose norm says how large the update is."""
+        return reduced
+
+    def gather(self, params: Params) -> Params:
+        """Updated parameters, split as `specs` says, as they are stored."""
+        return self.all_gather(params)
+
+    def all_gather(self, params: Params) -> Params:
+        """Parameters that `specs` splits over the data axes, whole over those."""
+        mesh, shares = self.placement.mesh, data_specs(self.placement.mesh, self.specs)
+        if not any(map(is_split, flat_specs(shares))):
+            return params
+        return over_data(self.reduction.gather, mesh, (shares,), data_specs(mesh, self.placement.base))(params)
+
+    def check(self, sums: Sums) -> None:
+        """Refuses an update of which the sums tell that a device's tensors were not finite.
+
+        Raises:
+          PoisonedError: names the tensors and the devices.
+        """
+        del sums  # of sums nothing is known
+
+    def sum_alone(self) -> Callable[[Params], Params]:
+        """The sum and the gathering as a program of its own, to be timed; takes stored parameters for gradients."""
+        return jax.jit(lambda params: self.all_gather(self.combine_alone(params)))
+
+    def combine_alone(self, params: Params) -> Params:
+        """`combine` of global arrays that are whole over the data axes."""
+        mesh = self.placement.mesh
+        whole, shares = (data_specs(mesh, specs) for specs in (self.placement.base, self.specs))
+        return over_data(lambda tree: self.combine(tree)[0], mesh, (whole,), shares)(params)
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        """The messages in which trees are summed and gathered."""
+        placement = self.placement
+        return Reduction(placement.recipe.layout, placement.mesh, self.specs, placement.base, self.order)
+
+    @property
+    def device_spec(self) -> PartitionSpec:
+        """The spec of arrays whose first dim counts devices."""
+        return batch_spec(self.placement.mesh)
