@@ -64,8 +64,8 @@ class NetworkHosts:
                 started.append(
                     subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
                 )
-            within = ("ip", "netns", "exec", self.names[head])
-            yield Agents(listen, secret, limit_s, CoordinatorHost(self.addresses[head], within), within)
+            prefix = ("ip", "netns", "exec", self.names[head])
+            yield Agents(listen, secret, limit_s, CoordinatorHost(self.addresses[head], prefix), prefix)
         finally:
             for one in started:
                 one.kill()

@@ -40,11 +40,12 @@ from multipod.chaos.campaign import (
 )
 from multipod.chaos.hosts import LINK, NetworkHosts, make_hosts
 from multipod.chaos.inject import KINDS, Fault, records
-from multipod.cli.launch import settle_timeouts, worker_arguments, workers
+from multipod.cli.launching.child_command import read_child
+from multipod.cli.launching.workers import make_workers
 from multipod.elastic.launcher.membership import ElasticPolicy
-from multipod.elastic.launcher.membership import survive as survive_run
 from multipod.elastic.launcher.processes import LineSink
 from multipod.elastic.launcher.supervise import RunOutcome, supervise
+from multipod.elastic.launcher.survive import survive as survive_run
 from multipod.errors import ChaosError
 
 CLOSE = 1e-4
@@ -148,20 +149,21 @@ def run_campaign(
 ) -> dict[str, Any]:
     """Both runs, and what there is to say of them: plain values."""
     console = Console(stderr=True)
-    timeouts = settle_timeouts(train, timeout)
-    arguments = worker_arguments(train, plan.processes, timeouts)
+    command = read_child(train)
+    timeouts = command.settle_timeouts(timeout)
+    arguments = command.worker_arguments(plan.processes, timeouts)
     added = arguments[len(train) :]
 
-    def launch(command: Sequence[str], relay: LineSink, survives: bool = survives) -> RunOutcome:
-        kept = [*command, *(added if command[1] == "--resume" else [])]
-        made = workers(kept, plan.processes, os.environ, survives=survives)
+    def launch(words: Sequence[str], show: LineSink, survives: bool = survives) -> RunOutcome:
+        kept = [*words, *(added if words[1] == "--resume" else [])]
+        made = make_workers(kept, plan.processes, os.environ, survives=survives)
         if not survives:
-            return supervise(made if hosts is None else hosts.place(made), timeouts, relay)
+            return supervise(made if hosts is None else hosts.place(made), timeouts, show)
         if hosts is None:
-            return survive_run(made, ElasticPolicy(plan.processes), timeouts, relay)
+            return survive_run(made, ElasticPolicy(plan.processes), timeouts, show)
         with hosts.agents(timeouts.limit_s) as apart:
             placed = apart.place(made, plan.processes)
-            return survive_run(placed, ElasticPolicy(plan.processes), timeouts, relay, meeting=apart.meeting)
+            return survive_run(placed, ElasticPolicy(plan.processes), timeouts, show, coordinator=apart.coordinator)
 
     link = "" if hosts is None else LINK
     memory = list_shared_memory()

@@ -14,7 +14,7 @@ import optax
 
 from multipod.errors import RecipeError
 from multipod.models.dlrm import Dlrm
-from multipod.optim.sparse import EPS, adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
+from multipod.optim.sparse import EPS, adagrad_rows, make_row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.pytrees import Batch
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
@@ -80,7 +80,7 @@ def sparse_update(
             slope = jnp.where(squares[name] > 0, slope * jax.lax.rsqrt(squares[name] + EPS), 0)
         params[name] = state.params[name] - own * slope
     if table is not None:
-        gradient = row_gradient(place.reshape(-1), of_rows.reshape(-1, model.features), len(table))
+        gradient = make_row_gradient(place.reshape(-1), of_rows.reshape(-1, model.features), len(table))
         if rule == "sgd":
             params[TABLE] = sgd_rows(table, gradient, rate)
         else:

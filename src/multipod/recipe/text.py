@@ -32,9 +32,6 @@ DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdateRules))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
 
-RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_tables:TablePlacement"}
-"""Types that the texts of older runs call by another name."""
-
 
 def to_text(recipe: Recipe) -> str:
     """Returns the whole recipe as TOML. Values that are objects appear as tables, with their type as `kind`."""
@@ -117,9 +114,5 @@ _ALIASES = {
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: _renamed(value)}
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-def _renamed(value: Any) -> Any:
-    return RENAMED.get(value, value) if isinstance(value, str) else value
