@@ -21,7 +21,7 @@ from multipod.errors import LayoutError, RecipeError
 from multipod.layout.mesh import data_axes
 from multipod.nn.model import ReadsRows, rows_name
 from multipod.optim.optimizer import SparseOptimizer
-from multipod.optim.sparse import RowGradient, row_gradient
+from multipod.optim.sparse import RowGradient, make_row_gradient
 from multipod.pytrees import Batch, Grads, KeyPath, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.loss import Aside, Loss
@@ -129,7 +129,7 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
 def exchange(gradient: RowGradient, rows: int, axes: Sequence[str]) -> RowGradient:
     """The sum of all devices' gradients of a table with `rows` rows, the same on each; inside `over_data`."""
     every = jax.tree.map(lambda part: lax.all_gather(part, tuple(axes), tiled=True), gradient)
-    return row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
+    return make_row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
 
 
 def step_rows(
