@@ -14,8 +14,7 @@ from multipod.errors import PlanError
 from multipod.plan.models import MODELS
 from multipod.plan.saved import read_plan
 from multipod.runs.options import RuntimeOptions
-from multipod.train.observers.progress import make_progress
-from multipod.train.observers.summary import Summary
+from multipod.train.observers.table import OBSERVERS, PRINTED, ObservedRun, make_observers
 
 if TYPE_CHECKING:
     from multipod.data.reading import InputOptions
@@ -54,6 +53,9 @@ INTERRUPTED = 130
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
+@click.option(
+    "--log", "loggers", multiple=True, metavar="NAME", help=f"Also tell a logger: {', '.join(OBSERVERS)}. Repeatable."
+)
 @click.option("--inject", type=click.Path(path_type=Path, exists=True, file_okay=False), hidden=True)
 @reading_options
 @what_options
@@ -68,6 +70,7 @@ def train(
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
+    loggers: tuple[str, ...],
     inject: Path | None,
     changes: list[str],
     where: RuntimeOptions,
@@ -97,6 +100,7 @@ def train(
         log_examples=log_examples,
         inject=inject,
         plan=plan.prediction if plan else None,
+        loggers=loggers,
         observers=ConsoleObservers(quiet, where),
     )
     if where.cluster.waits:
@@ -180,4 +184,4 @@ class ConsoleObservers:
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
-        return make_progress(console), Summary(console)
+        return make_observers(ObservedRun(folder, console), PRINTED)
