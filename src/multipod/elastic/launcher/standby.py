@@ -71,7 +71,7 @@ class StandbyProcess:
 
     @property
     def run_environment(self) -> dict[str, str]:
-        """Its environment once it waits no more."""
+        """The environment of the process once it waits no more."""
         return {name: value for name, value in self.environment.items() if name != STANDBY_VARIABLE}
 
     def end(self) -> None:

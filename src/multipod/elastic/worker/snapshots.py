@@ -93,7 +93,7 @@ class CopyChoice:
 
     @property
     def source(self) -> str:
-        """As `Regrouped` names it."""
+        """Where the state comes from, as `multipod.train.events.Regrouped` names it."""
         return "mirror" if self.mirrored else "memory" if self.local else "peers"
 
 
