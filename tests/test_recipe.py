@@ -27,9 +27,9 @@ from multipod.recipes.find import RECIPES, find, load
         ("optimizer.rate=0.2", lambda r: r.optimizer.rate.then.peak, 0.2),
         ("optimizer.rate=1e-3", lambda r: r.optimizer.rate.then.peak, 1e-3),
         ("batch=64", lambda r: r.batch, 64),
-        ("layout.shard_update=true", lambda r: r.layout.shard_update, True),
+        ("layout.shard_update=true", lambda r: r.layout.sync.zero1, True),
         ("layout.mesh=2x4", lambda r: r.layout.mesh, (2, 4)),
-        ("layout.gradient_sum=torus", lambda r: r.layout.gradient_sum, "torus"),
+        ("layout.gradient_sum=torus", lambda r: r.layout.sync.gradient_sum, "torus"),
         ("model.blocks=2,2", lambda r: r.model.blocks, (2, 2)),
         ("model.blocks=[1, 2, 3]", lambda r: r.model.blocks, (1, 2, 3)),
         ("model.batch_norm_tile=2x2", lambda r: r.model.batch_norm_tile, (2, 2)),
@@ -87,7 +87,7 @@ def test_every_field_has_a_name_and_its_own_text_sets_it_to_itself():
 def test_fields_that_fit_only_together_may_be_given_in_any_order():
     changes = ["layout.report_orthogonality=true", "layout.gradient_sum=adasum"]
     assert override(digits(), changes) == override(digits(), changes[::-1])
-    with pytest.raises(LayoutError, match="gradient_sum=ordered is a sum and knows nothing of angles"):
+    with pytest.raises(LayoutError, match="gradient_sum=ordered: it is a sum and knows nothing of angles"):
         override(digits(), changes[:1])
 
 

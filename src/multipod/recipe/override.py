@@ -20,9 +20,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from multipod.errors import RecipeError, nearest
+from multipod.layout.fields import FLAT_NAMES, TYPES, flat_change, is_field, with_fields
+from multipod.layout.layout import Layout
 from multipod.recipe.draft import Draft, draft_of, optional_dataclass
 
 T = TypeVar("T")
+
+
+@typing.runtime_checkable
+class HasLayout(typing.Protocol):
+    """A recipe, as far as its layout goes."""
+
+    layout: Layout
 
 
 class Target(NamedTuple):
@@ -51,7 +60,13 @@ def override(value: T, changes: Sequence[str]) -> T:
     settings = dict(map(_setting, changes))
     if not settings:
         return value
+    if isinstance(value, Layout):
+        return cast(T, _changed_layout(value, settings))
     root = _draft(value)
+    in_layout = {name: text for name, text in settings.items() if name.startswith("layout.")}
+    if in_layout and isinstance(value, HasLayout):
+        root.values["layout"] = _changed_layout(value.layout, in_layout, "layout.")
+        settings = {name: text for name, text in settings.items() if name not in in_layout}
     # Types first, since fields are those of the type that is chosen; outer ones before what they hold.
     chosen = [
         name for name in sorted(settings, key=lambda name: name.count(".")) if _choose(root, name, settings[name])
@@ -62,8 +77,23 @@ def override(value: T, changes: Sequence[str]) -> T:
     return cast(T, root.build())
 
 
+def _changed_layout(layout: Layout, settings: Mapping[str, str], prefix: str = "") -> Layout:
+    """Returns a layout with all changes, which name its fields by their flat names or by their paths."""
+    changes: dict[str, Any] = {}
+    for name, text in settings.items():
+        path = name.removeprefix(prefix)
+        if not is_field(path):
+            known = {prefix + each for each in (*TYPES, *FLAT_NAMES)}
+            raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, known)}")
+        changes |= {field: _read(each, TYPES[field], name) for field, each in flat_change(path, text).items()}
+    return with_fields(layout, changes)
+
+
 def list_names(value: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of all fields that can be set."""
+    """Yields the dotted names of all fields that can be set; of a layout, its flat names."""
+    if isinstance(value, Layout):
+        yield from (prefix + name for name in TYPES)
+        return
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
@@ -174,6 +204,9 @@ def _known(value: Any, prefix: str = "") -> Iterator[str]:
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         yield prefix + field.name
+        if isinstance(inner, Layout):
+            yield from (f"{prefix}{field.name}.{name}" for name in TYPES)
+            continue
         if dataclasses.is_dataclass(inner):
             yield from _known(inner, f"{prefix}{field.name}.")
     for alias in aliases_of(type(value)):

@@ -8,7 +8,9 @@ from typing import Any
 import tomli_w
 
 from multipod.errors import RecipeError
-from multipod.layout.layout import COMBINATIONS, Layout
+from multipod.layout.fields import to_fields
+from multipod.layout.layout import Layout
+from multipod.layout.sync import COMBINATIONS
 from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.recipe.bad_updates import BadUpdateRules
 from multipod.recipe.choices import CHOICES
@@ -71,7 +73,8 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
 
 def _table(value: Any) -> dict[str, Any]:
     kind = {} if isinstance(value, Recipe) else {"kind": _kind(type(value))}
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = to_fields(value) if isinstance(value, Layout) else named
     return kind | {name: _plain(field) for name, field in fields.items() if field is not None}
 
 
@@ -106,7 +109,7 @@ def _flat_name(name: str) -> str:
 
 _ALIASES = {
     group: {path: alias for alias, path in aliases_of(kind).items()}
-    for group, kind in {"optimizer": RegularizedOptimizer, "layout": Layout}.items()
+    for group, kind in {"optimizer": RegularizedOptimizer}.items()
 }
 """The aliases of a recipe's groups of fields, by what they stand for."""
 

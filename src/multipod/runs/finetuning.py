@@ -47,7 +47,7 @@ def pretrained_state(program: Program, run: Path, at: int | None, reset_optimize
       CheckpointError: there is none, or it is of another model.
     """
     folder, _ = open_folder(run)
-    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
+    local = program.recipe.layout.sync.local_state  # of the chips of that run, which may be others
     before = restore_state(folder, program.shapes, at, weights_only=reset_optimizer and local)
     fresh = program.init()
     return fresh._replace(params=before.params, optimizer=fresh.optimizer if reset_optimizer else before.optimizer)
