@@ -36,17 +36,17 @@ class WorldConnection:
         self.peer_ports: set[int] = set()
 
     def publish(self, name: str, text: str) -> None:
-        """Puts `text` where all processes of this world can read it, as what this one says of `name`."""
+        """Puts `text` where all processes of this world can read it, as what this one publishes as `name`."""
         self.client.key_value_set(f"multipod/{name}/{self.world.process_of(self.rank)}", text)
 
     def collect(self, name: str, look: Callable[[], None]) -> list[str]:
-        """What each process posted as `name`, in their order, once all did; `look` raises to end the wait."""
+        """Returns what each process published as `name`, in order, once all did; `look` raises to end the wait."""
         folder = f"multipod/{name}/"
         while True:
             look()
-            found = {key.rsplit("/", 1)[1]: text for key, text in self.client.key_value_dir_get(folder)}
-            if len(found) == len(self.world.ranks):
-                return [found[str(process)] for process in range(len(self.world.ranks))]
+            texts = {key.rsplit("/", 1)[1]: text for key, text in self.client.key_value_dir_get(folder)}
+            if len(texts) == len(self.world.ranks):
+                return [texts[str(process)] for process in range(len(self.world.ranks))]
             time.sleep(POLL_S)
 
     def cut(self) -> int:
@@ -55,13 +55,13 @@ class WorldConnection:
         Each leads to a port that gloo listens on, here (`ports`) or at a peer (`peer_ports`, once that is known).
         One of its ends would do, but from a host that is cut off nothing is heard. Returns how many were.
         """
-        found = 0
+        count = 0
         for descriptor, local, remote in list_sockets(ESTABLISHED):
             if local in self.ports or remote in self.peer_ports:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
-                    found += 1
-        return found
+                    count += 1
+        return count
 
 
 def join(world: World, rank: int, silent_s: float) -> WorldConnection:
