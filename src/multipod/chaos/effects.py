@@ -126,7 +126,7 @@ def read_parameters(run: Path) -> dict[str, np.ndarray]:
 
 
 def largest_difference(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """The difference between tensors of the same name, over their largest number; infinite if the names or shapes differ."""
+    """The difference between tensors of the same name, over their largest; infinite if names or shapes differ."""
     if left.keys() != right.keys() or any(left[name].shape != right[name].shape for name in left):
         return float("inf")
     floats = [name for name in left if np.issubdtype(left[name].dtype, np.floating) and left[name].size]
@@ -138,7 +138,7 @@ def largest_difference(left: dict[str, np.ndarray], right: dict[str, np.ndarray]
 
 
 def loss_difference(run: Path, other: Path) -> float:
-    """The difference between the losses of two runs, update by update, over the largest; infinite if the updates differ.
+    """The difference between the losses of two runs, over the largest; infinite if the updates differ.
 
     Updates done again count as they were done last. Two runs whose sums are rounded otherwise, on more or fewer
     processes, agree in this longer than in their parameters: Adam divides by what small gradients are like, which is

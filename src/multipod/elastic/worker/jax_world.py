@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 import jax.extend.backend
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax
 
 from multipod.elastic.sockets import ESTABLISHED, LISTENING, list_sockets
 from multipod.elastic.world import World
@@ -73,9 +75,6 @@ def join(world: World, rank: int, silent_s: float) -> WorldConnection:
     Raises:
       PeerLostError: some process did not come.
     """
-    from jax._src import distributed
-    from jax._src.lib import _jax
-
     client = _jax.get_distributed_runtime_client(
         world.address,
         world.process_of(rank),
@@ -112,8 +111,6 @@ def keep_compiled() -> None:
     JAX keeps what process 0 compiles, for all; but on CPU a program's key differs between processes, and the others
     would compile all of it anew at each start and in each world.
     """
-    from jax._src import distributed
-
     if jax.default_backend() == "cpu":
         distributed.global_state.process_id = 0  # the devices know their process; nothing else here asks this
 
@@ -123,8 +120,6 @@ def leave(connection: WorldConnection | None) -> None:
 
     Without a connection only what is left of an abandoned world is forgotten, not closed.
     """
-    from jax._src import distributed
-
     state: Any = distributed.global_state
     state.client = state.preemption_sync_manager = None
     state.process_id, state.num_processes = 0, 1  # of devices that somebody asks for before the next world is joined
@@ -139,8 +134,6 @@ def leave(connection: WorldConnection | None) -> None:
 
 def has_devices() -> bool:
     """Whether JAX has made this process's devices: it can then join no world but by `join`."""
-    from jax._src import xla_bridge
-
     return bool(xla_bridge.backends_are_initialized())
 
 
