@@ -28,7 +28,8 @@ from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing, 
 from multipod.elastic.world import World, read_world
 from multipod.errors import ClusterError, LayoutError, RunFolderError
 from multipod.layout.layout import Layout
-from multipod.layout.seats import seated
+from multipod.layout.slots import mesh_of_survivors
+from multipod.layout.split import ModelSplit
 from multipod.runs.example_log import ExampleLog, used
 from multipod.runtime import Timeouts
 from multipod.train import multihost
@@ -234,7 +235,7 @@ def test_a_state_comes_back_from_memory_on_another_mesh():
 )
 def test_a_mesh_closes_around_empty_seats(empty, failed):
     devices = {slot: jax.devices()[2 * slot : 2 * slot + 2] for slot in range(4) if slot not in empty}
-    layout, mesh = seated(Layout(mesh=(2, 4)), devices, 4)
+    layout, mesh = mesh_of_survivors(Layout(mesh=(2, 4)), devices, 4)
     assert sorted(device.id for device in mesh.devices.flat) == [
         device.id for slot in sorted(devices) for device in devices[slot]
     ]
@@ -247,11 +248,11 @@ def test_a_mesh_closes_around_empty_seats(empty, failed):
 def test_a_layout_that_the_seats_cannot_carry_is_refused():
     devices = {0: jax.devices()[:2], 1: jax.devices()[2:4]}
     with pytest.raises(LayoutError, match="mesh 2x4 needs 8 devices, and 2 processes have 4"):
-        seated(Layout(mesh=(2, 4)), devices, 2)
+        mesh_of_survivors(Layout(mesh=(2, 4)), devices, 2)
     with pytest.raises(
         LayoutError, match=r"the 1 processes that are left have 2 devices each, and with tiles of model=4"
     ):
-        seated(Layout(model=4), {0: jax.devices()[:2]}, 2)
+        mesh_of_survivors(Layout(split=ModelSplit(model=4)), {0: jax.devices()[:2]}, 2)
 
 
 def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):

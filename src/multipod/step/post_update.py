@@ -28,7 +28,7 @@ def post_update_of(recipe: Recipe, optimizer: optax.GradientTransformation) -> P
     names = model.rearranged_params() if isinstance(model, Rearranging) else ()
     if not isinstance(model, Rearranging) or not names:
         return lambda learnt, update: learnt
-    return partial(_rearrange, model, names, optimizer, recipe.layout.local_state)
+    return partial(_rearrange, model, names, optimizer, recipe.layout.sync.local_state)
 
 
 def _rearrange(
