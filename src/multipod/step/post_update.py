@@ -25,8 +25,7 @@ def post_update_of(recipe: Recipe, optimizer: optax.GradientTransformation) -> P
     device has a state of its own (`layout.local_state`), its first dim counts devices.
     """
     model = recipe.model
-    names = model.rearranged_params() if isinstance(model, Rearranging) else ()
-    if not isinstance(model, Rearranging) or not names:
+    if not isinstance(model, Rearranging) or not (names := model.rearranged_params()):
         return lambda learnt, update: learnt
     return partial(_rearrange, model, names, optimizer, recipe.layout.local_state)
 
