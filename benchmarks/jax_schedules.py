@@ -25,7 +25,8 @@ from jax.sharding import PartitionSpec  # noqa: E402
 from multipod.collectives.build import ALGORITHMS  # noqa: E402
 from multipod.errors import MultipodError  # noqa: E402
 from multipod.execute.sums import SUMS, VectorSum, build_scheduled_sum  # noqa: E402
-from multipod.layout.layout import DATA_AXES, Layout, parse_shape  # noqa: E402
+from multipod.layout.axes import DATA_AXES  # noqa: E402
+from multipod.layout.layout import Layout, parse_shape  # noqa: E402
 from multipod.layout.mesh import make_mesh, topology_of  # noqa: E402
 
 PSUM = "xla (psum)"

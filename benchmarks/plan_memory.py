@@ -27,9 +27,10 @@ runtime.prepare(math.prod(MESH))  # before JAX is imported
 
 from multipod.errors import MultipodError  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
+from multipod.layout.split import ModelSplit  # noqa: E402
 from multipod.plan.machine import here  # noqa: E402
 from multipod.plan.measure import memory_bytes  # noqa: E402
-from multipod.plan.predict import Choice, predict_step  # noqa: E402
+from multipod.plan.predict import predict_step  # noqa: E402
 from multipod.plan.program import workload_of  # noqa: E402
 from multipod.plan.splits import Splits  # noqa: E402
 from multipod.recipe.override import override  # noqa: E402
@@ -86,13 +87,12 @@ def measured(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         recipe = replace(with_data(load(name), Path(folder)), accumulate=1)
         devices, own = math.prod(MESH), recipe.layout
-        laid = Layout(MESH, own.gradient_sum, own.shard_update, rules=own.rules, gather_dtype=own.gather_dtype)
+        laid = Layout(MESH, split=ModelSplit(rules=own.split.rules), sync=own.sync)
         small = replace(recipe, batch=ROWS * devices, layout=laid)
-        choice = Choice(small.batch, schedule="xla", shard_update=own.shard_update)
         host = here(devices, 2)
         found: dict[str, Any] = {"recipe": name}
         for key, splits in (("guess", None), ("plan", Splits(recipe))):
-            found[key] = predict_step(workload_of(recipe, splits), choice, host).memory.total
+            found[key] = predict_step(workload_of(recipe, splits), laid, small.batch, host).memory.total
         return found | {"xla": memory_bytes(small)}
 
 

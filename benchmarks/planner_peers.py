@@ -19,11 +19,14 @@ from typing import Any
 
 import machine
 
+from multipod.layout.layout import Layout
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.plan.layers import HALF, Attention, elementwise, looked_up, told_of
 from multipod.plan.machine import find
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.predict import predict_step
 from multipod.plan.work import Work
-from multipod.plan.workload import Split, Workload
+from multipod.plan.workload import Workload
 
 FEATURES, HIDDEN, HEADS, LAYERS, LENGTH, VOCAB = 6144, 24576, 64, 48, 2048, 51_200
 BATCH, WAYS = 4, 8
@@ -48,7 +51,7 @@ Figures = dict[str, float]
 def ours(ideal: bool) -> Figures:
     """The planner, with the layers of its own tables."""
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
         layer = Attention(FEATURES, HIDDEN, HEADS, split.model).work(examples, LENGTH, [LENGTH], lanes=lanes)
         tokens = examples * LENGTH
         ends = told_of(tokens, FEATURES, VOCAB, split.model, lanes) + looked_up(tokens, FEATURES, VOCAB / split.model)
@@ -60,11 +63,13 @@ def ours(ideal: bool) -> Figures:
         on = replace(on, lanes=1).calibrated(
             matmul=1.0, vector=0.25, memory=1.0, link=1.0, op_s=0.0, hop_s=0.0, message_s=0.0
         )
-    step = predict_step(model, Choice(BATCH, Split(model=WAYS), "ring", shard_update=False), on)
+    step = predict_step(model, Layout(split=ModelSplit(model=WAYS), sync=Sync("ring")), BATCH, on)
     memory = step.memory
     return {
         "parameters": PARAMETERS / 1e9,
-        "flops": sum(op.flops for op in build(BATCH, Split(model=WAYS), 1).ops if op.kind == "matmul") * WAYS / 1e15,
+        "flops": sum(op.flops for op in build(BATCH, ModelSplit(model=WAYS), 1).ops if op.kind == "matmul")
+        * WAYS
+        / 1e15,
         "state": (memory.parameters + memory.gradients + memory.optimizer) / 2**30,
         "activations": memory.activations / 2**30,
         "passes": 1e3 * step.compute_s,

@@ -36,6 +36,7 @@ from multipod.data.batches import TrainBatches  # noqa: E402
 from multipod.data.global_arrays import owned_rows, to_mesh  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import batch_sharding, make_mesh  # noqa: E402
+from multipod.layout.sync import Sync  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
 from multipod.step.program import Program, program_of  # noqa: E402
@@ -48,9 +49,9 @@ from multipod.train.observers.tensorboard import TensorBoard  # noqa: E402
 LAYOUTS = {
     "multipod, as in the recipe": digits().layout,
     "multipod, xla": Layout(),
-    "multipod, xla, split update": Layout(shard_update=True),
-    "multipod, torus": Layout(gradient_sum="torus"),
-    "multipod, torus, split update": Layout(gradient_sum="torus", shard_update=True),
+    "multipod, xla, split update": Layout(sync=Sync(sharding="zero1")),
+    "multipod, torus": Layout(sync=Sync("torus")),
+    "multipod, torus, split update": Layout(sync=Sync("torus", sharding="zero1")),
     "multipod, one device": Layout(mesh=(1, 1)),
 }
 PLAIN, DDP, ONE = "plain JAX", "PyTorch DDP, 2 ranks x 1 thread", "PyTorch, 1 process x 2 threads"

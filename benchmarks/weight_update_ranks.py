@@ -77,6 +77,7 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
     from multipod.data.source import ArraySource
     from multipod.layout.layout import Layout
     from multipod.layout.mesh import make_mesh
+    from multipod.layout.sync import Sync
     from multipod.metrics.objective import TokenClassification
     from multipod.models.bert import Bert
     from multipod.optim.adamw import AdamW
@@ -92,7 +93,9 @@ def jax_rank(kind: str, layers: int, ranks: int, meet: str, rank: int) -> tuple[
 
         test = train
 
-    layout = Layout((1, ranks), shard_update=kind == "update", shard_weights=kind == "weights")
+    layout = Layout(
+        (1, ranks), sync=Sync(sharding="fsdp" if kind == "weights" else "zero1" if kind == "update" else "none")
+    )
     model = Bert(VOCAB, FEATURES, 4 * FEATURES, HEADS, layers, positions=LENGTH, next_sentence=False, dropout=0.0)
     adam = AdamW(Constant(1e-4))
     objective = TokenClassification()

@@ -9,6 +9,7 @@ import pytest
 
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.sync import Sync
 from multipod.recipe.text import to_text
 from multipod.recipes.find import load
 from multipod.step.program import program_of
@@ -24,7 +25,7 @@ EXAMPLES = sorted({*HERE.glob("*.py")} - {*SCRIPTS, HERE / "conftest.py", HERE /
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("shard_update", [False, True], ids=["whole", "sharded"])
 def test_the_loss_falls(path: Path, shard_update: bool) -> None:
-    layout = Layout(mesh=(2, 4), shard_update=shard_update)
+    layout = Layout(mesh=(2, 4), sync=Sync(sharding="zero1" if shard_update else "none"))
     recipe = replace(load(f"{path}:recipe"), updates=20, layout=layout)
     events = []
     _, ended = train(program_of(recipe, make_mesh(recipe.layout)), RunContext(observers=[events.append]))

@@ -19,6 +19,7 @@ runtime.prepare(cpu_devices=8, cache=CACHE)
 import pytest  # noqa: E402  (what imports JAX comes after the environment is settled)
 
 from multipod.layout.layout import Layout  # noqa: E402
+from multipod.layout.sync import Sync  # noqa: E402
 from multipod.models.resnet import SmallResNet  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.digits import digits  # noqa: E402
@@ -29,7 +30,7 @@ def small() -> Callable[..., Recipe]:
     """The digits recipe, narrow and short, with any field changed."""
 
     def make(mesh: tuple[int, ...] = (2, 4), gradient_sum: str = "xla", shard_update: bool = False, **fields) -> Recipe:
-        layout = Layout(mesh, gradient_sum, shard_update)
+        layout = Layout(mesh, sync=Sync(gradient_sum, sharding="zero1" if shard_update else "none"))
         base = replace(digits(), model=SmallResNet(width=8, blocks=(1,)), batch=56, updates=8)
         return replace(base, layout=layout, **{"evaluate_every": 0, "checkpoint_every": 0, **fields})
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from multipod.errors import MetricError  # noqa: E402
-from multipod.layout.layout import DATA_AXES, Layout  # noqa: E402
+from multipod.layout.axes import DATA_AXES  # noqa: E402
+from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import make_mesh  # noqa: E402
 from multipod.metrics.hosts import JaxProcesses, gather_parts  # noqa: E402
 from multipod.metrics.ranking import auc  # noqa: E402

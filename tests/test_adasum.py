@@ -33,6 +33,7 @@ from multipod.execute.adasum.weights import find_tree_weights
 from multipod.execute.engines.numpy import run
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, topology_of
+from multipod.layout.sync import Sync
 from multipod.optim.adamw import AdamW
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import Cosine
@@ -433,12 +434,12 @@ def test_a_split_update_changes_nothing(small):
     recipe = small(model=Perceptron(), gradient_sum="adasum-gradients")
     recipe = replace(recipe, optimizer=Sgd(Cosine(0.02)))
     _, whole, _ = trained(recipe, 3)
-    _, split, _ = trained(replace(recipe, layout=replace(recipe.layout, shard_update=True)), 3)
+    _, split, _ = trained(replace(recipe, layout=replace(recipe.layout, sync=Sync("adasum-gradients", "zero1"))), 3)
     assert largest_difference(whole.params, split.params) < 2e-6
 
 
 def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
-    layout = Layout((2, 4), "adasum", failed=((0, 1),), report_orthogonality=True)
+    layout = Layout((2, 4), sync=Sync("adasum", report_orthogonality=True), failed=((0, 1),))
     recipe = replace(small(model=Perceptron()), layout=layout)
     recipe = replace(recipe, batch=56, optimizer=AdamW(Cosine(0.01)))
     program, state, sums = trained(recipe, 2)
@@ -465,7 +466,9 @@ def test_seven_chips_report_and_go_on_from_a_checkpoint(small, tmp_path):
     told = pytest.raises(CheckpointError, match="chips 1 have no optimizer state in it: it was saved by chips 0, 2, 3")
     with closing(Checkpoints(tmp_path, keep=1, chips=range(8))) as saved, told:
         saved.restore(program.shapes)
-    alone = program_of(replace(recipe, layout=Layout((1, 3), "adasum")), make_mesh(Layout((1, 3), "adasum")))
+    alone = program_of(
+        replace(recipe, layout=Layout((1, 3), sync=Sync("adasum"))), make_mesh(Layout((1, 3), sync=Sync("adasum")))
+    )
     with closing(Checkpoints(tmp_path, keep=1, read_only=True)) as saved:
         seen = saved.restore(alone.shapes, weights_only=True)
     assert seen.optimizer is None
@@ -497,10 +500,10 @@ def test_a_run_that_combines_goes_on_only_as_it_began(small):
 
 
 def test_layouts_that_cannot_be_are_refused():
-    with pytest.raises(LayoutError, match="gradient_sum=xla is a sum and knows nothing of angles"):
-        Layout(report_orthogonality=True)
-    with pytest.raises(LayoutError, match="with failed chips the mesh is a single row"):
-        Layout((2, 4), "adasum-rows", failed=((0, 0),))
+    with pytest.raises(LayoutError, match="gradient_sum=xla: it is a sum and knows nothing of angles"):
+        Layout(sync=Sync(report_orthogonality=True))
+    with pytest.raises(LayoutError, match="with failed chips: the mesh is a single row"):
+        Layout((2, 4), sync=Sync("adasum-rows"), failed=((0, 0),))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

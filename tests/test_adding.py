@@ -18,6 +18,7 @@ from multipod.data.files.formats import FORMATS, Format, open_records
 from multipod.data.files.records import Record, Records, files_identity, locate_record
 from multipod.execute.engines.numpy import run as run_schedule
 from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.recipe.override import override
@@ -52,7 +53,7 @@ def test_a_collective_is_a_function_and_a_line(monkeypatch):
         np.testing.assert_array_equal(summed, sum(vectors.values()))
     assert "star" in command("simulate", "all-reduce", "--on", "mesh:3x3", "--fail", "0,1", "--bytes", "1M")
     assert "star" in command("schedule", "all-reduce", "--on", "mesh:3x3", "--algorithm", "star")
-    assert Layout(gradient_sum="star").gradient_sum == "star"
+    assert Layout(sync=Sync("star")).sync.gradient_sum == "star"
 
 
 @dataclass(frozen=True, eq=False)

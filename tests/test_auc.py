@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sklearn.metrics import roc_auc_score
 
 from multipod.errors import MetricError, MultipodError
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.metrics import auc, ranking
 from multipod.metrics.ranking import area, merge_scores, pack_scores

@@ -81,7 +81,7 @@ def test_a_damaged_newest_checkpoint_is_put_aside_named_and_the_one_before_is_ta
         name = hurt(tmp_path / "checkpoints" / "2").name
         with pytest.raises(CheckpointError, match=f"{name} has .* that are not those saved\nTry --at 1"):
             store.restore(program.shapes)
-        assert int(store.restore(program.shapes, instead=told.append).update) == 1
+        assert int(store.restore(program.shapes, on_damage=told.append).update) == 1
         assert name in told[0]
         assert told[0].endswith(f"Going on from the one before it, 1; the damaged one lies in {tmp_path / 'damaged'}.")
         assert [path.name for path in (tmp_path / "damaged").iterdir()] == ["2"]

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 
 from multipod.execute.bucketing import all_gather_tree, all_reduce_tree, reduce_scatter_tree
 from multipod.execute.sums import SUMS
-from multipod.layout.layout import DATA_AXES, Layout, default_shape, parse_shape
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout, default_shape, parse_shape
 from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
 from multipod.step.specs import over_data
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,16 +15,9 @@ from hypothesis import strategies as st
 from processes import files_no_larger_than
 from test_cli import TINY
 
-from multipod.chaos.campaign import (
-    FaultPlan,
-    RandomFaults,
-    carry_out,
-    compare_examples,
-    fault_effects,
-    largest_difference,
-    loss_difference,
-    read_plan,
-)
+from multipod.chaos.campaign import carry_out
+from multipod.chaos.effects import compare_examples, fault_effects, largest_difference, loss_difference
+from multipod.chaos.fault_plan import FaultPlan, RandomFaults, read_plan
 from multipod.chaos.hosts import LINK, make_hosts
 from multipod.chaos.inject import Fault, Injector, flip_newest, note, records
 from multipod.cli.chaos import settle_plan
@@ -82,7 +76,7 @@ def test_what_cannot_be_carried_out_is_refused_all_at_once(tmp_path):
 
 
 def injector(tmp_path, *faults, rank=0):
-    said = {"faults": [vars(fault) for fault in faults]}
+    said = {"faults": [msgspec.to_builtins(fault) for fault in faults]}
     (tmp_path / "faults.json").write_text(json.dumps(said))
     return Injector(tmp_path, rank)
 
@@ -147,8 +141,10 @@ def test_time_and_updates_lost_to_each_fault(tmp_path):
     write(tmp_path / "seen-0.jsonl", *({"t": t, "update": u, "world": [t // 10, 0]} for t, u in seen if t < 10))
     late = [{"t": t + 0.1, "update": u, "world": [t // 10, 0]} for t, u in seen if t < 10]  # of the same updates
     write(tmp_path / "seen-1.jsonl", *late, *({"t": t, "update": u, "world": [t // 10, 0]} for t, u in seen if t > 9))
-    write(tmp_path / "fired-0.jsonl", {"t": 13.5, "fault": 1, "update": 5} | vars(Fault("stop", 5)))
-    write(tmp_path / "fired-1.jsonl", {"t": 3.5, "fault": 0, "update": 3} | vars(Fault("kill", 3, rank=1)))
+    write(tmp_path / "fired-0.jsonl", {"t": 13.5, "fault": 1, "update": 5} | msgspec.to_builtins(Fault("stop", 5)))
+    write(
+        tmp_path / "fired-1.jsonl", {"t": 3.5, "fault": 0, "update": 3} | msgspec.to_builtins(Fault("kill", 3, rank=1))
+    )
     first, second = fault_effects(tmp_path, 2)
     assert (first.fault, first.update, first.recovered_s, first.repeated) == (Fault("kill", 3, rank=1), 3, 8.5, 2)
     assert (second.fault, second.recovered_s, second.repeated) == (Fault("stop", 5), 7.5, 1)

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multipod.cli.launch import agents_of, workers
+from multipod.cli.launch import LaunchOptions, find_agents
+from multipod.cli.launching.workers import make_workers
 from multipod.elastic.launcher.remote import (
     FORWARDED_SIGNALS,
     LaunchRequest,
@@ -145,7 +146,7 @@ def test_a_proxy_waits_for_its_host_and_carries_words_and_signals(secret, handle
 def test_a_rank_whose_launcher_is_silent_or_gone_is_ended(secret, leaves):
     agent = Agent()
     line = connected(agent)
-    line.say(order=vars(order(secret, silent_s=60.0 if leaves else 3.0)))
+    line.send(request=vars(order(secret, silent_s=60.0 if leaves else 3.0)))
     pid = int(agent.wait("started process").split("started process ")[1].split(":")[0])
     if leaves:
         line.connection.close()
@@ -194,11 +195,11 @@ def test_secrets_and_addresses_that_are_none(secret, tmp_path):
 
 
 def test_the_launcher_s_options_and_who_goes_where(secret):
-    wanted = agents_of("127.0.0.1:41,127.0.0.2:42", secret, 4, True, Timeouts(30))
-    assert wanted.meeting.host == "127.0.0.1"
-    placed = wanted.place(workers(["train", "digits"], 4, {}, 6), 4)
+    wanted = find_agents(LaunchOptions(4, survive=True, hosts="127.0.0.1:41,127.0.0.2:42", secret=secret), Timeouts(30))
+    assert wanted.coordinator.address == "127.0.0.1"
+    placed = wanted.place(make_workers(["train", "digits"], 4, {}, 6), 4)
     at = [worker.command[worker.command.index("30") + 1] for worker in placed]
     assert [address[-2:] for address in at] == ["41", "41", "42", "42", "41", "42"]  # neighbours; then two spares
     assert placed[0].command[-2:] == ["train", "digits"]
     with pytest.raises(ClusterError, match=r"go together(.|\n)*Add --survive(.|\n)*names 2 hosts for 1 processes"):
-        agents_of("a:1,b:2", None, 1, False, Timeouts())
+        find_agents(LaunchOptions(1, hosts="a:1,b:2"), Timeouts())

@@ -17,6 +17,8 @@ from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, RecipeError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
@@ -69,10 +71,10 @@ def alone() -> list[float]:
 @pytest.mark.parametrize(
     ("place", "layout", "share"),
     [
-        ("row", Layout((1, 1), expert=4), 1 / 4),
-        ("table", Layout((1, 2), expert=2, shard_update=True), 1 / 2),
-        ("column", Layout((1, 1), expert=4), 1 / 4),
-        ("auto", Layout((2, 1), expert=2), 1 / 2),
+        ("row", Layout((1, 1), split=ModelSplit(expert=4)), 1 / 4),
+        ("table", Layout((1, 2), split=ModelSplit(expert=2), sync=Sync(sharding="zero1")), 1 / 2),
+        ("column", Layout((1, 1), split=ModelSplit(expert=4)), 1 / 4),
+        ("auto", Layout((2, 1), split=ModelSplit(expert=2)), 1 / 2),
     ],
 )
 def test_losses_are_those_of_whole_tables(place, layout, share, alone):
@@ -152,11 +154,11 @@ def test_cached_rows_are_the_same_on_any_mesh_and_a_checkpoint_goes_on_on_anothe
     cache = Hot(0.05, warmup=2, every=2, policy="discard")  # to write back is tested with `hot_rows`: it compiles long
     model = replace(SMALL, tt_rows=100, tt_rank=3, tt_cores=2, hot=cache, tables=TablePlacement("row", parts=4))
     losses, alone, _ = run(model, Layout((1, 1)))
-    begun, state, _ = run(model, Layout((1, 1), expert=2), last=3)
+    begun, state, _ = run(model, Layout((1, 1), split=ModelSplit(expert=2)), last=3)
     store = Checkpoints(tmp_path / "checkpoints", 1)
     store.save(state, 3)
     store.wait()
-    wider = Layout((1, 2), expert=2)
+    wider = Layout((1, 2), split=ModelSplit(expert=2))
     restored = store.restore(program_of(recipe(model, wider), make_mesh(wider)).shapes, None)
     store.close()
     rest, spread, _ = run(model, wider, restored, first=3)
@@ -227,20 +229,20 @@ def test_a_run_tells_of_its_cache():
 @pytest.mark.parametrize(
     ("model", "layout", "said"),
     [
-        (SMALL, Layout((1, 1), expert=4), r"layout.expert=4 splits nothing of this model"),
+        (SMALL, Layout((1, 1), split=ModelSplit(expert=4)), r"layout.expert=4 splits nothing of this model"),
         (
             replace(SMALL, tables=TablePlacement("row", parts=4)),
-            Layout((1, 1), expert=8),
+            Layout((1, 1), split=ModelSplit(expert=8)),
             r"tables/rows \[156, 8\]: table_rows of 156 does not divide over expert=8",
         ),
         (
             replace(SMALL, features=6, tables=TablePlacement("column")),
-            Layout((1, 1), expert=4),
+            Layout((1, 1), split=ModelSplit(expert=4)),
             r"tables/columns \[155, 6\]: table_columns of 6 does not divide over expert=4. Pad it by 2 to 8",
         ),
         (
             replace(SMALL, tables=TablePlacement("table", parts=6)),
-            Layout((1, 1), expert=4),
+            Layout((1, 1), split=ModelSplit(expert=4)),
             r"whole tables in 6 parts do not divide over expert=4 devices. Take expert=1 or 2 or 3 or 6",
         ),
     ],

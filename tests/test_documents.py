@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import click
 import pytest
+from click.testing import CliRunner
 from tree_names import CODE, PACKAGE, ROOT, Tree
 
+from multipod import errors
 from multipod.cli.main import cli
 from multipod.errors import MultipodError
 from multipod.layout.text import layout_changes
@@ -425,6 +427,38 @@ def test_links_to_headings_lead_to_one(page):
     links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
     wrong = [anchor for target, anchor in links if anchor not in anchors(page.parent / target if target else page)]
     assert wrong == []
+
+
+ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    tree = re.findall(r"^([│├└─ ]*)(\w+Error) +(?:\[(\w+)\])?(?: *exit (\d+))?", FENCE.search(ERRORS)[3], re.MULTILINE)
+    drawn, above = {}, {-1: "Exception"}
+    for indent, name, builtin, code in tree:
+        above[len(indent)] = name
+        parent = above[max(depth for depth in above if depth < len(indent))]
+        drawn[name] = (parent, *([builtin] if builtin else [])), int(code or drawn.get(parent, ((), 2))[1])
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MultipodError)]
+    assert drawn == {kind.__name__: (tuple(base.__name__ for base in kind.__bases__), kind.exit_code) for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        match
+        for match in re.findall(r"\*\*(\w+)\*\*, by `multipod ([^`]+)`[^\n]*\n```\nmultipod: ([^`]+)\n```", ERRORS)
+        if "runs/" not in match[1]
+    ],
+    ids=lambda text: text[:30],
+)
+def test_an_error_is_worded_as_the_page_says(kind, words, message, tmp_path, monkeypatch):
+    """All but those that need a run."""
+    (tmp_path / "imagenet" / "train").mkdir(parents=True)
+    (tmp_path / "imagenet" / "val").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, split(words), standalone_mode=False)
+    assert (type(done.exception).__name__, str(done.exception)) == (kind, message)
 
 
 def pages_behind(page: Path) -> set[Path]:

@@ -14,6 +14,7 @@ from multipod.experiments.perceptron import Perceptron
 from multipod.experiments.ranks import Carry, Study, curves, first_epochs, grid, start, step, tree
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
+from multipod.layout.sync import Sync
 from multipod.metrics.objective import Classification
 from multipod.optim.rates import Constant
 from multipod.optim.sgd import Sgd
@@ -45,7 +46,7 @@ def study(model, ranks, optimizer=SGD, **fields):
 @pytest.mark.parametrize("how", ["xla", "adasum"])
 def test_a_step_is_that_of_a_mesh(how):
     model = Perceptron(hidden=(8,), norm=True, tile=(1, 1) if how == "adasum" else "all")
-    recipe = Recipe("two", model, First(64), Classification(), SGD, 64, 10, Layout((1, 4), gradient_sum=how))
+    recipe = Recipe("two", model, First(64), Classification(), SGD, 64, 10, Layout((1, 4), sync=Sync(how)))
     program = program_of(recipe, make_mesh(recipe.layout))
     ours = study(model, ranks=4)
     state, optimizer = program.init(), SGD.build(10)

@@ -15,8 +15,10 @@ from processes import clean_environment
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, ScheduleError, TopologyError
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh, topology_of
+from multipod.layout.sync import Sync
 from multipod.models.resnet import SmallResNet
 from multipod.nn.padding import example_mask, padding_mask
 from multipod.recipes.digits import digits
@@ -29,7 +31,7 @@ from multipod.train.events import Ended, Evaluated, Updated
 from multipod.train.loop import train
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
-ONE_FAILED = Layout((2, 4), "detour-ring", failed=((0, 1),))
+ONE_FAILED = Layout((2, 4), sync=Sync("detour-ring"), failed=((0, 1),))
 
 
 def short(layout, **fields):
@@ -50,7 +52,7 @@ def curve(recipe):
 
 @pytest.fixture(scope="module")
 def whole():
-    return curve(short(Layout((2, 4), "ordered")))
+    return curve(short(Layout((2, 4), sync=Sync("ordered"))))
 
 
 @pytest.mark.jax_version
@@ -58,8 +60,8 @@ def whole():
     "layout",
     [
         ONE_FAILED,
-        Layout((2, 4), "double-tree", shard_update=True, failed=((1, 0), (1, 3), (1, 3))),
-        Layout((2, 4), "xla", failed=((0, 0), (1, 0), (0, 1))),
+        Layout((2, 4), sync=Sync("double-tree", sharding="zero1"), failed=((1, 0), (1, 3), (1, 3))),
+        Layout((2, 4), sync=Sync("xla"), failed=((0, 0), (1, 0), (0, 1))),
     ],
     ids=["one chip", "two chips, split update", "three chips, no schedule"],
 )
@@ -80,7 +82,7 @@ def test_the_devices_of_failed_chips_are_no_part_of_the_mesh():
     whole = make_mesh(Layout((2, 4))).devices.ravel().tolist()
     assert dict(mesh.shape) == {"y": 1, "x": 7}
     assert mesh.devices.ravel().tolist() == whole[:1] + whole[2:]
-    for layout in (ONE_FAILED, Layout((), "ring", failed=((0, 1),))):
+    for layout in (ONE_FAILED, Layout((), sync=Sync("ring"), failed=((0, 1),))):
         chips = topology_of(layout, make_mesh(layout))
         assert (chips.shape, chips.failed_chips, chips.wrap) == ((2, 4), {1}, (False, False))
 
@@ -134,12 +136,12 @@ def test_an_algorithm_that_needs_every_chip_is_refused_with_those_that_do_not():
 
 def test_an_unknown_sum_is_refused_with_the_nearest():
     with pytest.raises(LayoutError, match=r"no sum is called 'double-trees'. Nearest: double-tree"):
-        Layout(gradient_sum="double-trees")
+        Layout(sync=Sync("double-trees"))
 
 
 @pytest.mark.parametrize("name", ["detour-ring", "double-tree", "ordered"])
 def test_a_layout_sums_over_the_live_chips(name):
-    layout = replace(ONE_FAILED, gradient_sum=name)
+    layout = replace(ONE_FAILED, sync=Sync(name))
     mesh = make_mesh(layout)
     values = np.arange(7 * 10, dtype=np.int32).reshape(7, 10)
     total = partial(vector_sum(layout, mesh).all_reduce)

@@ -15,7 +15,7 @@ from multipod.optim.rates import Constant
 from multipod.recipe.override import override
 from multipod.recipe.text import differences, from_text, to_text
 from multipod.recipes.find import load
-from multipod.recipes.finetune import FineTuning, fine_tuned
+from multipod.recipes.finetune import FineTuning, make_finetuning
 from multipod.runs.recipes import recorded_recipe
 
 PAIRS = [{"input": f"double {n}", "target": str(2 * n)} for n in range(10)]
@@ -65,7 +65,7 @@ def test_a_task_has_sentinels_and_a_test_part(tmp_path):
 
 def test_the_recipe_of_a_fine_tuning_is_read_back_from_its_text(tmp_path):
     before = override(load("st-moe-small"), ["model.features=32"])
-    recipe = fine_tuned(before, FineTuning(str(tmp_path / "t.jsonl"), ("dense", "attention"), 5e-4))
+    recipe = make_finetuning(before, FineTuning(str(tmp_path / "t.jsonl"), ("dense", "attention"), 5e-4))
     assert recipe.optimizer == Partly(Adafactor(Constant(5e-4)), ("dense", "attention"))
     assert (recipe.model.features, recipe.model.dropout, recipe.model.expert_dropout) == (32, 0.1, 0.2)
     assert recipe.model.routing.evaluation_capacity == 2.0
@@ -85,4 +85,4 @@ def test_only_sparse_text_models_are_fine_tuned():
     with pytest.raises(
         RecipeError, match=r"fine-tuning digits: it is a SmallResNet on Digits. Text-to-text tasks need"
     ):
-        fine_tuned(load("digits"), FineTuning("t.jsonl"))
+        make_finetuning(load("digits"), FineTuning("t.jsonl"))

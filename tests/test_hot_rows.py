@@ -19,7 +19,7 @@ from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cach
 from multipod.nn.tables.tensor_train import LARGEST, look_up, materialize, tensor_train
 from multipod.nn.tables.tensor_train_bag import bag
 from multipod.optim.rates import Constant
-from multipod.optim.sparse import adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
+from multipod.optim.sparse import adagrad_rows, make_row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
 
@@ -202,7 +202,7 @@ def test_touched_rows_move_as_under_the_whole_gradient(name):
         for ids, gradients in batches:
             updates, state = whole.update(jnp.zeros_like(table).at[ids].add(gradients), state, dense)
             dense = optax.apply_updates(dense, updates)
-            gradient = row_gradient(jnp.asarray(ids), jnp.asarray(gradients), 12)
+            gradient = make_row_gradient(jnp.asarray(ids), jnp.asarray(gradients), 12)
             if name == "sgd":
                 own = sgd_rows(own, gradient, 0.1)
             else:
@@ -215,7 +215,7 @@ def test_touched_rows_move_as_under_the_whole_gradient(name):
 
 def test_ids_outside_a_table_move_nothing():
     table = jnp.ones((4, 2))
-    gradient = row_gradient(jnp.array([7, -1, 2, 7]), jnp.ones((4, 2)), 4)
+    gradient = make_row_gradient(jnp.array([7, -1, 2, 7]), jnp.ones((4, 2)), 4)
     assert gradient.ids.tolist() == [2, 4, 4, 4]
     assert np.asarray(sgd_rows(table, gradient, 1.0)).sum(1).tolist() == [2, 2, 0, 2]
 

@@ -15,6 +15,7 @@ from test_layouts import trained
 from multipod.errors import CheckpointError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.sync import Sync
 from multipod.step.program import program_of
 from multipod.train.checkpoint import Checkpoints
 
@@ -49,7 +50,11 @@ def test_four_processes_learn_what_the_unsplit_model_learns_and_their_checkpoint
     four = losses(tmp_path / "four")
     np.testing.assert_allclose([four[update] * 16 for update in sorted(four)], alone, rtol=1e-4)
     make = {"words": words, "pictures": pictures}[name]
-    for other in (Layout((1, 1)), Layout((2, 4), shard_weights=True), Layout((4, 2), shard_update=True)):
+    for other in (
+        Layout((1, 1)),
+        Layout((2, 4), sync=Sync(sharding="fsdp")),
+        Layout((4, 2), sync=Sync(sharding="zero1")),
+    ):
         found = restored(tmp_path / "four", make(other))
         for one, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
             np.testing.assert_allclose(jax.device_get(one), jax.device_get(wanted), rtol=1e-4, atol=1e-5)

@@ -12,9 +12,13 @@ from layout_recipes import VOCAB, pictures, words
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError
+from multipod.layout.check import tensors_without_rules, unsplit_tensors
 from multipod.layout.compiled import facts_of
+from multipod.layout.fields import from_fields
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
@@ -58,13 +62,16 @@ def assert_same(name, losses, state, sums, tolerance=2e-5):
     np.testing.assert_allclose(sums["loss"], expected_sums["loss"], rtol=tolerance)
 
 
-FEATURES = Layout((1, 2), model=4)
+FEATURES = Layout((1, 2), split=ModelSplit(model=4))
 LAYOUTS = [
     ("words", FEATURES),
-    ("words", Layout((2, 2), "tree-packing", True, model=2, bucket_bytes=4000)),
-    ("words", Layout((1, 4), "torus", model=2, shard_weights=True)),
-    ("pictures", Layout((1, 1), spatial=(8,), shard_update=True)),
-    ("pictures", Layout((2, 1), "ring", spatial=(2, 2))),
+    (
+        "words",
+        Layout((2, 2), split=ModelSplit(model=2), sync=Sync("tree-packing", sharding="zero1", bucket_bytes=4000)),
+    ),
+    ("words", Layout((1, 4), split=ModelSplit(model=2), sync=Sync("torus", sharding="fsdp"))),
+    ("pictures", Layout((1, 1), split=ModelSplit(spatial=(8,)), sync=Sync(sharding="zero1"))),
+    ("pictures", Layout((2, 1), split=ModelSplit(spatial=(2, 2)), sync=Sync("ring"))),
 ]
 
 
@@ -88,7 +95,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout((1, 2), sum_dtype="bfloat16"), Layout((1, 2), shard_weights=True, gather_dtype="bfloat16")]
+    "layout",
+    [
+        Layout((1, 2), sync=Sync(sum_dtype="bfloat16")),
+        Layout((1, 2), sync=Sync(sharding="fsdp", gather_dtype="bfloat16")),
+    ],
 )
 def test_half_width_messages_and_gathered_weights_keep_float32_masters(layout):
     expected, _, _ = unsplit("words")
@@ -96,8 +107,8 @@ def test_half_width_messages_and_gathered_weights_keep_float32_masters(layout):
     np.testing.assert_allclose(losses, expected, rtol=2e-2)
     assert losses != expected
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.params)} == {"float32"}
-    # Controls of what XLA is given: its CPU backend widens bfloat16 in messages, too.
-    operation = "all_gather" if layout.gather_dtype else "all_reduce"
+    # Asked of what XLA is given: its CPU backend widens bfloat16 in messages, too.
+    operation = "all_gather" if layout.sync.gather_dtype else "all_reduce"
     messages = re.findall(rf'"stablehlo.{operation}".*?-> tensor<(\w+)>', program.lowered.as_text(), re.DOTALL)
     assert any(message.endswith("bf16") for message in messages), messages
 
@@ -139,7 +150,7 @@ def test_beam_search_under_the_same_plan():
 
 
 def test_images_are_exchanged_at_their_edges_and_never_gathered_whole():
-    recipe = pictures(Layout((1, 2), spatial=(4,)), height=64, width=8)
+    recipe = pictures(Layout((1, 2), split=ModelSplit(spatial=(4,))), height=64, width=8)
     program = program_of(recipe, make_mesh(recipe.layout))
     found = facts_of(program.lowered.compile()).collectives
     row = 8 * 8 * 4 * 4  # examples x width x features of the widest stage x bytes
@@ -188,22 +199,25 @@ def test_optimizer_state_falls_as_one_over_the_devices(optimizer):
     state, params = held(Layout((1, 1)))
     scalars, rests = 64, 0.15  # norms of 16 numbers do not divide over 4 and over 2 devices beside `model`
     rows = 512 if optimizer == "sm3" else 0  # its vectors are shorter than 8 where a dim is
-    assert held(Layout((2, 4), shard_update=True))[0] <= state / 8 + scalars + rows
-    assert held(Layout((2, 2), shard_update=True, model=2))[0] <= state / 8 * (1 + rests) + scalars + rows
-    assert held(Layout((2, 4), shard_weights=True))[1] == params / 8
+    assert held(Layout((2, 4), sync=Sync(sharding="zero1")))[0] <= state / 8 + scalars + rows
+    assert (
+        held(Layout((2, 2), split=ModelSplit(model=2), sync=Sync(sharding="zero1")))[0]
+        <= state / 8 * (1 + rests) + scalars + rows
+    )
+    assert held(Layout((2, 4), sync=Sync(sharding="fsdp")))[1] == params / 8
 
 
 # Meshes.
 
 
 def test_tiles_are_neighbours_along_a_snake_and_messages_between_tiles_share_links():
-    from multipod.layout.mesh import in_tiles, topology_of
+    from multipod.layout.mesh import by_replica, topology_of
 
     grid = np.arange(32).reshape(4, 8)
-    assert in_tiles(grid, (2, 4))[0].tolist() == [0, 1, 2, 3, 11, 10, 9, 8]
-    assert in_tiles(grid, (2, 2)).tolist()[1] == [2, 3, 11, 10]
-    layout = Layout((2, 2), model=2)
-    assert layout.tile_shape == (1, 2)
+    assert by_replica(grid, (2, 4))[0].tolist() == [0, 1, 2, 3, 11, 10, 9, 8]
+    assert by_replica(grid, (2, 2)).tolist()[1] == [2, 3, 11, 10]
+    layout = Layout((2, 2), split=ModelSplit(model=2))
+    assert layout.replica_grid == (1, 2)
     topology = topology_of(layout, make_mesh(layout))
     assert topology.shape == (2, 2)
     assert topology.bytes_per_s[0] == 2 * topology.bytes_per_s[1]
@@ -213,11 +227,11 @@ def test_tiles_are_neighbours_along_a_snake_and_messages_between_tiles_share_lin
 # What is refused, and with which words.
 
 
-def refused(recipe=words, *mesh, **options):
-    """What is said of a layout of these options."""
+def refused(recipe=words, mesh=(), **fields):
+    """What is said of a layout with these fields, by their flat names."""
 
     def build():
-        layout = Layout(*mesh, **options)
+        layout = from_fields({"mesh": mesh, **fields})
         program = program_of(recipe(layout), make_mesh(layout))
         return program.rows, program.shapes
 
@@ -259,7 +273,7 @@ def test_axes_that_split_nothing_or_need_other_devices():
     assert re.match(r"mesh 3x2 of model=2 needs 12 devices, and there are 8 \(cpu\)\. Use --mesh 2x2", text)
     assert "model=3 is 3 devices, which do not divide the 8 there are" in refused(words, model=3)
     assert "layout.tile=(2, 3) is not 4 devices" in refused(words, model=4, tile=(2, 3))
-    assert "needs the angles of whole tensors" in refused(words, (1, 2), "adasum", model=2)
+    assert "needs the angles of whole tensors" in refused(words, (1, 2), gradient_sum="adasum", model=2)
     assert "accumulate=3 does not divide the 8 rows" in refused(functools.partial(words, accumulate=3), (1, 2))
     assert "whole models, which have no stages" in refused(words, (1, 2), stage=2)
     clipped = functools.partial(words, optimizer=Sgd(WarmUp(Cosine(1e-3), 0.1), clip=1.0, clip_before_sum=True))
@@ -267,17 +281,12 @@ def test_axes_that_split_nothing_or_need_other_devices():
     assert "nothing is gathered" in refused(words, (1, 2), gather_dtype="bfloat16")
 
 
-def test_check_lists_mesh_batch_and_tensors_together():
-    from multipod.layout.check import check, uncovered, whole
-
-    program = program_of(words(), make_mesh(Layout((1, 1))))
-    found = check(Layout((2, 8), model=8), program.placement.tensors, batch=15, devices=8)
-    assert found[0].startswith("data=2x8 of model=8 needs 128 devices, and there are 8. Take mesh=1x1")
-    assert found[1] == "batch=15 does not divide over the 16 devices of y x x. Use batch=16."
-    assert len(found) > 5
+def test_tensors_that_nothing_splits_are_named():
     split, *_ = trained("words", FEATURES)
-    stay = whole(split.recipe.layout, split.placement.tensors, split.placement.placements)
+    stay = unsplit_tensors(split.recipe.layout, split.placement.tensors, split.placement.placements)
     assert stay["encoder_norm/scale"] == 64
-    assert not uncovered(split.placement.tensors, split.placement.placements)
+    assert not tensors_without_rules(split.placement.tensors, split.placement.placements)
     images = program_of(pictures(), make_mesh(Layout((1, 1))))
-    assert set(uncovered(images.placement.tensors, images.placement.placements)) == set(images.placement.tensors)
+    assert set(tensors_without_rules(images.placement.tensors, images.placement.placements)) == set(
+        images.placement.tensors
+    )

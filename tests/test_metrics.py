@@ -20,7 +20,8 @@ from tiny_recipe import tiny
 from multipod.errors import MetricError
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, data_devices, make_mesh
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import Classification, TokenClassification, among_top, masked_sums, means, report_of

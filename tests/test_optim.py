@@ -21,7 +21,7 @@ from multipod.optim.adamw import AdamW
 from multipod.optim.lamb import Lamb
 from multipod.optim.lars import Lars, LarsScaled, lars
 from multipod.optim.optimizers import OPTIMIZERS
-from multipod.optim.presets import IMAGENET_EXAMPLES, PRESETS, preset
+from multipod.optim.presets import IMAGENET_EXAMPLES, PRESETS, find_preset
 from multipod.optim.rates import RATES, Constant, Cosine, Drops, Exponential, Linear, Polynomial, Rsqrt, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.optim.sm3 import Sm3, scale_by_sm3
@@ -471,7 +471,7 @@ def test_the_rate_rises_to_its_peak_and_then_never_rises(decay, warmup, start, e
 
 
 def rate_of(name, update):
-    chosen = preset(name)
+    chosen = find_preset(name)
     return float(chosen.optimizer.schedule(chosen.updates)(update))
 
 
@@ -483,7 +483,7 @@ def test_bert_starts_at_a_quarter_of_its_rate_and_jumps_down_after_its_warm_up()
 
 
 def test_efficientnet_leaves_its_warm_up_two_stairs_down():
-    chosen = preset("efficientnet-b2-4k-rmsprop")
+    chosen = find_preset("efficientnet-b2-4k-rmsprop")
     epoch = IMAGENET_EXAMPLES / 4096
     after = int(5 * epoch)
     assert rate_of("efficientnet-b2-4k-rmsprop", after) == pytest.approx(0.256 * 0.97**2, rel=1e-5)
@@ -506,10 +506,10 @@ def test_efficientnet_leaves_its_warm_up_two_stairs_down():
     ],
 )
 def test_lars_presets_reach_their_published_peaks_and_ends(name, peak, warmup, updates, end):
-    assert preset(name).updates == pytest.approx(updates, abs=1)
+    assert find_preset(name).updates == pytest.approx(updates, abs=1)
     assert rate_of(name, warmup) == pytest.approx(peak, rel=5e-4)
     assert rate_of(name, warmup - 1) < rate_of(name, warmup) > rate_of(name, warmup + 1)
-    assert rate_of(name, preset(name).updates) == pytest.approx(end, rel=1e-4)
+    assert rate_of(name, find_preset(name).updates) == pytest.approx(end, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -532,8 +532,8 @@ def test_every_preset_builds_and_says_where_it_is_from(name):
 
 
 def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(RecipeError, match=r"no optimizer preset is called 'bert-8k'\. Nearest: bert-8k-lamb"):
-        preset("bert-8k")
+    with pytest.raises(RecipeError, match=r"no optimizer find_preset is called 'bert-8k'\. Nearest: bert-8k-lamb"):
+        find_preset("bert-8k")
 
 
 # Clipping before the sum, and the dataclasses.

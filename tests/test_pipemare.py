@@ -12,7 +12,7 @@ from multipod.errors import RecipeError
 from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
 from multipod.execute.pipeline.passes import trace_passes
 from multipod.optim.optimizers import OPTIMIZERS
-from multipod.optim.pipemare import PipeMare, corrected, gamma_of, reschedule, track_velocity
+from multipod.optim.pipemare import PipeMare, correct_weights, gamma_of, reschedule, track_velocity
 from multipod.optim.rates import Constant
 from multipod.pipelines import stability
 from multipod.pipelines.build import pipedream, pipemare
@@ -210,7 +210,10 @@ def test_the_velocity_follows_the_weights_under_any_optimizer(name):
         weights = moved
     np.testing.assert_allclose(state[-1].velocity["kernel"], delta, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(
-        corrected(weights, state[-1].velocity, 3.5)["kernel"], weights["kernel"] - 3.5 * delta, rtol=1e-4, atol=1e-5
+        correct_weights(weights, state[-1].velocity, 3.5)["kernel"],
+        weights["kernel"] - 3.5 * delta,
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 

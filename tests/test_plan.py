@@ -12,18 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.errors import PlanError
+from multipod.layout.layout import Layout
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.plan import jaxpr, network, v3
 from multipod.plan.calibrate import Measurement, fit
 from multipod.plan.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.mirror import mirroring
 from multipod.plan.models import MODELS, resnet_layers, ssd_layers
-from multipod.plan.predict import Choice, exposed_s, late_host_s, predict_step, tile_of, update_s
+from multipod.plan.predict import chips_of_weights, exposed_s, late_host_s, predict_step, update_s
 from multipod.plan.price import op_s
-from multipod.plan.published import EXAMPLES, V06, V07, pod
+from multipod.plan.published import EXAMPLES, SHARDED, V06, V07, pod
 from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
 from multipod.plan.work import Op, Work, merged
-from multipod.plan.workload import Split
 from multipod.topology.topology import Topology
 
 CHIP = find("tpu-v3-pod:2x2")
@@ -47,7 +49,7 @@ def test_tables_have_the_published_flops_and_parameters(model, gflops, parameter
     table = MODELS[model]
     assert table.parameters == pytest.approx(parameters, rel=1e-4 if gflops else 0.02)
     if gflops:
-        assert products(table.build(1, Split(), 128)) / 1e9 == pytest.approx(gflops, rel=0.06)
+        assert products(table.build(1, ModelSplit(), 128)) / 1e9 == pytest.approx(gflops, rel=0.06)
 
 
 def test_a_table_against_the_traced_program():
@@ -118,7 +120,7 @@ def test_a_spatial_split_divides_rows(split, size, examples):
 
 
 def test_merging_changes_no_price():
-    work = MODELS["ssd"].build(4, Split(), 128)
+    work = MODELS["ssd"].build(4, ModelSplit(), 128)
     less = merged(work)
     assert len(less.ops) < len(work.ops) / 2
     assert less.flops == pytest.approx(work.flops)
@@ -146,8 +148,8 @@ def test_rings_past_the_peers_share_their_wires():
     topology = find("tpu-v3-pod:8x8").topology
     across, along = (network.cost(topology, "torus-2d", "all-reduce", tile).vectors for tile in ((1, 2), (2, 1)))
     assert along > 1.5 * across / 2
-    assert tile_of(Split(model=4), find("tpu-v3-pod:8x8")) == (1, 2)
-    assert tile_of(Split(model=2), find("tpu-v3-pod:8x8")) == ()
+    assert chips_of_weights(Layout(split=ModelSplit(model=4)), find("tpu-v3-pod:8x8")) == (1, 2)
+    assert chips_of_weights(Layout(split=ModelSplit(model=2)), find("tpu-v3-pod:8x8")) == ()
 
 
 def test_float32_is_multiplied_as_jax_does():
@@ -178,33 +180,33 @@ def test_what_hides_behind_the_backward_pass():
 def test_sharding_divides_the_update():
     machine = find("tpu-v3-pod:8x8")
     lamb = MODELS["bert"]
-    whole, shared = (update_s(lamb, Choice(512, shard_update=flag), machine) for flag in (False, True))
+    whole, shared = (update_s(lamb, Layout(sync=Sync("torus-2d", sharding)), machine) for sharding in ("none", "zero1"))
     moved = 40 * lamb.parameters / (machine.memory_bytes_per_s * machine.calibration.memory)
     assert whole == pytest.approx(moved, rel=0.02)
     assert shared < whole / 20
 
 
 def test_a_prediction_adds_up():
-    step = predict_step(MODELS["resnet50"], Choice(1024, norm_group=8), find("tpu-v3-pod:8x8"))
+    step = predict_step(MODELS["resnet50"], SHARDED, 1024, find("tpu-v3-pod:8x8"), norm_group=8)
     assert step.step_s == pytest.approx(sum(seconds for _, seconds in step.parts))
     assert step.examples_per_s == pytest.approx(1024 / step.step_s)
     assert step.limit == "compute"
     assert step.fits
     assert 0 < step.utilisation < 1
-    uneven = predict_step(MODELS["resnet50"], Choice(1025), find("tpu-v3-pod:8x8"))
+    uneven = predict_step(MODELS["resnet50"], SHARDED, 1025, find("tpu-v3-pod:8x8"))
     assert uneven.idle_s > 0
 
 
 def test_more_chips_never_slow_the_passes():
-    times = [predict_step(MODELS["resnet50"], Choice(32768), pod(n)).compute_s for n in (16, 64, 128, 256, 512)]
+    times = [predict_step(MODELS["resnet50"], SHARDED, 32768, pod(n)).compute_s for n in (16, 64, 128, 256, 512)]
     assert times == sorted(times, reverse=True)
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(PlanError, match=r"replica of model 16 needs 16 devices, and the machine's 8"):
-        predict_step(MODELS["bert"], Choice(8, Split(model=16)), CHIP)
+        predict_step(MODELS["bert"], Layout(split=ModelSplit(model=16), sync=Sync("torus-2d", "zero1")), 8, CHIP)
     with pytest.raises(PlanError, match=r"batch of 4 leaves some of 8 replicas without.*at least 8"):
-        predict_step(MODELS["bert"], Choice(4), CHIP)
+        predict_step(MODELS["bert"], SHARDED, 4, CHIP)
     with pytest.raises(PlanError, match=r"mesh:2x2 says nothing of its chips"):
         find("mesh:2x2")
     with pytest.raises(PlanError, match=r"calibration: link=-1, memory=0\. Shares"):
@@ -278,7 +280,7 @@ def test_machine_files_keep_every_constant(tmp_path):
 
 def test_a_run_adds_failures_and_checkpoints():
     machine = replace(find("tpu-v3-pod:8x8"), chip_failures_per_hour=1e-3, price=2.0)
-    step = predict_step(MODELS["resnet50"], Choice(8192), machine)
+    step = predict_step(MODELS["resnet50"], SHARDED, 8192, machine)
     plain = predict_run(step, replace(machine, chip_failures_per_hour=0.0), 10_000)
     assert plain.seconds == pytest.approx(10_000 * step.step_s + machine.calibration.start_s)
     saved = predict_run(step, machine, 10_000, saving=Saving(every_s=600, seconds=5, restart_s=60))
@@ -310,10 +312,10 @@ def test_the_latest_of_many_hosts():
 def test_late_hosts_hold_a_step_up():
     """A tenth more examples a second than the step needs: even hosts are in time, uneven ones are late."""
     machine = find("tpu-v3-pod:16x16")
-    step = predict_step(MODELS["resnet50"], Choice(32768), machine)
+    step = predict_step(MODELS["resnet50"], SHARDED, 32768, machine)
     rate = step.examples_per_s / machine.hosts * 1.1
     waits = [
-        predict_step(MODELS["resnet50"], Choice(32768), replace(machine, host_examples_per_s=rate, **more)).input_s
+        predict_step(MODELS["resnet50"], SHARDED, 32768, replace(machine, host_examples_per_s=rate, **more)).input_s
         for more in ({}, {"host_spread": 0.2, "prefetch": 16}, {"host_spread": 0.2})
     ]
     assert waits[0] == 0 < waits[1] < waits[2] < 0.6 * step.step_s
@@ -350,10 +352,10 @@ def test_dense_layers_cost_what_they_multiply():
 
 def test_what_dies_with_a_host_is_its_share_of_the_slots():
     machine = find("tpu-v3-pod:8x8")
-    step = predict_step(MODELS["resnet50"], Choice(4096), machine)
+    step = predict_step(MODELS["resnet50"], SHARDED, 4096, machine)
     copy = mirroring(step, machine)
     assert copy.sent * machine.hosts == pytest.approx(4 * 25_557_032)  # LARS has one slot, in float32
     assert copy.copied == pytest.approx(step.memory.parameters + copy.sent)
     assert copy.kept == 2 * (copy.copied + copy.sent)
-    whole = mirroring(predict_step(MODELS["resnet50"], Choice(4096, shard_update=False), machine), machine)
+    whole = mirroring(predict_step(MODELS["resnet50"], Layout(sync=Sync("torus-2d")), 4096, machine), machine)
     assert (whole.sent, whole.send_s) == (0, 0)  # all hosts have all

@@ -8,22 +8,29 @@ from hypothesis import strategies as st
 
 from multipod.errors import LayoutError, MultipodError, PlanError, ScheduleError
 from multipod.layout.layout import Layout
-from multipod.layout.text import layout_changes
+from multipod.layout.split import ModelSplit, PipelineSplit
+from multipod.layout.sync import Sync
+from multipod.layout.text import layout_changes, spelled
 from multipod.pipelines.build import build
 from multipod.pipelines.timing import Costs, time_schedule, total
-from multipod.plan.asked import asked_for, spelled
+from multipod.plan.asked import asked_for, layout_of
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import HOST_BYTES_PER_S, mirroring, with_copies
 from multipod.plan.models import MODELS
 from multipod.plan.network import to_next_host_s
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.placing import on_machine
+from multipod.plan.predict import predict_step
+from multipod.plan.published import SHARDED
 from multipod.plan.search import Every, Found, search
 from multipod.plan.trace import step_events
-from multipod.plan.workload import Split
-from multipod.recipe.override import override
 from multipod.topology.topology import Topology
 
 BERT, POD = MODELS["bert"], find("tpu-v3-pod:4x4")
+
+
+def words_of(step):
+    """A priced layout as `multipod plan --explain` prints it."""
+    return spelled(on_machine(step.layout, POD), always=("gradient_sum", "shard_update"))
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +49,26 @@ def test_a_layout_in_words_is_found_in_the_table(found, text):
     """The quickest that has all of it; its own words name it again, and mean the same to `train --layout`."""
     number, step = asked_for(text, found, BERT, POD, 512)
     assert found.predictions[number - 1] is step
-    again = spelled(step.choice, POD)
+    again = words_of(step)
     assert asked_for(again, found, BERT, POD, 512) == (number, step)
-    layout = override(Layout(), [change.removeprefix("layout.") for change in layout_changes(again)])
-    assert (layout.model, layout.stage, layout.gradient_sum) == (
-        *(step.choice.split.model, step.choice.split.stage),
-        step.choice.schedule,
+    layout = layout_of(again)
+    assert (layout.split.model, layout.stages, layout.sync.gradient_sum) == (
+        *(step.layout.split.model, step.layout.stages),
+        step.layout.sync.gradient_sum,
     )
-    assert layout.shard_update == step.choice.shard_update
-    same = [one for one in found.predictions[: number - 1] if one.choice.split == step.choice.split]
+    assert layout.sync == step.layout.sync
+    same = [one for one in found.predictions[: number - 1] if one.layout.replica_sizes == step.layout.replica_sizes]
     for earlier in [] if text.isdecimal() else same:  # none of the quicker ones has all of it
-        assert not set(layout_changes(text)) <= set(layout_changes(spelled(earlier.choice, POD) + ",micro=16"))
+        assert not set(layout_changes(text)) <= set(layout_changes(words_of(earlier) + ",micro=16"))
 
 
 def test_a_layout_that_was_not_searched_is_priced(found):
     """More devices a replica than a search tries; a pipeline that never drains; other micro-batches."""
     number, step = asked_for("model=32", found, BERT, POD, 512)
-    assert (number, step.choice.split) == (0, Split(model=32))
+    assert (number, step.layout.split) == (0, ModelSplit(model=32))
     assert asked_for("stage=2,schedule=pipemare", found, BERT, POD, 512)[0] == 0
     other = asked_for("stage=4,micro=8,sum=torus-2d", found, BERT, POD, 512)[1]
-    fewer = predict_step(BERT, Choice(512, Split(stage=4), "torus-2d", False, micro_batches=8), POD)
+    fewer = predict_step(BERT, Layout(pipeline=PipelineSplit(4, micro_batches=8), sync=Sync("torus-2d")), 512, POD)
     assert other == fewer
     often = asked_for("model=32", found, BERT, POD, 512, Every(mirror=5))[1]
     assert often.step_s == pytest.approx(step.step_s + mirroring(step, POD).seconds / 5)
@@ -77,8 +84,8 @@ def test_a_layout_that_was_not_searched_is_priced(found):
         ("999", "there are 166 layouts, from 1 on"),
         ("model=3", "do not divide into such. Take a split over 2 or 4"),
         ("data=4x4,model=4", "data=4x4 is not how a plan lies there: data=4x2 on tpu-v3-pod:4x4"),
-        ("model=4,tile=2x2", "tile=2x2 has no price: a plan's tile is 1x4"),
-        ("model=4,wire=bfloat16", "nobody has priced wire. Leave it out; what is priced: data, spatial"),
+        ("model=4,tile=2x2", "tile=2x2 has no price: a plan's is 1x4"),
+        ("stage=2,cut=13x13", "nobody has priced cut. Leave it out; what is priced: data, stage, spatial"),
         ("sum=adasum", "sum=adasum combines and does not sum, which has no price"),
         ("spatial=2", "spatial=2: bert is known split over model, stage"),
         ("stage=4,micro=5", "5 micro-batches do not divide the 64 rows"),
@@ -112,7 +119,7 @@ def test_the_message_to_the_next_host_has_its_closed_form(hosts, per_host, nbyte
 def test_copies_are_part_of_the_step(every):
     """1 / every of: the state over PCIe, and what a host alone holds over two links to the next (rows of four)."""
     machine = replace(POD, chips_per_host=4)
-    plain = predict_step(MODELS["resnet50"], Choice(4096), machine)
+    plain = predict_step(MODELS["resnet50"], SHARDED, 4096, machine)
     step = with_copies(plain, machine, every)
     weights = 4 * 25_557_032
     slots = weights / machine.hosts  # LARS has one slot, which all devices share; a host has a quarter of it

@@ -7,10 +7,12 @@ from itertools import pairwise
 import layout_recipes
 import pytest
 
-from multipod.errors import PlanError
+from multipod.errors import MultipodError, PlanError
 from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
+from multipod.layout.sync import Sync
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
@@ -19,18 +21,22 @@ from multipod.pipelines.build import PIPELINES
 from multipod.pipelines.check import check
 from multipod.plan import jaxpr, program, remembered
 from multipod.plan import search as search_module
+from multipod.plan.asked import layout_of
 from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
 from multipod.plan.models import MODELS
 from multipod.plan.network import all_reduce_s, all_to_all_s, block, group_s
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.placing import on_machine
+from multipod.plan.predict import predict_step
 from multipod.plan.price import deepest, schedule_of, work_s
 from multipod.plan.program import dtype_fields, expert_splits, workload_of
+from multipod.plan.published import SHARDED
 from multipod.plan.remembered import remember_traces
-from multipod.plan.search import Plan, mesh_of, search
+from multipod.plan.saved import SavedPlan
+from multipod.plan.search import search
 from multipod.plan.trace import step_events, write_step_trace
 from multipod.plan.work import Op, Work
-from multipod.plan.workload import Part, Split, Workload
+from multipod.plan.workload import Part, Workload
 from multipod.recipe.override import override
 from multipod.recipes.digits import digits
 from multipod.step.program import program_of
@@ -46,7 +52,7 @@ def moe():
 
 
 def pipelined(**changes):
-    return Choice(64, Split(stage=4), "torus-2d", False, **changes)
+    return Layout(pipeline=PipelineSplit(4, **changes)), 64
 
 
 def even(examples, parts, lanes, model):
@@ -63,25 +69,26 @@ FREE = POD.calibrated(op_s=0.0, hop_s=0.0, message_s=0.0)
 @pytest.mark.parametrize("micro", [4, 8, 32])
 def test_the_bubble_is_the_published_one(name, chunks, micro):
     """(P - 1) / (chunks N) of the work: arXiv:1811.06965, and arXiv:2104.04473, section 2.2."""
-    step = predict_step(EVEN, pipelined(pipeline=name, chunks=chunks, micro_batches=micro), FREE)
+    step = predict_step(EVEN, *pipelined(schedule=name, micro_batches=micro), FREE)
     assert step.idle_s / step.compute_s == pytest.approx(3 / (chunks * micro))
     assert step.compute_s == pytest.approx(work_s(even(64 / 2, 1, 1, 1)[0].whole, FREE) / 4)
 
 
 def test_an_asynchronous_pipeline_has_none():
-    step = predict_step(EVEN, pipelined(pipeline="pipemare", micro_batches=8), FREE)
+    step = predict_step(EVEN, *pipelined(schedule="pipemare", micro_batches=8), FREE)
     assert step.idle_s == pytest.approx(0, abs=1e-9 * step.compute_s)
     with pytest.raises(PlanError, match="pipemare never drains"):
         list(step_events(step, EVEN, FREE))
 
 
 def test_1f1b_keeps_as_many_micro_batches_as_stages():
-    assert max(deepest("gpipe", 4, 16, 1)) == 16
-    assert deepest("1f1b", 4, 16, 1) == (4, 3, 2, 1)
+    assert max(deepest(PipelineSplit(4, "gpipe", 16))) == 16
+    assert deepest(PipelineSplit(4, "1f1b", 16)) == (4, 3, 2, 1)
     for name in PIPELINES:
-        assert deepest(name, 4, 8, 2) == check(schedule_of(name, 4, 8, 2)).peak_live
+        pipeline = PipelineSplit(4, name, 8)
+        assert deepest(pipeline) == check(schedule_of(pipeline)).peak_live
     kept = {
-        name: predict_step(EVEN, pipelined(pipeline=name, micro_batches=16), FREE).memory.activations
+        name: predict_step(EVEN, *pipelined(schedule=name, micro_batches=16), FREE).memory.activations
         for name in ("gpipe", "1f1b")
     }
     assert kept == {"gpipe": (16 + 2) * 2e6, "1f1b": (4 + 2) * 2e6}
@@ -90,9 +97,8 @@ def test_1f1b_keeps_as_many_micro_batches_as_stages():
 def test_sends_take_the_way_there_and_back():
     """Each stage but the last waits once for a message forward and once for one back: closed form for N = 1."""
     sends = replace(EVEN, cut=lambda *asked: tuple(replace(part, sent_bytes=1e6) for part in even(*asked)))
-    choice = pipelined(micro_batches=1)
     lone = 1e6 / FREE.link_bytes_per_s
-    found = dict(predict_step(sends, choice, FREE).parts)["between stages"]
+    found = dict(predict_step(sends, *pipelined(micro_batches=1), FREE).parts)["between stages"]
     assert found == pytest.approx(2 * 3 * lone)
 
 
@@ -100,10 +106,10 @@ def test_a_pipeline_against_xlas_program():
     """Messages of each tick, weights with their slots, and the store of activations, of the very program."""
     model = Mlp(64, 32, 6, 10)
     recipe = replace(digits(), model=model, batch=64)
-    laid = replace(recipe, layout=Layout((1, 1), stage=2, schedule="1f1b", micro_batches=4))
+    laid = replace(recipe, layout=Layout((1, 1), pipeline=PipelineSplit(2, schedule="1f1b", micro_batches=4)))
     workload = workload_of(recipe)
     assert workload.layers == 8
-    step = predict_step(workload, Choice(64, Split(stage=2), "xla", False, micro_batches=4), here(2, 2))
+    step = predict_step(workload, Layout(pipeline=PipelineSplit(2, micro_batches=4), sync=Sync("xla")), 64, here(2, 2))
     facts = facts_of(StagedProgram(laid, make_mesh(laid.layout)).lowered.compile(QUICK))
     first, last = workload.cut(16, 2, 1, 1)
     sent = {one.nbytes for one in facts.collectives if one.kind == "collective-permute"}
@@ -117,17 +123,20 @@ def test_a_pipeline_against_xlas_program():
 
 def test_experts_send_what_xlas_program_sends():
     recipe = moe()
-    assert expert_splits(recipe) == (Split(expert=2), Split(expert=4))
+    assert expert_splits(recipe) == (ModelSplit(expert=2), ModelSplit(expert=4))
     workload = workload_of(recipe)
-    sent = sum(one.nbytes * one.count for one in workload.build(16, Split(expert=4), 1).messages)
-    laid = replace(recipe, layout=Layout((1, 1), expert=4))
+    sent = sum(one.nbytes * one.count for one in workload.build(16, ModelSplit(expert=4), 1).messages)
+    laid = replace(recipe, layout=Layout((1, 1), split=ModelSplit(expert=4)))
     program = program_of(laid, make_mesh(laid.layout))
     facts = facts_of(program.lowered.compile(QUICK))
     assert sent == pytest.approx(
         sum(one.nbytes * one.times for one in facts.collectives if one.kind == "all-to-all"), rel=0.05
     )
     # What is split: the experts' kernels, 4 layers of them; all else is whole.
-    whole, split = (predict_step(workload, Choice(64, one, "xla"), here(4, 2)) for one in (Split(), Split(expert=4)))
+    whole, split = (
+        predict_step(workload, Layout(split=one, sync=Sync("xla", "zero1")), 64, here(4, 2))
+        for one in (ModelSplit(), ModelSplit(expert=4))
+    )
     saved = whole.memory.parameters - split.memory.parameters
     assert saved == pytest.approx(4 * workload.expert_parameters * 3 / 4)
     assert facts.memory.arguments == pytest.approx(3 * split.memory.parameters, rel=0.05)
@@ -161,22 +170,23 @@ def test_a_box_of_gpus_talks_over_its_own_switch():
         assert group_s(machine, "all-to-all", 8e9, 8) == pytest.approx(7 / 8 * 8e9 / 300e9)
     # Two boxes: an eighth of the vector crosses each card, there and back.
     assert group_s(boxes, "all-reduce", 8e9, 16) == pytest.approx(ring + 2 * 1 / 2 * 1e9 / 25e9)
-    whole = Choice(4, Split(model=8), "ring", False)
-    assert "gradient sum" not in dict(predict_step(MODELS["bert"], whole, box).parts)
+    whole = Layout(split=ModelSplit(model=8), sync=Sync("ring"))
+    assert "gradient sum" not in dict(predict_step(MODELS["bert"], whole, 4, box).parts)
 
 
 def test_layouts_of_a_plan_are_layouts_of_a_run():
     """What a saved plan changes in the recipe makes a program; nothing is compiled."""
-    for recipe, split, more in (
-        (layout_recipes.words(), Split(stage=2), {"pipeline": "gpipe", "micro_batches": 4, "shard_update": False}),
-        (moe(), Split(expert=4), {}),
+    for recipe, layout in (
+        (layout_recipes.words(), Layout(pipeline=PipelineSplit(2, "gpipe", 4))),
+        (moe(), Layout(split=ModelSplit(expert=4), sync=Sync(sharding="zero1"))),
+        (layout_recipes.words(), Layout(sync=Sync("ring", "fsdp", "bfloat16", "bfloat16", 1_000_000))),
     ):
         machine = here(8, 2)
-        choice = Choice(64, split, "xla", **more)
-        predict_step(workload_of(recipe), choice, machine)
-        plan = Plan("x", "here:8", choice, mesh_of(machine, split), {}, dtype_fields(recipe)[:0])
+        predict_step(workload_of(recipe), layout, 64, machine)
+        plan = SavedPlan("x", "here:8", on_machine(layout, machine), 64, {})
         changed = override(recipe, plan.changes())
-        assert changed.layout.tile_devices * 8 // split.devices == 8
+        assert changed.layout == plan.layout
+        assert changed.layout.mesh_shape(8) == plan.layout.mesh
         assert program_of(changed, make_mesh(changed.layout)).rows == 64
 
 
@@ -185,10 +195,10 @@ def test_larger_replicas_are_tried_where_nothing_else_fits(monkeypatch):
     monkeypatch.setattr(search_module, "schedules", lambda topology: ("torus-2d",))
     huge = replace(MODELS["bert"], parameters=4e10, cut=lambda *a: tuple(map(heavier, MODELS["bert"].cut(*a))))
     found = search(huge, find("tpu-v3-pod:4x4"), 32)
-    assert found.best.choice.split == Split(model=8, stage=4)
+    assert found.best.layout.replica_sizes == {"stage": 4, "model": 8}
     assert found.tried == len(found.predictions) + len(found.refused)
     small = search(MODELS["bert"], POD, 64)
-    assert max(step.choice.split.devices for step in small.predictions) <= 16
+    assert max(step.layout.replica_devices for step in small.predictions) <= 16
     assert "replicas of more than 16 devices, which nothing here needs" in small.left_out
 
 
@@ -200,50 +210,52 @@ def test_products_of_another_type_move_half_the_bytes():
     recipe = layout_recipes.words()
     workload = workload_of(recipe)
     assert (workload.dtypes, dtype_fields(recipe)) == (("float32", "bfloat16"), ("model.dtype",))
-    ops = {one: workload.of(one).build(16, Split(), 1).ops for one in workload.dtypes}
+    ops = {one: workload.of(one).build(16, ModelSplit(), 1).ops for one in workload.dtypes}
     moved = {one: sum(op.nbytes for op in ops[one] if op.kind == "matmul") for one in ops}
     assert moved["bfloat16"] == pytest.approx(moved["float32"] / 2, rel=0.25)  # logits stay float32
     with pytest.raises(PlanError, match="bert is known with products of bfloat16 only"):
         MODELS["bert"].of("float32")
     with pytest.raises(PlanError, match="a host multiplies in float32"):
-        predict_step(workload, Choice(16, dtype="bfloat16"), here(2, 2))
+        predict_step(workload, SHARDED, 16, here(2, 2), dtype="bfloat16")
     found = search(workload, find("tpu-v3-pod:1x1"), 64, dtypes=("", "bfloat16"))
-    assert {step.choice.dtype for step in found.predictions} == {"", "bfloat16"}
+    assert {step.dtype for step in found.predictions} == {"", "bfloat16"}
     assert "pipelines that never drain (they learn something else)" in found.left_out
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("text", "batch", "message"),
     [
-        (Choice(64, Split(stage=4)), "of a stage only model may be split. Take the weight update out"),
-        (Choice(64, Split(stage=2, spatial=2), "xla", False), "Take spatial 2 out, or the stages"),
-        (Choice(66, Split(stage=2), "xla", False), "a batch of 66 does not divide over 4 pipelines. Take 68"),
-        (Choice(64, Split(stage=8), "xla", False, pipeline="interleaved", chunks=4), "into 26 at most"),
-        (Choice(64, Split(stage=2), "xla", False, micro_batches=5), "5 micro-batches do not divide the 16 rows"),
+        ("stage=4,update", 64, "a stage updates its own weights, which is a share already"),
+        ("stage=2,spatial=2", 64, "inside a stage only model splits anything"),
+        ("stage=2", 66, "a batch of 66 does not divide over 4 pipelines. Take 68"),
+        ("stage=8,schedule=interleaved,chunks=4", 64, "into 26 at most"),
+        ("stage=2,micro=5", 64, "5 micro-batches do not divide the 16 rows"),
+        ("sum=adasum", 64, "sum=adasum combines and does not sum, which has no price"),
     ],
 )
-def test_stages_that_cannot_be(choice, message):
-    with pytest.raises(Exception, match=message):
-        predict_step(MODELS["bert"], choice, POD)
+def test_layouts_that_have_no_price(text, batch, message):
+    with pytest.raises(MultipodError, match=message):
+        predict_step(MODELS["bert"], layout_of(text), batch, POD)
     with pytest.raises(PlanError, match="it does not say its layers"):
-        predict_step(MODELS["resnet50"], Choice(64, Split(stage=2), "xla", False), POD)
+        predict_step(MODELS["resnet50"], Layout(pipeline=PipelineSplit(2), sync=Sync("xla")), 64, POD)
 
 
 @pytest.mark.parametrize(
-    ("model", "choice"),
+    ("model", "priced"),
     [
-        ("bert", Choice(64)),
-        ("bert", Choice(64, Split(model=4))),
-        ("bert", Choice(64, Split(stage=4), shard_update=False)),
-        ("transformer", Choice(64, Split(stage=2, model=2), shard_update=False)),
-        ("ssd", Choice(64, Split(spatial=4), norm_group=8)),
+        ("bert", (SHARDED, 64)),
+        ("bert", (Layout(split=ModelSplit(model=4), sync=Sync("torus-2d", "zero1")), 64)),
+        ("bert", (Layout(pipeline=PipelineSplit(4), sync=Sync("torus-2d")), 64)),
+        ("transformer", (Layout(split=ModelSplit(model=2), pipeline=PipelineSplit(2), sync=Sync("torus-2d")), 64)),
+        ("ssd", (Layout(split=ModelSplit(spatial=(4,)), sync=Sync("torus-2d", "zero1")), 64, 8)),
     ],
 )
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_a_steps_trace_is_in_the_format_and_as_long_as_the_step(model, choice, overlaps, tmp_path):
+def test_a_steps_trace_is_in_the_format_and_as_long_as_the_step(model, priced, overlaps, tmp_path):
     """Names, then complete events; on each track one after the other (Trace Event Format, Duca and Sinclair, 2016)."""
     machine = replace(POD, overlaps=overlaps, host_examples_per_s=1e3)
-    step = predict_step(MODELS[model], choice, machine)
+    layout, batch, *group = priced
+    step = predict_step(MODELS[model], layout, batch, machine, *group)
     write_step_trace(step, MODELS[model], machine, tmp_path / "t.json")
     data = json.loads((tmp_path / "t.json").read_text())
     events = [event for event in data["traceEvents"] if event["ph"] == "X"]
@@ -254,7 +266,7 @@ def test_a_steps_trace_is_in_the_format_and_as_long_as_the_step(model, choice, o
         assert {"name", "cat", "ts", "dur", "pid", "tid", "args"} <= event.keys()
         assert event["dur"] >= 0 <= event["ts"]
         tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert len({pid for pid, _ in tracks}) == max(1, choice.split.stage)
+    assert len({pid for pid, _ in tracks}) == layout.stages
     for track in map(sorted, tracks.values()):
         assert all(after[0] >= before[1] - 2e-3 for before, after in pairwise(track))
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1e6 * step.step_s, rel=1e-6)

@@ -13,9 +13,11 @@ from multipod.errors import MultipodError, PlanError
 from multipod.layout import compiled
 from multipod.plan.machine import find
 from multipod.plan.models import MODELS
-from multipod.plan.predict import Choice, predict_step
-from multipod.plan.search import Plan, largest_batch, mesh_of, of_size, read_plan, search, write_plan
-from multipod.plan.workload import Split
+from multipod.plan.placing import on_machine
+from multipod.plan.predict import predict_step
+from multipod.plan.published import SHARDED, split_by
+from multipod.plan.saved import SavedPlan, read_plan, write_plan
+from multipod.plan.search import largest_batch, of_size, search
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_a_table_of_layouts_with_parts_and_price(run):
     assert "resnet50, batch 4,096, on tpu-v3-pod:4x4: 32 devices" in text
     assert "fitted to the steps of MLPerf v0.6" in text
     assert "row-column" in text
-    assert "none left out" in text
+    assert "left out fully sharded weights, which nothing here needs" in text
     assert "gradient sum" in text
     assert "price" in text
     assert "of the peak" in text
@@ -55,7 +57,7 @@ def test_a_hole_a_scale_and_plans(run, tmp_path):
     text = run("compare", "a.json", "b.json")
     assert "step_s" in text
     saved = json.loads((tmp_path / "b.json").read_text())
-    assert saved["format"] == "multipod-plan-1"
+    assert saved["format"] == "multipod-plan-2"
     assert saved["prediction"]["run_s"] > 500 * saved["prediction"]["step_s"]
 
 
@@ -84,15 +86,21 @@ def test_refusals(run, words, message):
 def test_plans_are_read_as_they_were_written(tmp_path):
     file = tmp_path / "plan.json"
     machine = find("tpu-v3-pod:4x4")
-    split = Split(model=4)
-    plan = Plan("bert", "tpu-v3-pod:4x4", Choice(64, split), mesh_of(machine, split), {"step_s": 1.0})
+    layout = on_machine(split_by(model=4), machine)
+    plan = SavedPlan("bert", "tpu-v3-pod:4x4", layout, 64, {"step_s": 1.0})
     write_plan(plan, file)
     assert read_plan(file) == plan
-    assert plan.mesh == (4, 2)
-    assert plan.changes() == [
+    assert plan.layout.mesh == (4, 2)
+    assert set(plan.changes()) == {
         "layout.gradient_sum=torus-2d", "layout.shard_update=true", "batch=64", "layout.model=4", "layout.tile=1x4",
         "layout.mesh=4x2",
-    ]  # fmt: skip
+    }  # fmt: skip
+    split = {"spatial": 1, "model": 4, "expert": 1, "stage": 1}
+    choice = {"batch": 64, "split": split, "schedule": "torus-2d", "shard_update": True, "norm_group": 1}
+    choice |= {"pipeline": "1f1b", "micro_batches": 0, "chunks": 2, "dtype": ""}
+    former = {"format": "multipod-plan-1", "name": "bert", "machine": "tpu-v3-pod:4x4", "choice": choice}
+    file.write_text(json.dumps(former | {"mesh": [4, 2], "prediction": {"step_s": 1.0}, "precision": []}))
+    assert read_plan(file) == plan
     broken = {"{}": "is no plan", "[": "is no JSON", '{"format": "multipod-plan-1"}': "no whole plan"}
     for text, message in broken.items():
         file.write_text(text)
@@ -102,10 +110,9 @@ def test_plans_are_read_as_they_were_written(tmp_path):
 
 def test_the_largest_batch_is_the_largest():
     machine = find("tpu-v3-pod:2x2")
-    choice = Choice(64)
-    most = largest_batch(MODELS["bert"], machine, choice)
-    assert predict_step(MODELS["bert"], Choice(most), machine).fits
-    assert not predict_step(MODELS["bert"], Choice(most + machine.devices), machine).fits
+    most = largest_batch(MODELS["bert"], predict_step(MODELS["bert"], SHARDED, 64, machine), machine)
+    assert predict_step(MODELS["bert"], SHARDED, most, machine).fits
+    assert not predict_step(MODELS["bert"], SHARDED, most + machine.devices, machine).fits
 
 
 def test_a_search_puts_the_quickest_first():

@@ -9,10 +9,12 @@ from click.testing import CliRunner
 from multipod.cli.main import cli
 from multipod.errors import MultipodError
 from multipod.layout import compiled
+from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
 from multipod.plan.machine import find, read
-from multipod.plan.measured import Step, fit_steps, read_steps
+from multipod.plan.measured import MeasuredStep, fit_steps, read_steps
 from multipod.plan.models import MODELS
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.predict import predict_step
 from multipod.train.events import Ended
 from multipod.train.observers.history import RunFacts
 from multipod.train.observers.report import _planned
@@ -30,7 +32,7 @@ def made(tmp_path, steps=None):
     rows = []
     for model, on, batch, schedule in RUNS:
         machine = find(on).calibrated(**TRUTH)
-        seconds = predict_step(MODELS[model], Choice(batch, schedule=schedule), machine).step_s
+        seconds = predict_step(MODELS[model], Layout(sync=Sync(schedule, "zero1")), batch, machine).step_s
         rows.append({"model": model, "on": on, "batch": batch, "schedule": schedule, "step_ms": 1e3 * seconds})
     file = tmp_path / "steps.json"
     file.write_text(json.dumps({"format": "multipod-steps-1", "steps": rows if steps is None else steps}))
@@ -39,7 +41,7 @@ def made(tmp_path, steps=None):
 
 def test_constants_that_made_the_steps_are_found(tmp_path):
     steps = read_steps(made(tmp_path))
-    assert steps[0] == Step("bert", "dgx-a100", Choice(256, schedule="ring"), steps[0].step_ms)
+    assert steps[0] == MeasuredStep("bert", "dgx-a100", Layout(sync=Sync("ring", "zero1")), 256, steps[0].step_ms)
     fit = fit_steps(steps, find("dgx-a100"), MODELS.__getitem__)
     found = fit.machine.calibration
     for name in ("matmul", "memory", "link"):

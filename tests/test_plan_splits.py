@@ -13,12 +13,15 @@ from multipod.layout.compiled import facts_of
 from multipod.layout.hlo import Product, Text
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
+from multipod.layout.sync import Sync
 from multipod.plan.machine import find, here
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.placing import on_machine
+from multipod.plan.predict import predict_step
 from multipod.plan.program import workload_of
-from multipod.plan.search import Plan, mesh_of
+from multipod.plan.published import split_by
+from multipod.plan.saved import SavedPlan
 from multipod.plan.splits import Splits, filled
-from multipod.plan.workload import Split
 from multipod.recipe.override import override
 from multipod.step.fits import refuse_too_large
 from multipod.step.program import program_of
@@ -30,16 +33,20 @@ def splits():
 
 
 def test_a_model_is_split_as_far_as_its_dims_allow(splits):
-    assert splits.able == (Split(model=2), Split(model=4))  # four heads
-    assert Splits(layout_recipes.pictures()).able == (Split(spatial=2), Split(spatial=4), Split(spatial=8))
+    assert splits.able == (ModelSplit(model=2), ModelSplit(model=4))  # four heads
+    assert Splits(layout_recipes.pictures()).able == (
+        ModelSplit(spatial=(2,)),
+        ModelSplit(spatial=(4,)),
+        ModelSplit(spatial=(8,)),
+    )
 
 
 def test_memory_and_messages_are_those_of_xla(splits):
-    split = Split(model=2)
-    recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), model=2))
+    split = ModelSplit(model=2)
+    recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), split=ModelSplit(model=2)))
     expected = facts_of(program_of(recipe, make_mesh(recipe.layout)).lowered.compile())
     workload = workload_of(splits.recipe, splits)
-    found = predict_step(workload, Choice(24, split, "xla", False), here(2, 2))
+    found = predict_step(workload, Layout(split=split, sync=Sync("xla")), 24, here(2, 2))
     assert found.memory.total == pytest.approx(expected.memory.peak, rel=0.05)
     (sums,) = (message for message in workload.build(24, split, 1).messages if message.pattern == "all-reduce")
     sent = sum(one.nbytes * one.times for one in expected.collectives if one.kind == "all-reduce" and one.peers > 1)
@@ -49,17 +56,22 @@ def test_memory_and_messages_are_those_of_xla(splits):
 def test_stages_that_model_splits(splits):
     """Weights to the element as a run lays them; operators and messages are the unstaged step's, cut in two."""
     workload, model = workload_of(splits.recipe, splits), 2
-    laid = replace(splits.recipe, batch=96, layout=Layout((1, 1), stage=2, model=model, micro_batches=4))
+    laid = replace(
+        splits.recipe,
+        batch=96,
+        layout=Layout((1, 1), split=ModelSplit(model=model), pipeline=PipelineSplit(2, micro_batches=4)),
+    )
     program = program_of(laid, make_mesh(laid.layout))
     split, whole = (workload.cut(24, 2, 1, n) for n in (model, 1))
     shapes = [leaf for leaf in jax.tree.leaves(program.shapes.params) if leaf.ndim]
     held = sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in shapes)
-    choice = Choice(96, Split(model=model, stage=2), "xla", False, pipeline="gpipe", micro_batches=4)
-    step = predict_step(workload, choice, here(4, 2))
+    layout = Layout(split=ModelSplit(model=model), pipeline=PipelineSplit(2, schedule="gpipe", micro_batches=4))
+    step = predict_step(workload, layout, 96, here(4, 2))
     assert step.memory.parameters == held
-    changed = override(splits.recipe, Plan("words", "here:4", choice, mesh_of(here(4, 2), choice.split), {}).changes())
+    plan = SavedPlan("words", "here:4", on_machine(layout, here(4, 2)), 96, {})
+    changed = override(splits.recipe, plan.changes())
     assert program_of(changed, make_mesh(changed.layout)).rows == 96
-    unstaged, alone = workload.build(24, Split(model=model), 1), workload.build(24, Split(), 1)
+    unstaged, alone = workload.build(24, ModelSplit(model=model), 1), workload.build(24, ModelSplit(), 1)
     share = unstaged.flops / alone.flops
     assert 0.5 <= share < 0.8
     for one, other in zip(split, whole, strict=True):
@@ -76,10 +88,10 @@ def test_split_products_fill_less_of_the_matrix_unit(splits):
     assert filled((), 16) == filled((Product(64, 3, 5, 1.0),), 1) == 1.0
     workload = workload_of(splits.recipe, splits)
     fills = {}
-    for split in (Split(), Split(model=2)):
+    for split in (ModelSplit(), ModelSplit(model=2)):
         ops = [op for op in workload.build(24, split, 16).ops if op.kind == "matmul"]
         fills[split] = sum(op.flops for op in ops) / sum(op.flops / op.fill for op in ops)
-    assert 0.5 <= fills[Split(model=2)] / fills[Split()] < 0.95
+    assert 0.5 <= fills[ModelSplit(model=2)] / fills[ModelSplit()] < 0.95
     hlo = "HloModule m\n\nENTRY %main (a: f32[4,6,8], b: f32[4,8,10]) -> f32[4,6,10] {\n"
     hlo += "  %a = f32[4,6,8] parameter(0)\n  %b = f32[4,8,10] parameter(1)\n"
     hlo += "  ROOT %d = f32[4,6,10] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, "
@@ -90,16 +102,16 @@ def test_split_products_fill_less_of_the_matrix_unit(splits):
 def test_a_split_that_was_not_compiled_is_refused():
     workload = workload_of(layout_recipes.words())
     with pytest.raises(PlanError, match="a split of model 2 has not been compiled"):
-        predict_step(workload, Choice(16, Split(model=2), "xla"), here(2, 2))
+        predict_step(workload, Layout(split=ModelSplit(model=2), sync=Sync("xla", "zero1")), 16, here(2, 2))
 
 
 def test_a_plan_with_a_split_says_how_its_tiles_lie():
     machine = find("tpu-v3-pod:4x4")
-    plan = Plan("words", "tpu-v3-pod:4x4", Choice(64, Split(model=8)), mesh_of(machine, Split(model=8)), {})
+    plan = SavedPlan("words", "tpu-v3-pod:4x4", on_machine(split_by(model=8), machine), 64, {})
     changes = plan.changes()
     assert {"layout.model=8", "layout.tile=2x4", "layout.mesh=2x2"} <= set(changes)
-    assert override(layout_recipes.words(), changes).layout.tile_devices * 4 == machine.devices
-    assert mesh_of(find("tpu-v3-pod:1x1"), Split(model=4)) == ()
+    assert override(layout_recipes.words(), changes).layout.replica_devices * 4 == machine.devices
+    assert on_machine(split_by(model=4), find("tpu-v3-pod:1x1")).mesh == ()
 
 
 def test_an_update_that_does_not_fit_is_refused_with_what_would():

@@ -13,6 +13,7 @@ from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification
 from multipod.optim.adamw import AdamW
 from multipod.optim.lars import Lars
+from multipod.optim.optimizer import SparseOptimizer
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.partly import Partly
 from multipod.optim.presets import PRESETS
@@ -183,6 +184,26 @@ def test_a_field_that_the_chosen_type_does_not_have_is_refused(changes, message)
 def test_a_type_whose_fields_are_missing_is_refused():
     with pytest.raises(RecipeError, match=r"Lars needs optimizer.rate: set that, too."):
         override(replace(digits(), optimizer=Mine()), ["optimizer=lars"])
+
+
+def test_the_policy_for_bad_updates_is_set_by_its_former_name_too():
+    new, old = (override(digits(), [f"{name}.action=skip"]) for name in ("bad_updates", "trouble"))
+    assert new == old != digits()
+
+
+@dataclass(frozen=True)
+class SignSgd(SparseOptimizer):
+    """An optimizer that nobody knew before."""
+
+    def step(self, rate):
+        return optax.chain(self.add_decay(), optax.scale_by_sign(), optax.scale_by_learning_rate(rate))
+
+
+def test_an_optimizer_is_added_by_a_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "sign_sgd", SignSgd)
+    recipe = override(digits(), ["optimizer=sign_sgd", "optimizer.warmup=0.5", "optimizer.weight_decay=0"])
+    assert recipe.optimizer == SignSgd(WarmUp(Cosine(4e-3), 0.5))
+    assert from_text(to_text(recipe)) == recipe
 
 
 @dataclass(frozen=True)

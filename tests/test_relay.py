@@ -10,6 +10,8 @@ from test_staged import LATE, T123, dense, fed, unsplit
 from multipod.errors import LayoutError, RunFolderError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import PipelineSplit
+from multipod.layout.sync import Sync
 from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
@@ -51,12 +53,12 @@ def saved(folder, program, state):
 
 def test_a_synchronous_run_goes_on_in_other_stages_and_in_none(tmp_path):
     """Two updates in stages; the third in other stages, and unsplit: that of a run that was never split."""
-    first = program(Layout((1, 1), stage=2, schedule="interleaved", micro_batches=2))
+    first = program(Layout((1, 1), pipeline=PipelineSplit(2, schedule="interleaved", micro_batches=2)))
     hosts = fed(first, 3)
     state, losses = advanced(first, first.init(), hosts[:2])
     known = jax.device_get(jax.jit(lambda s: first.conversion.to_portable(s))(state))
     folder, facts = saved(tmp_path / "run", first, state)
-    for layout in (Layout((2, 1), stage=4, schedule="gpipe", micro_batches=3), Layout((1, 1))):
+    for layout in (Layout((2, 1), pipeline=PipelineSplit(4, schedule="gpipe", micro_batches=3)), Layout((1, 1))):
         other = program(layout)
         check_convertible(folder, facts, first.recipe, other.recipe)
         taken = convert_checkpoint(other, folder, facts, first.recipe, None)
@@ -72,7 +74,7 @@ def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path
     hosts = fed(before, 6)
     state, _ = advanced(before, before.init(), hosts[:5])
     folder, facts = saved(tmp_path / "run", before, state)
-    after = program(Layout((1, 1), stage=2, schedule="pipemare", micro_batches=2), pipemare=T123)
+    after = program(Layout((1, 1), pipeline=PipelineSplit(2, schedule="pipemare", micro_batches=2)), pipemare=T123)
     taken = convert_checkpoint(after, folder, facts, before.recipe, None)
     params = jax.device_get(after.full_params(taken))
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(before.full_params(state)))
@@ -98,13 +100,16 @@ def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path
 def test_what_cannot_go_on_is_said(tmp_path, monkeypatch):
     before = program(LATE, pipemare=T123)
     folder, facts = saved(tmp_path / "run", before, before.init())
-    other = dense(Layout((1, 1), stage=2), optimizer=Sgd(Cosine(0.2), momentum=0.9))
+    other = dense(Layout((1, 1), pipeline=PipelineSplit(2)), optimizer=Sgd(Cosine(0.2), momentum=0.9))
     with pytest.raises(RunFolderError, match=r"differ in more than how it lies:\n  optimizer.rate: 0.1, now 0.2\nUndo"):
         check_convertible(folder, facts, before.recipe, other)
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     with pytest.raises(LayoutError, match=r"under way in its pipemare pipeline on 6 devices, and there are 2 to"):
         check_convertible(folder, facts, before.recipe, replace(dense(LATE), pipemare=PipeMare()))
     monkeypatch.undo()
-    adasum = program(Layout((1, 2), "adasum"))
-    with pytest.raises(LayoutError, match=r"layout.gradient_sum=adasum: each device has an optimizer state of its own"):
+    adasum = program(Layout((1, 2), sync=Sync("adasum")))
+    with pytest.raises(
+        LayoutError,
+        match=r"layout.gradient_sum=adasum with another layout: each device has an optimizer state of its own",
+    ):
         convert(adasum, adasum.shapes, before)

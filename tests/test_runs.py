@@ -81,13 +81,18 @@ def test_observers_are_told_and_closed_and_no_recipe_is_an_error(tmp_path):
 
     told = Remember()
     changes = ["updates=3", "evaluate_every=0", "checkpoint_every=0"]
-    result = runs.train(tiny(), out=tmp_path / "run", changes=changes, observers=[told])
+    result = runs.train(
+        tiny(), out=tmp_path / "run", changes=changes, log=["csv"], observers=[told, lambda event: None]
+    )
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) > 3
     assert [event.update for event in told if isinstance(event, Updated)] == [1, 2, 3]
     assert told[-1] == result.ended
     assert isinstance(told[-1], Ended)
     assert told.closed == 1
     with pytest.raises(RunFolderError, match="is there already"):
         runs.train(tiny(), out=tmp_path / "run")
+    with pytest.raises(RunFolderError, match="Did you mean csv"):
+        runs.train(tiny(), out=tmp_path / "other", log=["cvs"])
     with pytest.raises(RunFolderError, match="leave out `out`"):
         runs.train(resume=tmp_path / "run", out=tmp_path / "other")
     with pytest.raises(RecipeError, match="no recipe 'digit'"):

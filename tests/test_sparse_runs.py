@@ -12,6 +12,8 @@ from multipod.cli.main import main
 from multipod.data.batches import TrainBatches
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.metrics.objective import report_of
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import small_st_moe
@@ -52,7 +54,7 @@ def learnt(recipe, updates=3):
 def test_experts_split_over_devices_learn_as_in_one():
     """Losses, loads and dropped shares, and every weight; the rest of the optimizer split over the data axes."""
     _, known, weights = learnt(sparse(Layout((1, 1))))
-    program, told, found = learnt(sparse(Layout((1, 2), expert=4, shard_update=True)))
+    program, told, found = learnt(sparse(Layout((1, 2), split=ModelSplit(expert=4), sync=Sync(sharding="zero1"))))
     assert 0 < known[0]["dropped/encoder/0"] < 1
     assert {"load/decoder/0/3", "entropy/encoder/0"} <= set(known[0])
     for one, other in zip(told, known, strict=True):

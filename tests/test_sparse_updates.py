@@ -12,6 +12,7 @@ from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, RecipeError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.sync import Sync
 from multipod.models.dlrm import Dlrm
 from multipod.optim.adagrad import Adagrad
 from multipod.optim.optimizer import Optimizer
@@ -92,7 +93,7 @@ def test_only_optimizers_that_leave_rows_alone_can_be_sparse():
 
 def test_what_needs_whole_gradients():
     optimizer = Adagrad(WarmUp(Cosine(1e-3), 0.1), sparse=True)
-    asked = recipe(optimizer, Layout((1, 2), shard_update=True), accumulate=5)
+    asked = recipe(optimizer, Layout((1, 2), sync=Sync(sharding="zero1")), accumulate=5)
     with pytest.raises(LayoutError, match=r"layout.shard_update=true and accumulate=5 with optimizer.sparse=true"):
         _ = program_of(asked, make_mesh(asked.layout)).sync
     digits = replace(load("digits"), optimizer=optimizer)

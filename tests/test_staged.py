@@ -17,9 +17,12 @@ from test_cli import wait_for
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError, RecipeError, RunFolderError, ScheduleError
 from multipod.execute.pipeline.delays import begin_simulation, newest_weights, simulate_update
+from multipod.layout.fields import from_fields
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.layout.stages import micro_batches
+from multipod.layout.sync import Sync
 from multipod.layout.text import layout_changes, spelled
 from multipod.models.mlp import Mlp
 from multipod.models.transformer import small_transformer
@@ -41,7 +44,7 @@ from multipod.train.loop import train
 from multipod.train.run_folder import RunFolder, check_pipe
 
 T123 = PipeMare(anneal=4, decay=0.2, warmup=2)
-LATE = Layout((1, 2), stage=3, schedule="pipemare", micro_batches=2)
+LATE = Layout((1, 2), pipeline=PipelineSplit(3, schedule="pipemare", micro_batches=2))
 
 
 def dense(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
@@ -88,12 +91,17 @@ def assert_same(found, known):
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout((2, 1), "ring", stage=4, schedule="gpipe", micro_batches=3),
-        Layout((1, 2), stage=2, schedule="interleaved", micro_batches=4),
-        Layout((1, 3), stage=2, micro_batches=5, failed=((0, 0),)),  # 24 rows and 6 of padding
-        Layout((2, 1), "ring", stage=2, model=2, rules=("embed_out=model",), schedule="interleaved", micro_batches=2),
+        Layout((2, 1), pipeline=PipelineSplit(4, schedule="gpipe", micro_batches=3), sync=Sync("ring")),
+        Layout((1, 2), pipeline=PipelineSplit(2, schedule="interleaved", micro_batches=4)),
+        Layout((1, 3), pipeline=PipelineSplit(2, micro_batches=5), failed=((0, 0),)),  # 24 rows and 6 of padding
+        Layout(
+            (2, 1),
+            split=ModelSplit(model=2, rules=("embed_out=model",)),
+            pipeline=PipelineSplit(2, schedule="interleaved", micro_batches=2),
+            sync=Sync("ring"),
+        ),
     ],
-    ids=lambda layout: layout.schedule,
+    ids=lambda layout: layout.pipeline.schedule,
 )
 def test_dense_layers_in_stages_learn_as_the_unsplit_model(layout):
     assert_same(learnt(dense(layout)), unsplit())
@@ -106,7 +114,7 @@ def unsplit():
 
 def test_a_transformer_in_stages_learns_as_the_unsplit_model_with_its_dropout():
     """One table in all stages; the encoder's output beside the decoder's; the draws of accumulated gradients."""
-    assert_same(learnt(dropping(Layout((1, 2), stage=3, micro_batches=2)), 2), unsplit_transformer())
+    assert_same(learnt(dropping(Layout((1, 2), pipeline=PipelineSplit(3, micro_batches=2))), 2), unsplit_transformer())
 
 
 @functools.cache
@@ -116,7 +124,7 @@ def unsplit_transformer():
 
 def test_inside_each_stage_a_transformer_is_split_by_heads_hidden_features_and_vocabulary():
     """arXiv:1909.08053, section 3, in every stage."""
-    recipe = dropping(Layout((1, 2), stage=2, model=2, micro_batches=2))
+    recipe = dropping(Layout((1, 2), split=ModelSplit(model=2), pipeline=PipelineSplit(2, micro_batches=2)))
     program = program_of(recipe, make_mesh(recipe.layout))
     update, state, losses = program.compile_update(), program.init(), []
     for host in fed(program, 2):
@@ -127,7 +135,9 @@ def test_inside_each_stage_a_transformer_is_split_by_heads_hidden_features_and_v
 
 
 def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
-    layout = Layout((1, 1), stage=2, model=2, rules=("embed_out=model",), micro_batches=2)
+    layout = Layout(
+        (1, 1), split=ModelSplit(model=2, rules=("embed_out=model",)), pipeline=PipelineSplit(2, micro_batches=2)
+    )
     program = program_of(dense(layout), make_mesh(layout))
     kernel, moment = (next(a for a in slots if a.shape == (2, 8, 8)) for slots in (
         program.shapes.params[0], program.shapes.optimizer.states[0],
@@ -143,7 +153,14 @@ def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
 
 @pytest.mark.parametrize(
     "late",
-    [LATE, Layout((1, 1), stage=3, schedule="pipemare", micro_batches=2, model=2, rules=("embed_out=model",))],
+    [
+        LATE,
+        Layout(
+            (1, 1),
+            split=ModelSplit(model=2, rules=("embed_out=model",)),
+            pipeline=PipelineSplit(3, schedule="pipemare", micro_batches=2),
+        ),
+    ],
     ids=["data", "model"],
 )
 def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
@@ -201,23 +218,33 @@ def test_what_a_pipeline_cannot_do_is_said(tmp_path):
             _ = program_of(recipe, make_mesh(recipe.layout)).lowered
         return str(error.value)
 
-    said = refused(words(Layout((1, 1), "ring", True, spatial=(2,), stage=2, schedule="pipemare"), accumulate=2))
-    assert "layout.stage=2 with spatial=2: inside a stage only model splits anything" in said
-    assert "layout.stage=2 with shard_update=True: a stage updates its own weights, which is a share already" in said
-    assert "gradient_sum=ring: stages of pipemare sum at different moments" in said
+    wanted = {"stage": 2, "schedule": "pipemare", "spatial": (2,), "gradient_sum": "ring", "shard_update": True}
+    with pytest.raises(LayoutError) as error:
+        from_fields(wanted)
+    assert [line.partition(":")[0] for line in str(error.value).splitlines()] == [
+        "layout.stage=2 with layout.spatial=2",
+        "layout.stage=2 with layout.shard_update=true",
+        "layout.schedule=pipemare with layout.gradient_sum=ring",
+    ]
+    for line in ("inside a stage only model splits anything", "which is a share already", "sum at different moments"):
+        assert line in str(error.value)
+    both = dense(Layout((1, 1), pipeline=PipelineSplit(2)), pipemare=T123, accumulate=2)
+    said = refused(both)
     assert "accumulate=2: micro-batches are that already. Set accumulate=1 and layout.micro_batches." in said
-    assert "pipemare.warmup=2: 1f1b is synchronous" in refused(dense(Layout((1, 1), stage=2), pipemare=T123))
-    said = refused(pictures(Layout((1, 1), stage=2)), RecipeError)
+    assert "pipemare.warmup=2 with layout.schedule=1f1b: it is synchronous" in said
+    said = refused(pictures(Layout((1, 1), pipeline=PipelineSplit(2))), RecipeError)
     assert "recipe pictures: SmallResNet normalises over the batch: in a pipeline that would be a micro-batch" in said
-    assert "5 stages for 4 layers" in refused(dense(Layout((1, 1), stage=5)))
-    said = refused(dense(Layout((1, 2), stage=2, micro_batches=5)))
+    assert "5 stages for 4 layers" in refused(dense(Layout((1, 1), pipeline=PipelineSplit(5))))
+    said = refused(dense(Layout((1, 2), pipeline=PipelineSplit(2, micro_batches=5))))
     assert (
         "5 micro-batches do not divide the 12 rows of a data device. Take 1, 2, 3, 4, 6 micro-batches, or 10 or" in said
     )
-    said = refused(words(Layout((1, 1), stage=2, schedule="pipedream", micro_batches=2)), ScheduleError)
+    said = refused(
+        words(Layout((1, 1), pipeline=PipelineSplit(2, schedule="pipedream", micro_batches=2))), ScheduleError
+    )
     assert "they cannot stay equal: embedding/table (parts 0, 1)" in said
     with pytest.raises(LayoutError, match=r"no pipeline is called 'gpip'. Nearest: gpipe"):
-        Layout(stage=2, schedule="gpip")
+        Layout(pipeline=PipelineSplit(2, schedule="gpip"))
     with pytest.raises(
         RunFolderError, match=r"under way in its pipemare pipeline, on a mesh of y=1 x=2 stage=3. Go on"
     ):
@@ -243,7 +270,7 @@ def test_layouts_of_stages_as_text_and_as_tables():
     assert spelled(override(digits(), layout_changes(text)).layout) == f"{text},sum=ordered"
     from multipod.cli.show import _staged
 
-    layout = Layout((1, 2), stage=4, schedule="pipemare", micro_batches=4)
+    layout = Layout((1, 2), pipeline=PipelineSplit(4, schedule="pipemare", micro_batches=4))
     recipe = replace(mlp_small(), layout=layout)
     first, second = _staged(program_of(recipe, make_mesh(layout)))
     cells = {column.header: list(column.cells) for column in first.columns}

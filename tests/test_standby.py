@@ -13,7 +13,9 @@ from tiny_recipe import tiny
 
 import multipod
 from multipod.cli.cluster import find
-from multipod.cli.launch import check_standby, use_standbys, workers
+from multipod.cli.launch import LaunchOptions, refuse_standby_contradictions
+from multipod.cli.launching.child_command import read_child
+from multipod.cli.launching.workers import make_workers, use_standbys
 from multipod.elastic.launcher.processes import WorkerCommand
 from multipod.elastic.launcher.standby import STANDBY_VARIABLE, StandbyPool, StandbyProcess, spawn_rank
 from multipod.elastic.launcher.supervise import supervise
@@ -91,8 +93,8 @@ def test_standby_without_use_is_refused():
     with pytest.raises(
         ClusterError, match=r"there are none. Add --restarts 3(.|\n)*take --spares 1(.|\n)*this is `eval`"
     ):
-        check_standby(["eval"], True, 0, True)
-    check_standby(["eval"], False, 0, True)
+        refuse_standby_contradictions(LaunchOptions(2, survive=True, standby=True), read_child(["eval"]))
+    refuse_standby_contradictions(LaunchOptions(2, survive=True), read_child(["eval"]))
 
 
 def test_processes_that_wait_are_of_no_use_without_each_other():
@@ -108,7 +110,7 @@ def test_processes_that_wait_are_of_no_use_without_each_other():
 @pytest.mark.processes
 def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
     train = ["train", f"{HERE / 'tiny_recipe.py'}:tiny", "--set", "updates=3", "--cpu-devices", "1"]
-    made = workers(train, 2, {**clean_environment(), "PYTHONPATH": str(SOURCE)})
+    made = make_workers(train, 2, {**clean_environment(), "PYTHONPATH": str(SOURCE)})
     with StandbyPool() as reserve:
         reserve.fill([(one.command, one.environment) for one in made])
         told = [
@@ -116,7 +118,7 @@ def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
         ]
         run = use_standbys(told, reserve)
         assert all(
-            one.warm is not None and one.environment == two.environment for one, two in zip(run, made, strict=True)
+            one.standby is not None and one.environment == two.environment for one, two in zip(run, made, strict=True)
         )
         assert supervise(run, Timeouts(60)).exit_code == 0
     assert json.loads((tmp_path / "run" / "run.json").read_text())["processes"] == 2
@@ -133,6 +135,6 @@ def test_what_was_compiled_while_waiting_is_taken_if_it_is_the_same(monkeypatch)
 
 
 def test_one_process_alone_waits_as_well():
-    (one,) = workers(["train", "digits"], 1, {STANDBY_VARIABLE: "1"})
+    (one,) = make_workers(["train", "digits"], 1, {STANDBY_VARIABLE: "1"})
     assert find(one.environment).waits
     assert find({name: value for name, value in one.environment.items() if name != STANDBY_VARIABLE}).name == "none"

@@ -10,7 +10,8 @@ from tiny_recipe import Perceptron
 from multipod.data.batches import TrainBatches
 from multipod.data.global_arrays import owned_rows, to_mesh
 from multipod.errors import LayoutError
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import masked_sums
 from multipod.optim.rates import Cosine

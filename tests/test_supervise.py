@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import multipod
 from multipod.cli import launch
+from multipod.cli.launching import starters
 from multipod.elastic.heartbeat import Beat, Heartbeat
 from multipod.elastic.launcher.processes import Channel, Rank, WorkerCommand
 from multipod.elastic.launcher.supervise import RunOutcome, judge, supervise
@@ -368,9 +369,9 @@ def test_an_exception_in_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 LAUNCHER = """
 import json, sys
 from multipod.runtime import Timeouts
-from multipod.elastic.launcher.processes import Worker
+from multipod.elastic.launcher.processes import WorkerCommand
 from multipod.elastic.launcher.supervise import supervise
-outcome = supervise([Worker(*worker) for worker in json.loads(sys.argv[1])], Timeouts())
+outcome = supervise([WorkerCommand(*worker) for worker in json.loads(sys.argv[1])], Timeouts())
 print(outcome.exit_code, outcome.reason, outcome.folder, outcome.saved, sep="|", flush=True)
 """
 
@@ -455,7 +456,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, l
 
     def run(outcome: RunOutcome, *words: str) -> tuple[int, str, list[WorkerCommand]]:
         seen: list[WorkerCommand] = []
-        monkeypatch.setattr(launch, "supervise", lambda workers, timeouts: seen.extend(workers) or outcome)
+        monkeypatch.setattr(starters, "supervise", lambda workers, timeouts: seen.extend(workers) or outcome)
         result = CliRunner().invoke(launch.launch, words)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -28,7 +28,8 @@ from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing, 
 from multipod.elastic.world import World, read_world
 from multipod.errors import ClusterError, LayoutError, RunFolderError
 from multipod.layout.layout import Layout
-from multipod.layout.seats import seated
+from multipod.layout.slots import mesh_of_survivors
+from multipod.layout.split import ModelSplit
 from multipod.runs.example_log import ExampleLog, used
 from multipod.runtime import Timeouts
 from multipod.train import multihost
@@ -45,7 +46,7 @@ def beat(update: int = 5, phase: str = "updating", **fields) -> Beat:
 
 
 def ranks(count: int = 4, **changes: Rank) -> list[Rank]:
-    made = [Rank(number, 100 + number, heard_s=10.0, beat=beat()) for number in range(count)]
+    made = [Rank(number, 100 + number, last_beat_s=10.0, beat=beat()) for number in range(count)]
     return [changes.get(f"r{rank.number}", rank) for rank in made]
 
 
@@ -57,8 +58,8 @@ def now(
 
 
 def test_the_first_world_waits_for_all_and_takes_no_spare():
-    waiting = Rank(3, 103, heard_s=10.0, beat=beat(identity="", generation=-1, joined=False))
-    spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    waiting = Rank(3, 103, last_beat_s=10.0, beat=beat(identity="", generation=-1, joined=False))
+    spare = Rank(4, 104, last_beat_s=10.0, beat=beat(generation=-1, joined=False))
     assert decide(now([*ranks(r3=waiting), spare], {}, generation=-1), RULES, LIMITS).slots is None
     step = decide(now([*ranks(), spare], {}, generation=-1), RULES, LIMITS)
     assert step.slots == {0: 0, 1: 1, 2: 2, 3: 3}
@@ -68,25 +69,25 @@ def test_the_others_go_on_and_a_spare_takes_the_empty_seat():
     dead = Rank(1, 101, code=-9, ended_s=10.4)
     left = {0: 0, 2: 2, 3: 3}
     assert decide(now(ranks(r1=dead), left, hurt=True), RULES, LIMITS).slots == left
-    spare = Rank(4, 104, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    spare = Rank(4, 104, last_beat_s=10.0, beat=beat(generation=-1, joined=False))
     step = decide(now([*ranks(r1=dead), spare], left, hurt=True), RULES, LIMITS)
     assert step.slots == {0: 0, 1: 4, 2: 2, 3: 3}
     assert not step.planned
 
 
 def test_one_who_comes_back_is_taken_in_when_the_others_are_settled():
-    back = Rank(1, 111, heard_s=10.0, beat=beat(generation=-1, joined=False))
+    back = Rank(1, 111, last_beat_s=10.0, beat=beat(generation=-1, joined=False))
     left = {0: 0, 2: 2, 3: 3}
     step = decide(now(ranks(r1=back), left), RULES, LIMITS)
     assert step.slots == {0: 0, 1: 1, 2: 2, 3: 3}
     assert step.planned
-    joining = Rank(2, 102, heard_s=10.0, beat=beat(joined=False))
+    joining = Rank(2, 102, last_beat_s=10.0, beat=beat(joined=False))
     assert decide(now(ranks(r1=back, r2=joining), left), RULES, LIMITS).slots is None
 
 
 def test_fewer_than_the_least_wait_for_one_on_its_way_and_else_end():
-    rules, left = replace(RULES, least=4), {0: 0, 2: 2, 3: 3}
-    starting = Rank(1, 111, heard_s=10.0)
+    rules, left = replace(RULES, min_processes=4), {0: 0, 2: 2, 3: 3}
+    starting = Rank(1, 111, last_beat_s=10.0)
     assert decide(now(ranks(r1=starting), left, hurt=True), rules, LIMITS).end is None
     dead = Rank(1, 101, code=-9, ended_s=10.4, beat=beat())
     end = decide(now(ranks(r1=dead), left, hurt=True), rules, LIMITS).end
@@ -96,23 +97,25 @@ def test_fewer_than_the_least_wait_for_one_on_its_way_and_else_end():
 
 
 def test_silent_stuck_and_strange_ranks_are_named():
-    silent = Rank(2, 102, heard_s=1.0, beat=beat())
+    silent = Rank(2, 102, last_beat_s=1.0, beat=beat())
     assert "gave no sign of life" in decide(now(ranks(r2=silent)), RULES, LIMITS).kill[2]
-    ahead = [Rank(number, 100 + number, heard_s=10.0, beat=beat(age_s=30.0)) for number in range(4)]
-    behind = Rank(3, 103, heard_s=10.0, beat=beat(update=4, begun=6, age_s=30.0))
+    ahead = [Rank(number, 100 + number, last_beat_s=10.0, beat=beat(age_s=30.0)) for number in range(4)]
+    behind = Rank(3, 103, last_beat_s=10.0, beat=beat(update=4, begun=6, age_s=30.0))
     assert "made no progress" in decide(now([*ahead[:3], behind]), RULES, LIMITS).kill[3]
-    other = Rank(1, 101, heard_s=10.0, beat=beat(identity="multipod 9"))
+    other = Rank(1, 101, last_beat_s=10.0, beat=beat(identity="multipod 9"))
     why = decide(now(ranks(r1=other)), RULES, LIMITS).kill[1]
     assert why == "rank 1 (pid 101) would train something else: it has multipod 9; rank 0 has same"
 
 
 def test_where_nobody_can_be_blamed_all_leave_what_they_hang_in():
     """A save that failed on one: the others wait for it, and it waits for them in the next update."""
-    saving = [Rank(number, 100 + number, heard_s=10.0, beat=beat(phase="saving", age_s=30.0)) for number in (0, 2, 3)]
-    on = Rank(1, 101, heard_s=10.0, beat=beat(age_s=30.0))
+    saving = [
+        Rank(number, 100 + number, last_beat_s=10.0, beat=beat(phase="saving", age_s=30.0)) for number in (0, 2, 3)
+    ]
+    on = Rank(1, 101, last_beat_s=10.0, beat=beat(age_s=30.0))
     step = decide(now([saving[0], on, *saving[1:]]), RULES, LIMITS)
     assert (step.kill, step.planned, step.slots) == ({}, False, {0: 0, 1: 1, 2: 2, 3: 3})
-    assert step.why == "ranks 0, 2, 3 made no progress for 30 s while saving after update 5, and the others wait"
+    assert step.reason == "ranks 0, 2, 3 made no progress for 30 s while saving after update 5, and the others wait"
     first = [replace(rank, beat=replace(rank.beat, joined=False)) for rank in (saving[0], on, *saving[1:])]
     assert decide(now(first), RULES, LIMITS).slots is None  # the first update of a world may take long
     again = [replace(rank, beat=replace(rank.beat, phase="starting", age_s=0.1)) for rank in ranks()]
@@ -124,20 +127,20 @@ def test_nobody_is_stuck_in_an_update_between_two_worlds():
     with ours, ours.makefile() as lines:
         heartbeat = Heartbeat(theirs.detach(), 60.0, lost=lambda: None)
         heartbeat("updating", 7)
-        heartbeat.again()
+        heartbeat.restart()
         heartbeat.note(generation=1, joined=False)
         heartbeat.close()
         last = next(said for line in lines if (said := Beat(**json.loads(line))).done)
     assert (last.phase, last.update, last.generation) == ("starting", 7, 1)
     waiting = replace(last, age_s=50.0, begun=9, identity="same", done=False)
     for seen, stuck in ((waiting, False), (replace(waiting, phase="updating"), True)):
-        alone = [Rank(0, 100, heard_s=10.0, beat=seen)]
+        alone = [Rank(0, 100, last_beat_s=10.0, beat=seen)]
         assert bool(decide(now(alone, {0: 0}, generation=1), RULES, LIMITS).kill) is stuck
 
 
 def test_a_run_ends_when_nobody_trains_any_more():
-    done = [Rank(number, number, heard_s=10.0, code=0, beat=beat(done=True)) for number in range(3)]
-    leaving = Rank(3, 3, heard_s=10.0, beat=beat(done=True))
+    done = [Rank(number, number, last_beat_s=10.0, code=0, beat=beat(done=True)) for number in range(3)]
+    leaving = Rank(3, 3, last_beat_s=10.0, beat=beat(done=True))
     assert judge_ending([*done, leaving], 10.5, LIMITS) == (True, None)
     assert judge_ending([*done, replace(leaving, code=0)], 10.5, LIMITS) == (True, RunOutcome(0))
     assert judge_ending([*done, replace(leaving, code=-9)], 10.5, LIMITS) == (True, RunOutcome(0))
@@ -232,7 +235,7 @@ def test_a_state_comes_back_from_memory_on_another_mesh():
 )
 def test_a_mesh_closes_around_empty_seats(empty, failed):
     devices = {slot: jax.devices()[2 * slot : 2 * slot + 2] for slot in range(4) if slot not in empty}
-    layout, mesh = seated(Layout(mesh=(2, 4)), devices, 4)
+    layout, mesh = mesh_of_survivors(Layout(mesh=(2, 4)), devices, 4)
     assert sorted(device.id for device in mesh.devices.flat) == [
         device.id for slot in sorted(devices) for device in devices[slot]
     ]
@@ -245,11 +248,11 @@ def test_a_mesh_closes_around_empty_seats(empty, failed):
 def test_a_layout_that_the_seats_cannot_carry_is_refused():
     devices = {0: jax.devices()[:2], 1: jax.devices()[2:4]}
     with pytest.raises(LayoutError, match="mesh 2x4 needs 8 devices, and 2 processes have 4"):
-        seated(Layout(mesh=(2, 4)), devices, 2)
+        mesh_of_survivors(Layout(mesh=(2, 4)), devices, 2)
     with pytest.raises(
         LayoutError, match=r"the 1 processes that are left have 2 devices each, and with tiles of model=4"
     ):
-        seated(Layout(model=4), {0: jax.devices()[:2]}, 2)
+        mesh_of_survivors(Layout(split=ModelSplit(model=4)), {0: jax.devices()[:2]}, 2)
 
 
 def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):
@@ -311,12 +314,12 @@ def test_only_new_times_of_the_same_process_count():
     for _ in range(5):
         for rank, seconds in ((0, 1e-3), (1, 1e-3), (2, 9e-3)):
             speeds.add(rank, seconds)  # each beat says it again
-    assert speeds.slow(2.0) == []
+    assert speeds.find_slow(2.0) == []
     for rank, seconds in ((0, 1.1e-3), (1, 1.1e-3), (2, 9.1e-3)):
         speeds.add(rank, seconds)
-    assert [slow.rank for slow in speeds.slow(2.0)] == [2]
+    assert [slow.rank for slow in speeds.find_slow(2.0)] == [2]
     speeds.forget(2)
-    assert speeds.slow(2.0) == []
+    assert speeds.find_slow(2.0) == []
 
 
 def test_processes_that_would_train_something_else_are_named(monkeypatch):

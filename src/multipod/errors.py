@@ -82,7 +82,7 @@ class PeerLostError(ClusterError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known names most like `name`, or all of them when none is alike, as text for a message."""
-    names: Sequence[str] = sorted(known)
+    names: Sequence[str] = sorted({*known})
     alike = get_close_matches(name, names, n=4, cutoff=0.5)
     if alike:
         return "Nearest: " + ", ".join(alike) + "."

@@ -27,7 +27,7 @@ _NET = "10.213.77"
 
 @dataclass(frozen=True)
 class NetworkHosts:
-    """So many hosts on one switch; host k has the address `addresses[k]` and the name `names[k]`."""
+    """Hosts on one switch; host k has the address `addresses[k]` and the name `names[k]`."""
 
     names: tuple[str, ...]
     addresses: tuple[str, ...]
@@ -41,7 +41,7 @@ class NetworkHosts:
         return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", inner, "sh"]
 
     def place(self, workers: Sequence[WorkerCommand]) -> list[WorkerCommand]:
-        """The same processes, rank k on host k; rank 0 listens where the others can reach it."""
+        """Puts rank k on host k; rank 0 listens where the others can reach it."""
         coordinator = f"{self.addresses[0]}:{PORT}"
         addresses = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": coordinator}
         return [
@@ -64,13 +64,13 @@ class NetworkHosts:
                 started.append(
                     subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
                 )
-            within = ("ip", "netns", "exec", self.names[head])
-            yield Agents(listen, secret, limit_s, CoordinatorHost(self.addresses[head], within), within)
+            prefix = ("ip", "netns", "exec", self.names[head])
+            yield Agents(listen, secret, limit_s, CoordinatorHost(self.addresses[head], prefix), prefix)
         finally:
-            for one in started:
-                one.kill()
-            for one in started:
-                one.wait()
+            for process in started:
+                process.kill()
+            for process in started:
+                process.wait()
 
 
 @contextmanager
@@ -90,14 +90,14 @@ def make_hosts(count: int) -> Iterator[NetworkHosts]:
             file = Path(folder) / "hosts"
             known = (f"{address} {name}\n" for address, name in zip(addresses, names, strict=True))
             file.write_text("127.0.0.1 localhost\n" + "".join(known))
-            _made(switch, names, addresses)
+            _make(switch, names, addresses)
             yield NetworkHosts(names, addresses, file)
     finally:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
-def _made(switch: str, names: Sequence[str], addresses: Sequence[str]) -> None:
+def _make(switch: str, names: Sequence[str], addresses: Sequence[str]) -> None:
     _ip("netns", "add", switch)
     _ip("-n", switch, "link", "add", "br0", "type", "bridge")
     _ip("-n", switch, "link", "set", "br0", "up")

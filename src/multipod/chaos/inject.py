@@ -18,9 +18,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import msgspec
 
 Kind = Literal["kill", "stop", "slow", "cut", "fill-disk", "corrupt", "flip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -29,8 +30,7 @@ SMALL_FILE = 2000
 """Bytes of the largest file that a full disk takes: events a few, no checkpoint."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Something that goes wrong once.
 
     Attributes:
@@ -59,18 +59,18 @@ class Injector:
     def __init__(self, folder: Path, rank: int) -> None:
         self.sticky = False
         self._folder, self._rank, self._checkpoints = folder, rank, folder
-        said = json.loads((folder / "faults.json").read_text())
-        self.flips = any(fault["kind"] == "flip" for fault in said["faults"])
-        self._link: str = said.get("link", "")
-        self._attempt: int = said.get("attempt", 0)
+        record = json.loads((folder / "faults.json").read_text())
+        self.flips = any(fault["kind"] == "flip" for fault in record["faults"])
+        self._link: str = record.get("link", "")
+        self._attempt: int = record.get("attempt", 0)
         self._world = [self._attempt, 0]
-        fired = {record["fault"] for record in records(folder / f"fired-{rank}.jsonl")}
-        due = [(number, Fault(**fault)) for number, fault in enumerate(said["faults"]) if number not in fired]
+        fired = {firing["fault"] for firing in records(folder / f"fired-{rank}.jsonl")}
+        due = [(number, Fault(**fault)) for number, fault in enumerate(record["faults"]) if number not in fired]
         self._due = [(number, fault) for number, fault in due if fault.rank == rank or fault.kind == "fill-disk"]
         self._slow: list[float] = []
 
     def of_run(self, checkpoints: Path, world: int = 0) -> "Injector":
-        """The same, told where the run saves: there a bit may flip."""
+        """Notes where the run saves, and its world: there a bit may flip."""
         self._checkpoints, self._world = checkpoints, [self._attempt, world]
         return self
 
@@ -82,7 +82,10 @@ class Injector:
             self._due.remove((number, fault))
             if fault.kind == "flip" and fault.at < update:
                 continue  # the update that it was for is done
-            note(self._folder / f"fired-{self._rank}.jsonl", {"fault": number, "update": update, **asdict(fault)})
+            note(
+                self._folder / f"fired-{self._rank}.jsonl",
+                {"fault": number, "update": update, **msgspec.to_builtins(fault)},
+            )
             if fault.kind == "flip":
                 flip, self.sticky = 1 + fault.bit, fault.sticky
             else:

@@ -17,7 +17,7 @@ from multipod.cli import cluster
 from multipod.cli.main import started_s
 from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
 from multipod.layout.layout import parse_shape
-from multipod.layout.text import layout_changes
+from multipod.layout.text import layout_changes, layout_help
 from multipod.runs.options import RuntimeOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,8 +74,7 @@ def what_options(command: F) -> F:
     @click.option(
         "--layout",
         metavar="LAYOUT",
-        help="How the run lies on the mesh: data=2x2,model=4,update (also spatial, expert, stage, tile, sum, weights, "
-        "gather, wire, buckets). Of train: or PLAN.json, as `multipod plan --save` wrote it.",
+        help=f"{layout_help()} Of train: or PLAN.json, as `multipod plan --save` wrote it.",
     )
     @functools.wraps(command)
     def with_changes(

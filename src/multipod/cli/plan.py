@@ -97,7 +97,9 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     from multipod.cli import plan_text
-    from multipod.plan.asked import asked_for, spelled
+    from multipod.layout.text import spelled
+    from multipod.plan.asked import asked_for
+    from multipod.plan.placing import on_machine
     from multipod.plan.search import Every, search
 
     _remember(asked["cache"])
@@ -119,7 +121,8 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     if asked["compiled"]:
         _compile(console, name, batch, machine, found, asked["cache"])
     if asked["explain"]:
-        plan_text.explain(console, chosen, number, spelled(chosen.choice, machine))
+        words = spelled(on_machine(chosen.layout, machine), always=("gradient_sum", "shard_update"))
+        plan_text.explain(console, chosen, number, words)
         plan_text.survival(console, chosen, machine)
     if asked["trace"] is not None:
         from multipod.plan.trace import write_step_trace
@@ -312,8 +315,10 @@ def _compile(console: "Console", name: str, batch: int, machine: "Machine", foun
             f"{name} is a table of layers, and XLA compiles programs. Give a recipe, or leave --compile out."
         )
     runtime.absent_tpus()
+    from multipod.layout.axes import DATA_AXES
+    from multipod.layout.layout import Layout
+    from multipod.plan.placing import on_machine
     from multipod.plan.program import compiled_step
-    from multipod.plan.search import mesh_of
     from multipod.recipes.find import load
 
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache().parent / "plan"
@@ -327,7 +332,7 @@ def _compile(console: "Console", name: str, batch: int, machine: "Machine", foun
     if facts.seconds:
         compute = f"predicted {1e3 * best.compute_s:.2f} ms"
         console.print(f"XLA's own estimate, which knows no network: {1e3 * facts.seconds:.2f} ms ({compute})")
-    sizes = dict(zip(("y", "x"), mesh_of(machine), strict=True))
+    sizes = dict(zip(DATA_AXES, on_machine(Layout(), machine).mesh, strict=True))
     moved: dict[str, list[int]] = {}
     for one in facts.collectives:
         row = moved.setdefault(f"{one.kind} over {', '.join(one.axes(sizes) or ('?',))}", [0, 0])
@@ -343,10 +348,10 @@ def _hole(console: "Console", workload: "Workload", found: "Found", asked: dict[
 
     whole = search(workload, find(asked["on"], file=asked["calibration"]), batch).best
     best = found.best
+    before, after = (f"{1e3 * step.step_s:.2f} ms by {step.layout.sync.gradient_sum}" for step in (whole, best))
     console.print(
-        f"whole: {1e3 * whole.step_s:.2f} ms by {whole.choice.schedule}; with the hole: {1e3 * best.step_s:.2f} ms by "
-        f"{best.choice.schedule}, {best.step_s / whole.step_s - 1:+.1%} for {best.devices / whole.devices - 1:+.1%} "
-        f"devices",
+        f"whole: {before}; with the hole: {after}, {best.step_s / whole.step_s - 1:+.1%} for "
+        f"{best.devices / whole.devices - 1:+.1%} devices",
         highlight=False,
     )
 
@@ -392,15 +397,17 @@ def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Predict
     from dataclasses import replace
 
     from multipod.plan.models import MODELS
+    from multipod.plan.placing import on_machine
     from multipod.plan.predict import micro_of
-    from multipod.plan.search import Plan, mesh_of, write_plan
+    from multipod.plan.saved import SavedPlan, write_plan
 
     if ".py:" in name:
         path, _, function = name.rpartition(":")
         name = f"{Path(path).absolute()}:{function}"  # as `train` knows it
-    choice, precision = chosen.choice, tuple[str, ...]()
-    if choice.split.stage > 1:
-        choice = replace(choice, micro_batches=micro_of(choice, machine))
+    layout, precision = on_machine(chosen.layout, machine), tuple[str, ...]()
+    if layout.pipeline:
+        micro = micro_of(layout, chosen.batch, machine)
+        layout = replace(layout, pipeline=replace(layout.pipeline, micro_batches=micro))
     if asked["precision"] and name not in MODELS:
         from multipod.plan.program import dtype_fields
         from multipod.recipes.find import load
@@ -408,6 +415,6 @@ def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Predict
         precision = dtype_fields(load(name))
     run = _run_of(machine, asked)
     prediction = chosen.data() | (run(chosen).data() if run else {})
-    mesh = mesh_of(machine, choice.split)
-    write_plan(Plan(name, asked["on"], choice, mesh, prediction, precision), asked["save"])
+    plan = SavedPlan(name, asked["on"], layout, chosen.batch, prediction, chosen.dtype, precision)
+    write_plan(plan, asked["save"])
     click.echo(f"plan in {asked['save']}: train it with `multipod train {name} --layout {asked['save']}`")

@@ -25,7 +25,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     from rich.table import Table
 
     best = found.best
-    console.print(f"{best.workload}, batch {best.choice.batch:,}, on {machine}: {machine.devices:,} devices")
+    console.print(f"{best.workload}, batch {best.batch:,}, on {machine}: {machine.devices:,} devices")
     console.print(f"[dim]constants: {machine.calibration.source}[/]", highlight=False)
     shown = _shown(found, top)
     waits = [name for name in ("input", "evaluation", "copies", "idle") if any(step.split()[name] for _, step in shown)]
@@ -33,8 +33,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     columns += [*(["run"] if run else []), *(["price"] if run and machine.price else []), "slower by"]
     rows = []
     for number, step in shown:
-        update = "" if step.choice.shard_update else ", whole"
-        names = (_split_of(step), step.choice.schedule + update)
+        names = (_split_of(step), step.layout.sync.gradient_sum + SHARDINGS[step.layout.sync.sharding])
         why = _why(best, step) if number > 1 else ""
         rows.append((str(number), *names, *_cells(step, waits), *_run_cells(step, machine, run), why))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -48,7 +47,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
         table.add_row(*row)
     console.print(table)
     said = [f"{found.tried} layouts priced"]
-    said += [] if all(s.choice.shard_update for _, s in shown) else ["whole: the update is not sharded"]
+    said += [] if all(step.layout.sync.shards_update for _, step in shown) else ["whole: the update is not sharded"]
     said += [f"{len(found.refused)} cannot be"] if found.refused else []
     said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
     limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
@@ -56,6 +55,9 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     if run is not None and machine.chip_failures_per_hour:
         console.print(_failing(run(best), machine), highlight=False)
 
+
+SHARDINGS = {"none": ", whole", "zero1": "", "fsdp": ", fsdp"}
+"""What a table says of the update behind the sum: most are sharded."""
 
 OTHERS = 6
 """Splits that are shown beyond the quickest layouts."""
@@ -74,7 +76,9 @@ def _shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
 
 
 def _split_of(step: "Prediction") -> str:
-    return ", ".join(word for word in (step.choice.spelled_split, step.choice.dtype) if word)
+    from multipod.plan.predict import split_words
+
+    return ", ".join(word for word in (split_words(step.layout), step.dtype) if word)
 
 
 def _failing(run: "RunPrediction", machine: "Machine") -> str:
@@ -91,7 +95,7 @@ def _failing(run: "RunPrediction", machine: "Machine") -> str:
 
 def name_of(step: "Prediction") -> str:
     """A layout in words, without its batch."""
-    return str(step.choice).partition(", ")[2]
+    return step.words.partition(", ")[2]
 
 
 def _cells(step: "Prediction", waits: list[str]) -> tuple[str, ...]:
@@ -177,7 +181,8 @@ def compare(console: "Console", files: tuple[str, ...]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from multipod.plan.search import read_plan
+    from multipod.plan.predict import layout_words
+    from multipod.plan.saved import read_plan
 
     if len(files) != 2:
         raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
@@ -188,7 +193,7 @@ def compare(console: "Console", files: tuple[str, ...]) -> None:
     for title, left, right in (
         ("recipe", one.name, other.name),
         ("machine", one.machine, other.machine),
-        ("layout", str(one.choice), str(other.choice)),
+        ("layout", *(layout_words(plan.layout, plan.batch, plan.dtype) for plan in (one, other))),
     ):
         table.add_row(title, left, right, "")
     for key in dict.fromkeys([*one.prediction, *other.prediction]):

@@ -69,15 +69,17 @@ def show(
         console.print(_timed_layers(chosen))
         return
     program = _program(chosen)
-    if chosen.layout.stage > 1:
+    if chosen.layout.stages > 1:
         for table in _staged(program):
             console.print(table)
+        _say_what_is_ruled_out(console, chosen)
         if compiles:
             console.print(_compiled(program))
         return
     if tensors or any(change.startswith("layout.") for change in changes):
         console.print(_parts(program))
     console.print(_on_each_device(program))
+    _say_what_is_ruled_out(console, chosen)
     if compiles:
         console.print(_compiled(program))
 
@@ -90,7 +92,7 @@ def _program(chosen: "Recipe") -> Any:
     from multipod.step.program import program_of
 
     layout = chosen.layout
-    if layout.mesh and math.prod(layout.mesh) * layout.tile_devices > jax.device_count():
+    if layout.mesh and math.prod(layout.mesh) * layout.replica_devices > jax.device_count():
         return program_of(chosen, abstract_mesh(layout))
     return program_of(chosen, make_mesh(layout))
 
@@ -127,7 +129,9 @@ def _staged(program: "StagedProgram") -> list[Table]:
     )
     if facts.tied:
         each.add_row("in several stages", ", ".join(facts.tied))
-    each.add_row("gradient sum", f"{program.recipe.layout.gradient_sum} over {data_devices(program.mesh):,} devices")
+    each.add_row(
+        "gradient sum", f"{program.recipe.layout.sync.gradient_sum} over {data_devices(program.mesh):,} devices"
+    )
     return [table, each]
 
 
@@ -138,8 +142,8 @@ def _timed_layers(chosen: "Recipe") -> Table:
     from multipod.step.staged.pipe import layers_of
 
     layout = chosen.layout
-    parts = max(layout.stage, 1) * (layout.chunks if layout.schedule == "interleaved" else 1)
-    rows = max(chosen.batch // (math.prod(layout.mesh or (1,)) * max(layout.micro_batches, 1)), 1)
+    parts, micro = (layout.pipeline.parts, layout.pipeline.micro_batches) if layout.pipeline else (1, 1)
+    rows = max(chosen.batch // (math.prod(layout.mesh or (1,)) * max(micro, 1)), 1)
     timed, known = timed_layers(chosen, rows), [layer.cost for layer in layers_of(chosen)]
     cut = balanced(timed, parts)
     counts = "x".join(str(len(part)) for part in cut.parts)
@@ -169,6 +173,18 @@ def _mesh_text(program: "Program") -> str:
     return f"{axes}: {program.mesh.size:,} {kind}"
 
 
+def _say_what_is_ruled_out(console: Console, chosen: "Recipe") -> None:
+    """A line for each thing of the layout or of the recipe that excludes others."""
+    from multipod.layout.compatible import ruled_out
+    from multipod.step.checks import layout_use
+
+    excluded: dict[str, list[str]] = {}
+    for settings, titles in ruled_out(layout_use(chosen)):
+        excluded.setdefault(settings, []).append(titles)
+    for settings, lines in excluded.items():
+        console.print(f"{settings} does not go with: {', '.join(lines)}", highlight=False, soft_wrap=True, markup=False)
+
+
 def _parts(program: "UnstagedProgram") -> Table:
     from multipod.step.inspect import parts
 
@@ -195,7 +211,7 @@ def _split(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
 def _on_each_device(program: "UnstagedProgram") -> Table:
     import jax
 
-    from multipod.layout.check import uncovered, whole
+    from multipod.layout.check import tensors_without_rules, unsplit_tensors
     from multipod.layout.mesh import data_devices, is_split, topology_of
     from multipod.nn.model import ShowsFigures
     from multipod.step.inspect import gradient_sum, totals
@@ -219,15 +235,15 @@ def _on_each_device(program: "UnstagedProgram") -> Table:
     total = gradient_sum(program)
     count = f"{total.messages} message{'s' if total.messages > 1 else ''}"
     table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {count} over {total.devices:,} devices")
-    if chosen.layout.splits_update:
+    if chosen.layout.sync.shards_update:
         specs = flat_specs(program.sync.specs)
         unsplit = [leaf for leaf, spec in zip(leaves, specs, strict=True) if not is_split(spec)]
         rest = f"{len(unsplit)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in unsplit):,} bytes"
         table.add_row("not split in the update", rest)
-    stay = whole(chosen.layout, program.placement.tensors, program.placement.placements)
+    stay = unsplit_tensors(chosen.layout, program.placement.tensors, program.placement.placements)
     if stay:
-        table.add_row("whole on each device of a tile", f"{len(stay)} tensors, {sum(stay.values()):,} bytes")
-        silent = uncovered(program.placement.tensors, program.placement.placements)
+        table.add_row("whole on each device of a replica", f"{len(stay)} tensors, {sum(stay.values()):,} bytes")
+        silent = tensors_without_rules(program.placement.tensors, program.placement.placements)
         if silent:
             table.add_row("of which no rule speaks", ", ".join(silent[:3]) + (" ..." if len(silent) > 3 else ""))
     return table

@@ -12,14 +12,13 @@ from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
 from multipod.plan.models import MODELS
-from multipod.plan.search import read_plan
+from multipod.plan.saved import read_plan
 from multipod.runs.options import RuntimeOptions
-from multipod.train.observers.progress import make_progress
-from multipod.train.observers.summary import Summary
+from multipod.train.observers.table import OBSERVERS, PRINTED, ObservedRun, make_observers
 
 if TYPE_CHECKING:
     from multipod.data.reading import InputOptions
-    from multipod.plan.search import Plan
+    from multipod.plan.saved import SavedPlan
     from multipod.runs.request import RunResult
     from multipod.train.events import Observer
     from multipod.train.run_folder import RunFolder
@@ -54,6 +53,9 @@ INTERRUPTED = 130
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
+@click.option(
+    "--log", "loggers", multiple=True, metavar="NAME", help=f"Also tell a logger: {', '.join(OBSERVERS)}. Repeatable."
+)
 @click.option("--inject", type=click.Path(path_type=Path, exists=True, file_okay=False), hidden=True)
 @reading_options
 @what_options
@@ -68,6 +70,7 @@ def train(
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
+    loggers: tuple[str, ...],
     inject: Path | None,
     changes: list[str],
     where: RuntimeOptions,
@@ -97,6 +100,7 @@ def train(
         log_examples=log_examples,
         inject=inject,
         plan=plan.prediction if plan else None,
+        loggers=loggers,
         observers=ConsoleObservers(quiet, where),
     )
     if where.cluster.waits:
@@ -148,7 +152,7 @@ def exit_code_of(result: "RunResult") -> int:
     return INTERRUPTED if result.ended.interrupted else 0
 
 
-def planned(file: Path, recipe: str, where: RuntimeOptions) -> "Plan":
+def planned(file: Path, recipe: str, where: RuntimeOptions) -> "SavedPlan":
     """The plan in `file`, without its mesh where the user gave one.
 
     Raises:
@@ -161,7 +165,9 @@ def planned(file: Path, recipe: str, where: RuntimeOptions) -> "Plan":
         raise PlanError(f"{file} is a plan of {plan.name}, not of {recipe or 'this'}. Plan {recipe} with --save first.")
     if recipe in MODELS and recipe not in RECIPES:
         raise PlanError(f"{file} is a plan of a published table, which cannot be trained. Plan a recipe of `list`.")
-    return plan if where.mesh is None else replace(plan, mesh=())
+    if where.mesh is None:
+        return plan
+    return replace(plan, layout=replace(plan.layout, mesh=(), replica_shape=()))
 
 
 class ConsoleObservers:
@@ -178,4 +184,4 @@ class ConsoleObservers:
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
-        return make_progress(console), Summary(console)
+        return make_observers(ObservedRun(folder, console), PRINTED)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from multipod.data.stdlib_text import (
     END,
     SPECIAL,
     START,
+    Tokenizer,
     decode_tokens,
     encode,
     is_test_file,
@@ -108,7 +109,7 @@ class Docstrings:
         )
         return Pairs(token_file(source), token_file(label), bounds, START)
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that the rows were made with."""
         return _tokenizer(self)
 
@@ -133,7 +134,7 @@ def _pairs(spec: Docstrings) -> dict[str, list[DocstringPair]]:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(spec: Docstrings) -> Any:
+def _tokenizer(spec: Docstrings) -> Tokenizer:
     return train_tokenizer([text for pair in _pairs(spec)["train"] for text in pair], spec.vocab)
 
 

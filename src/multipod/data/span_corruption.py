@@ -5,12 +5,11 @@ Source: Raffel et al., 2019, arXiv:1910.10683, section 3.1.4.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from multipod.data.source import HostBatch
-from multipod.data.stdlib_text import END, START, StdlibText, split_texts, tokens_of, train_tokenizer
+from multipod.data.stdlib_text import END, START, StdlibText, Tokenizer, split_texts, tokens_of, train_tokenizer
 from multipod.errors import RecipeError
 
 
@@ -150,7 +149,7 @@ class SpanCorruption:
         """Tokens and sentinels."""
         return self.text.vocab + self.sentinels
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """What cuts text into tokens."""
         return _tokenizer(self.text)
 
@@ -186,7 +185,7 @@ class SpanCorruption:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(text: StdlibText) -> Any:
+def _tokenizer(text: StdlibText) -> Tokenizer:
     return train_tokenizer(split_texts(text)["train"], text.vocab)
 
 

@@ -23,6 +23,9 @@ from multipod.data.source import HostBatch
 from multipod.errors import RecipeError
 
 PAD, MASK, START, END = range(4)
+Tokenizer = Any
+"""A `tokenizers.Tokenizer`, of the extra `text`."""
+
 SPECIAL = ("[PAD]", "[MASK]", "[START]", "[END]")
 """The first tokens of every vocabulary, in the order of their numbers."""
 
@@ -192,7 +195,7 @@ def _decorates(text: str, before: int | None, cut: int) -> bool:
     return before is not None and text[before] == "@" and "\n\n" not in text[before:cut]
 
 
-def train_tokenizer(texts: Sequence[str], vocab: int) -> Any:
+def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
     """A byte-pair tokenizer over bytes, with `SPECIAL` first: decoding gives back any text exactly.
 
     Source: Sennrich et al., 2015, arXiv:1508.07909, by the library `tokenizers`; the same texts give the same tokens.
@@ -215,13 +218,13 @@ def train_tokenizer(texts: Sequence[str], vocab: int) -> Any:
     return tokenizer
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """The tokens of each text, int32. The names of special tokens in a text are ordinary text."""
     tokenizer.encode_special_tokens = True
     return [np.array(one.ids, np.int32) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def decode_tokens(tokenizer: Any, tokens: np.ndarray, sentinels: int = 0) -> str:
+def decode_tokens(tokenizer: Tokenizer, tokens: np.ndarray, sentinels: int = 0) -> str:
     """Tokens as text, without padding; special ones by their names, and from `sentinels` on (0: none) as <NUMBER>."""
     parts: list[str] = []
     held: list[int] = []
@@ -297,7 +300,7 @@ def _write(path: Path, tokens: dict[str, list[np.ndarray]]) -> None:
 
 
 @lru_cache(maxsize=2)
-def _tokenizer_of(files: str, share: float, vocab: int) -> Any:
+def _tokenizer_of(files: str, share: float, vocab: int) -> Tokenizer:
     return train_tokenizer(split_texts(StdlibText(vocab=vocab, files=files, test_share=share))["train"], vocab)
 
 

@@ -77,13 +77,13 @@ class Heartbeat:
     """
 
     def __init__(self, descriptor: int, beat_s: float, lost: Callable[[], None] = end_group) -> None:
-        self.told: Callable[[str], None] = lambda line: None
-        """Given each line that the launcher says, in a thread of its own; set it before saying `identity`."""
+        self.on_line: Callable[[str], None] = lambda line: None
+        """Given each line that the launcher sends, in a thread of its own; set it before reporting `identity`."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._beat_s = beat_s
         self._lost = lost
-        self._place = ("starting", 0, time.monotonic())
+        self._position = ("starting", 0, time.monotonic())
         self._begun = 0
         self._noted: dict[str, Any] = {}
         self._closed = False
@@ -95,17 +95,17 @@ class Heartbeat:
     def __call__(self, phase: str, update: int) -> None:
         """Notes that the loop enters `phase`. Within phase updating it costs less than a microsecond.
 
-        The launcher hears of a new phase at once, and of a new update with the next beat.
+        The launcher is told a new phase at once, and of a new update with the next beat.
         """
-        before, self._place = self._place[0], (phase, update, time.monotonic())
+        before, self._position = self._position[0], (phase, update, time.monotonic())
         if phase == "updating":
             self._begun += 1
         if phase != before:
             self._wake.set()
 
-    def again(self) -> None:
-        """Notes that the loop is about to start once more, in another world: it is in no update until it says so."""
-        self("starting", self._place[1])
+    def restart(self) -> None:
+        """Notes that the loop is about to start once more, in another world, and is in no update yet."""
+        self("starting", self._position[1])
 
     def note(self, **fields: Any) -> None:
         """Tells the launcher at once: fields of `Beat` as `folder`, where the run is written, or `saved`."""
@@ -121,7 +121,7 @@ class Heartbeat:
         self._sender.join(timeout=1.0)  # a suspended launcher does not read, and may not hold us up
 
     def _beat(self) -> Beat:
-        phase, update, since_s = self._place
+        phase, update, since_s = self._position
         age_s = time.monotonic() - since_s
         return Beat(phase, update, self._begun, age_s, done=self._closed, **self._noted)
 
@@ -144,5 +144,5 @@ class Heartbeat:
             while data := self._socket.recv(1 << 16):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    self.told(line.decode(errors="replace"))
+                    self.on_line(line.decode(errors="replace"))
         self._lost()

@@ -26,11 +26,11 @@ def list_sockets(state: str) -> list[Socket]:
                 words = line.split()
                 if words[3] == state:
                     wanted[words[9]] = [int(word.rsplit(":", 1)[1], 16) for word in words[1:3]]
-    found = []
+    mine = []
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 inode = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/self/fd/{name}"))
                 if inode and inode[1] in wanted:
-                    found.append(Socket(int(name), *wanted[inode[1]]))
-    return found
+                    mine.append(Socket(int(name), *wanted[inode[1]]))
+    return mine

@@ -50,12 +50,12 @@ class Straggler:
 
     rank: int
     factor: float
-    own_s: float
+    rank_s: float
     median_s: float
     count: int
 
     def __str__(self) -> str:
-        times = f"{1e3 * self.own_s:.1f} ms against {1e3 * self.median_s:.1f} ms"
+        times = f"{1e3 * self.rank_s:.1f} ms against {1e3 * self.median_s:.1f} ms"
         slow = f"rank {self.rank} is {self.factor:.1f} times as slow as the median rank"
         return f"{slow}: {times} for the same work, over {self.count} times"
 
@@ -79,14 +79,14 @@ class SpeedHistory:
             self.taken.setdefault(rank, deque(maxlen=self.steady)).append(seconds)
 
     def forget(self, rank: int) -> None:
-        """The rank is another process now."""
+        """Forgets the times of a rank that is another process now."""
         self.taken.pop(rank, None)
         self.seen.pop(rank, None)
 
-    def slow(self, factor: float) -> list[Straggler]:
-        """The stragglers, slowest first; see `find_stragglers`."""
-        whole = {rank: times for rank, times in self.taken.items() if len(times) == self.steady}
-        return find_stragglers(whole, factor)
+    def find_slow(self, factor: float) -> list[Straggler]:
+        """The stragglers among ranks with `steady` times, slowest first; see `find_stragglers`."""
+        full = {rank: times for rank, times in self.taken.items() if len(times) == self.steady}
+        return find_stragglers(full, factor)
 
 
 def find_stragglers(times: Mapping[int, Sequence[float]], factor: float) -> list[Straggler]:
@@ -97,11 +97,11 @@ def find_stragglers(times: Mapping[int, Sequence[float]], factor: float) -> list
     """
     if len(times) < 3:
         return []
-    means = {rank: statistics.fmean(own) for rank, own in times.items()}
+    means = {rank: statistics.fmean(rank_times) for rank, rank_times in times.items()}
     median_s = statistics.median(means.values())
-    found = [
+    slow = [
         Straggler(rank, mean / median_s, mean, median_s, len(times[rank]))
         for rank, mean in means.items()
         if mean > factor * median_s and statistics.median(times[rank]) > factor * median_s
     ]
-    return sorted(found, key=lambda one: -one.factor)
+    return sorted(slow, key=lambda straggler: -straggler.factor)

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run between two changes among them. The launcher makes them, every process obeys.
+    """The processes of a run between two changes among them. The launcher makes them, and every process follows.
 
     Attributes:
       generation: counts the worlds of a run, from 0.
@@ -34,16 +34,16 @@ class World:
     mirror_every: int = 1
 
     def process_of(self, rank: int) -> int:
-        """What JAX calls this rank."""
+        """The number that JAX gives to this rank."""
         return self.ranks.index(rank)
 
     def to_line(self) -> str:
-        """What the launcher says of it."""
+        """The line that the launcher sends."""
         return json.dumps({"world": asdict(self)})
 
 
 def go_message(generation: int) -> str:
-    """What the launcher says when all processes of this world have left the one before: join now."""
+    """The line by which all processes of this world, which have left the one before, are to join now."""
     return json.dumps({"go": generation})
 
 
@@ -58,8 +58,8 @@ def read_go(line: str) -> int:
 def read_world(line: str) -> World | None:
     """The world in a line from the launcher; None if it says something else."""
     try:
-        said: dict[str, Any] = json.loads(line)["world"]
+        fields: dict[str, Any] = json.loads(line)["world"]
     except (ValueError, KeyError, TypeError):
         return None
-    lists = {name: tuple(said[name]) for name in ("slots", "ranks", "newcomers")}
-    return World(**{**said, **lists})
+    lists = {name: tuple(fields[name]) for name in ("slots", "ranks", "newcomers")}
+    return World(**{**fields, **lists})

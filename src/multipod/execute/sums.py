@@ -9,7 +9,6 @@ over `axes`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +161,7 @@ def build_scheduled_sum(name: str, topology: Topology, axes: Axes) -> VectorSum:
 
 
 @lru_cache(maxsize=64)
-def _build_schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: Any) -> Schedule:
+def _build_schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: jnp.dtype) -> Schedule:
     builder = ALGORITHMS[name]
     collective = collective if collective in builder.collectives else "all-reduce"
     vector = jax.ShapeDtypeStruct((elements,), dtype)
@@ -179,7 +178,7 @@ CHUNKING_OPTIONS = ("rounds", "segments")
 virtual devices is no link: there the messages of a step are copied one after the other, and each costs its start."""
 
 CPU_MESSAGE_S, CPU_BYTES_PER_S = 6e-5, 4e9
-"""Of a round of messages between 8 CPU devices, and of all their bytes (two cores of a Xeon, 2026-11-21)."""
+"""What a round of messages between 8 CPU devices costs, and all their bytes (two cores of a Xeon, 2026-11-21)."""
 
 
 def _estimate_cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
@@ -206,11 +205,15 @@ IN_ORDER = 32
 268 MB an update, where its gradients are 102 MB."""
 
 
-def _mean_forward(x: jax.Array, axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None) -> Any:
+def _mean_forward(
+    x: jax.Array, axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None
+) -> tuple[jax.Array, None]:
     return mean_in_order(x, axes, groups), None
 
 
-def _mean_backward(axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None, _: None, ct: jax.Array) -> Any:
+def _mean_backward(
+    axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None, _: None, ct: jax.Array
+) -> tuple[jax.Array]:
     return (mean_in_order(ct, axes, groups),)
 
 

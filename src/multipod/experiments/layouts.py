@@ -22,6 +22,8 @@ from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.compiled import facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
 from multipod.layout.text import spelled
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.images import IMAGE_DIMS
@@ -42,11 +44,13 @@ UPDATES = 12
 SAME = 1e-3
 """The largest relative difference of a loss that passes as rounding, over `UPDATES` updates."""
 
-DATA = (Layout((2, 4)), Layout((2, 4), shard_update=True), Layout((2, 4), shard_weights=True))
-SPATIAL = tuple(Layout(mesh, spatial=parts) for mesh, parts in (((2, 2), (2,)), ((1, 2), (4,)), ((1, 1), (8,))))
+DATA = (Layout((2, 4)), Layout((2, 4), sync=Sync(sharding="zero1")), Layout((2, 4), sync=Sync(sharding="fsdp")))
+SPATIAL = tuple(
+    Layout(mesh, split=ModelSplit(spatial=parts)) for mesh, parts in (((2, 2), (2,)), ((1, 2), (4,)), ((1, 1), (8,)))
+)
 FEATURES = (
-    *(Layout(mesh, model=parts) for mesh, parts in (((2, 2), 2), ((1, 2), 4))),
-    Layout((2, 2), "torus", True, model=2, bucket_bytes=200_000),
+    *(Layout(mesh, split=ModelSplit(model=parts)) for mesh, parts in (((2, 2), 2), ((1, 2), 4))),
+    Layout((2, 2), split=ModelSplit(model=2), sync=Sync("torus", sharding="zero1", bucket_bytes=200_000)),
 )
 
 
@@ -109,7 +113,7 @@ def run(report: Report) -> Outcome:
             rows.append(_row(recipe.name, layout, one, alone))
             if layout != Layout((1, 1)):
                 claims.append(_same(recipe.name, layout, one, alone))
-            if layout.splits_update and layout.model == 1:
+            if layout.sync.shards_update and layout.split.model == 1:
                 claims.append(_shrinks(recipe.name, layout, one, alone))
     report("the share of the update: Adam, LAMB, LARS")
     shares = _update_shares()
@@ -210,7 +214,9 @@ def _update_shares() -> list[tuple[str, float, float]]:
     shares = []
     for name in ("adamw", "lamb", "lars"):
         named = replace(recipe, optimizer=replace(recipe.optimizer, name=name))
-        whole, split = (replace(named, layout=Layout((2, 4), shard_update=on)) for on in (False, True))
+        whole, split = (
+            replace(named, layout=Layout((2, 4), sync=Sync(sharding="zero1" if on else "none"))) for on in (False, True)
+        )
         seconds = np.array(_in_turn([*_update_and_step(whole), *_update_and_step(split)]))
         of_whole, of_split = np.median(seconds[:, ::2] / seconds[:, 1::2], axis=0)
         shares.append((name, float(of_whole), float(of_split)))

@@ -6,14 +6,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from multipod.experiments.outcome import Claim, Outcome, Section
+from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
 from multipod.plan import v3
 from multipod.plan.calibrate import Fit
 from multipod.plan.machine import Machine
+from multipod.plan.models import MODELS
 from multipod.plan.network import cost
-from multipod.plan.predict import Choice, predict_step
-from multipod.plan.published import MASK_RCNN, V06, V07, Row, pod
+from multipod.plan.predict import predict_step
+from multipod.plan.published import MASK_RCNN, V06, V07, PublishedStep, pod, split_by
 from multipod.plan.run import RunPrediction
-from multipod.plan.workload import Split
 
 P1, P2, P4 = "arXiv:2011.03641", "arXiv:1909.09756", "arXiv:2011.00071"
 
@@ -92,13 +94,12 @@ def _spreads() -> dict[str, tuple[float, float]]:
 
 
 def _effects(machine: Machine) -> tuple[list[tuple[str, str, str]], list[Claim]]:
-    def update_share(model: str, chips: int, choice: Choice) -> float:
-        step = predict_step(_row(model).workload, choice, machine.of(pod(chips).topology))
+    def update_share(model: str, chips: int, batch: int, norm_group: int = 1) -> float:
+        step = predict_step(MODELS[model], WHOLE, batch, machine.of(pod(chips).topology), norm_group)
         return step.update_s / step.step_s
 
-    lars = update_share("resnet50", 1024, Choice(32768, shard_update=False, norm_group=8))
-    adam = update_share("transformer", 1024, Choice(2048, shard_update=False))
-    lamb = update_share("bert", 512, Choice(4096, shard_update=False))
+    lars = update_share("resnet50", 1024, 32768, norm_group=8)
+    adam, lamb = update_share("transformer", 1024, 2048), update_share("bert", 512, 4096)
     whole, split = (_step_s("ssd", machine, c, s, b) for c, s, b in ((256, 1, 2048), (1024, 4, 2048)))
     slow, fast = (_summed(machine, name) for name in ("ring", "torus-2d"))
     multipod = pod(4096).topology
@@ -133,13 +134,13 @@ def _effects(machine: Machine) -> tuple[list[tuple[str, str, str]], list[Claim]]
     return rows, claims
 
 
-def _row(model: str) -> Row:
-    return next(Row(model, one.chips, one.choice, 0, 0) for one in (*V06, *V07) if one.model == model)
+WHOLE = Layout(sync=Sync("torus-2d"))
+"""Sums in two dimensions, and every device updates all weights."""
 
 
 def _step_s(model: str, machine: Machine, chips: int, spatial: int, batch: int) -> float:
-    choice = Choice(batch, Split(spatial=spatial), norm_group=16 * spatial)
-    return predict_step(_row(model).workload, choice, machine.of(pod(chips).topology)).step_s
+    layout, on = split_by(spatial=(spatial,)), machine.of(pod(chips).topology)
+    return predict_step(MODELS[model], layout, batch, on, norm_group=16 * spatial).step_s
 
 
 def _summed(machine: Machine, schedule: str) -> float:
@@ -182,7 +183,7 @@ def _steps(machine: Machine) -> Section:
         step = v3.priced(row, machine)
         parts = ", ".join(f"{name} {1e3 * s:.1f}" for name, s in step.split().items() if s > 5e-5)
         error = f"{step.step_s / (row.step_ms / 1e3) - 1:+.1%}"
-        cells = (row.model, f"{row.chips:,}", f"{row.choice.batch:,}", str(row.choice.split) or "none")
+        cells = (row.model, f"{row.chips:,}", f"{row.batch:,}", str(row.layout.split) or "none")
         rows.append((*cells, f"{row.step_ms:.1f}", f"{1e3 * step.step_s:.1f}", error, parts))
     head = ("model", "chips", "batch", "split", "measured, ms", "predicted, ms", "error", "parts, ms")
     return Section(
@@ -248,7 +249,7 @@ def _scaling(machine: Machine) -> Any:
     figure = Figure(figsize=(6, 4))
     axes = figure.add_subplot()
     for model, mark in (("resnet50", "o"), ("ssd", "s"), ("transformer", "^")):
-        rows: Sequence[Row] = [row for row in V06 if row.model == model]
+        rows: Sequence[PublishedStep] = [row for row in V06 if row.model == model]
         chips = [row.chips for row in rows]
         axes.plot(chips, [row.step_ms for row in rows], mark, label=f"{model}, measured")
         axes.plot(chips, [1e3 * v3.priced(row, machine).step_s for row in rows], "-", color="0.5", linewidth=1)

@@ -8,10 +8,10 @@ import numpy as np
 
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
 from multipod.plan.calibrate import Fit
 from multipod.plan.machine import Machine, here
-from multipod.plan.measure import CALIBRATION, calibrate, choice_of, images, memory_bytes, priced, step_s, words
-from multipod.plan.predict import predict_step
+from multipod.plan.measure import CALIBRATION, calibrate, images, memory_bytes, predict_recipe, priced, step_s, words
 from multipod.plan.program import workload_of
 from multipod.plan.splits import Splits
 from multipod.plan.workload import Workload
@@ -21,7 +21,7 @@ from multipod.recipes.digits import digits
 HELD_OUT = (
     replace(digits(), layout=Layout((2, 4))),
     images(24, 24, 32),
-    images(16, 24, 64, layout=Layout((2, 4), shard_update=True)),
+    images(16, 24, 64, layout=Layout((2, 4), sync=Sync(sharding="zero1"))),
     images(16, 32, 32, layout=Layout((1, 2))),
     words(192, 48, 16),
     words(128, 32, 64, layout=Layout((1, 8))),
@@ -63,13 +63,12 @@ def run(report: Callable[[str], None]) -> Outcome:
 
 
 def _memory(workload: Workload, recipe: Recipe, machine: Machine) -> float:
-    devices = int(np.prod(recipe.layout.mesh))
-    return predict_step(workload, choice_of(recipe), replace(machine, devices_per_chip=devices)).memory.total
+    return predict_recipe(recipe, workload, machine).memory.total
 
 
 def _layout(recipe: Recipe) -> str:
     rows, columns = recipe.layout.mesh
-    return f"{rows}x{columns}" + (", sharded update" if recipe.layout.shard_update else "")
+    return f"{rows}x{columns}" + (", sharded update" if recipe.layout.sync.zero1 else "")
 
 
 def _text(fit: Fit, measured: dict[str, float]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from multipod.layout.layout import DATA_AXES
+from multipod.layout.axes import DATA_AXES
 from multipod.metrics.objective import Objective, masked_sums
 from multipod.nn.model import Model
 from multipod.pytrees import Batch

@@ -10,36 +10,34 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from multipod.errors import LayoutError
-from multipod.layout.layout import DATA_AXES, Layout, default_shape
+from multipod.layout.axes import BATCH_AXES, DATA_AXES
+from multipod.layout.layout import Layout, default_shape
 from multipod.layout.rules import Axes
 from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
 
 WHOLE = PartitionSpec()
 
-BATCH_AXES = (*DATA_AXES, "expert")
-"""The axes that split the batch, where a mesh has them."""
-
 
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of `layout` on the first of `devices`; JAX chooses the order that suits the hardware.
 
-    Its axes are y, x and those of `layout.tile_sizes`. The devices of a tile are neighbours, numbered along a snake
-    through its rows, so that parts with consecutive numbers lie side by side (arXiv:2011.03641).
+    Its axes are y, x and those of `layout.replica_sizes`. The devices of a replica are neighbours, numbered along a
+    snake through its rows, so that parts with consecutive numbers lie side by side (arXiv:2011.03641).
 
-    The devices of failed tiles are no part of it. The others lie in one row then, in the order of their
-    tiles: with a hole there are no rows and columns of equal length.
+    The devices of failed replicas are no part of it. The others lie in one row then, in the order of their replicas:
+    with a hole there are no rows and columns of equal length.
 
     Raises:
       LayoutError: the mesh needs more devices than there are, or leaves a process without any.
-      TopologyError: failed tiles that the mesh does not have, or that cut it in parts.
+      TopologyError: failed replicas that the mesh does not have, or that cut it in parts.
     """
     devices = jax.devices() if devices is None else devices
     shape = layout.mesh_shape(len(devices))
-    tiles = _tiles(shape, layout)
-    needed = math.prod(shape) * layout.tile_devices
+    replicas = _replicas(shape, layout)
+    needed = math.prod(shape) * layout.replica_devices
     if needed > len(devices):
         raise LayoutError(_too_few(layout, shape, devices))
-    chips = tuple(n * side for n, side in zip(shape, layout.tile_shape, strict=True))
+    chips = tuple(n * side for n, side in zip(shape, layout.replica_grid, strict=True))
     whole = jax.make_mesh(chips, DATA_AXES, axis_types=(AxisType.Auto,) * len(chips), devices=devices[:needed])
     mesh = mesh_on(layout, whole.devices)
     live = mesh.devices
@@ -47,57 +45,57 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     if idle:
         fitting = _text(replace(layout, mesh=()).mesh_shape(len(devices)))
         raise LayoutError(
-            f"{tiles} uses {live.size} of {len(devices)} devices and leaves processes {sorted(idle)} "
+            f"{replicas} uses {live.size} of {len(devices)} devices and leaves processes {sorted(idle)} "
             f"without any. Start fewer processes, or use mesh {fitting}."
         )
     return mesh
 
 
 def mesh_on(layout: Layout, grid: np.ndarray) -> Mesh:
-    """The mesh of `layout` on a grid of devices, rows and columns as they are wired; its tiles must divide the grid."""
-    shape = tuple(n // side for n, side in zip(grid.shape, layout.tile_shape, strict=True))
-    tiles = _tiles(shape, layout)
-    live = in_tiles(grid, layout.tile_shape)[list(tiles.chips)]
-    rows = (1, len(live)) if tiles.failed_chips else shape
-    names = (*DATA_AXES, *layout.tile_sizes)
-    arranged = live.reshape(*rows, *layout.tile_sizes.values())
+    """The mesh of `layout` on a grid of devices, rows and columns as wired; its replicas must divide the grid."""
+    shape = tuple(n // side for n, side in zip(grid.shape, layout.replica_grid, strict=True))
+    replicas = _replicas(shape, layout)
+    live = by_replica(grid, layout.replica_grid)[list(replicas.chips)]
+    rows = (1, len(live)) if replicas.failed_chips else shape
+    names = (*DATA_AXES, *layout.replica_sizes)
+    arranged = live.reshape(*rows, *layout.replica_sizes.values())
     return Mesh(arranged, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def abstract_mesh(layout: Layout) -> AbstractMesh:
     """The mesh of `layout`, which must say its `mesh`, without devices: to see shapes, not to run."""
-    sizes = (*layout.mesh, *layout.tile_sizes.values())
-    names = (*DATA_AXES, *layout.tile_sizes)
+    sizes = (*layout.mesh, *layout.replica_sizes.values())
+    names = (*DATA_AXES, *layout.replica_sizes)
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def in_tiles(grid: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
-    """[tiles, places]: the entries of a grid of rows and columns, tile by tile, along a snake through each tile's rows.
+def by_replica(grid: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """[replicas, devices]: the entries of a grid, replica by replica, along a snake through the rows of each.
 
-    In a tile of two rows the snake's ends are neighbours too, which makes it a ring.
+    In a replica of two rows the snake's ends are neighbours too, which makes it a ring.
     """
-    (rows, columns), (height, width) = grid.shape, tile
-    tiles = grid.reshape(rows // height, height, columns // width, width).transpose(0, 2, 1, 3)
-    snakes = tiles.reshape(-1, height, width).copy()
+    (rows, columns), (height, width) = grid.shape, shape
+    replicas = grid.reshape(rows // height, height, columns // width, width).transpose(0, 2, 1, 3)
+    snakes = replicas.reshape(-1, height, width).copy()
     snakes[:, 1::2] = snakes[:, 1::2, ::-1]
     return snakes.reshape(len(snakes), -1)
 
 
 def topology_of(layout: Layout, mesh: Mesh | AbstractMesh) -> Topology:
-    """The tiles behind `mesh`, which `make_mesh` made of `layout`: data device number r is the live tile of rank r.
+    """The replicas behind `mesh`, made of `layout` by `make_mesh`: data device number r is the live replica of rank r.
 
-    What is summed over the data axes is summed between devices at the same place of their tiles. Where a tile is k
-    devices long, a message to the next such device crosses k links, and k of these sums share each link: so here a
+    What is summed over the data axes is summed between devices at the same place of their replicas. Where a replica
+    is k devices long, a message to the next such device crosses k links, and k of these sums share each link: so here a
     link has k times the latency and a k-th of the bandwidth (arXiv:2011.03641, gradient sums that skip peers).
     """
-    tiles = mesh.size // layout.tile_devices
-    return _tiles(layout.mesh or default_shape(tiles + len(set(layout.failed))), layout)
+    replicas = mesh.size // layout.replica_devices
+    return _replicas(layout.mesh or default_shape(replicas + len(set(layout.failed))), layout)
 
 
-def _tiles(shape: Sequence[int], layout: Layout) -> Topology:
+def _replicas(shape: Sequence[int], layout: Layout) -> Topology:
     # JAX does not say whether the ends of a row are joined. A schedule for the open mesh runs on closed
     # rows too, without their closing links; one for closed rows would cross an open mesh from end to end.
-    sides = layout.tile_shape
+    sides = layout.replica_grid
     topology = Topology(
         tuple(shape),
         wrap=(False,) * len(shape),
@@ -121,7 +119,7 @@ def inner_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 def splits_of(layout: Layout, mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
     """The inner axes that split dims of a name: of activations, and of weights where no path says otherwise."""
     inner = inner_axes(mesh)
-    names = {rule.pattern: rule.axes[0] for rule in reversed(layout.table) if not rule.is_path}
+    names = {rule.pattern: rule.axes[0] for rule in reversed(layout.split.table) if not rule.is_path}
     found = {name: tuple(axis for axis in axes if axis in inner) for name, axes in names.items()}
     return {name: axes for name, axes in found.items() if axes}
 
@@ -232,13 +230,13 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def _too_few(layout: Layout, shape: Sequence[int], devices: Sequence[jax.Device]) -> str:
-    kind, needed = devices[0].platform, math.prod(shape) * layout.tile_devices
-    of = f" of {layout.spelled_tile}" if layout.tile_sizes else ""
+    kind, needed = devices[0].platform, math.prod(shape) * layout.replica_devices
+    of = f" of {layout.replica_text}" if layout.replica_sizes else ""
     message = f"mesh {_text(shape)}{of} needs {needed} devices, and there are {len(devices)} ({kind}). "
-    if len(devices) % layout.tile_devices == 0:
-        message += f"Use --mesh {_text(default_shape(len(devices) // layout.tile_devices))}"
+    if len(devices) % layout.replica_devices == 0:
+        message += f"Use --mesh {_text(default_shape(len(devices) // layout.replica_devices))}"
     else:
-        message += f"Tiles of {layout.tile_devices} do not divide them: halve an axis"
+        message += f"Replicas of {layout.replica_devices} do not divide them: halve an axis"
     if kind == "cpu":
         message += f", or --cpu-devices {needed} to have as many virtual ones"
     return message + "."

@@ -6,17 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from multipod.errors import LayoutError
+from multipod.layout.axes import DEFAULT_RULES
 
 Dims = tuple[str | None, ...]
 Axes = tuple[tuple[str, ...], ...]
 """For each dim of a tensor the mesh axes that split it, none if it is whole."""
-
-DEFAULT_RULES = (
-    *("heads=model", "mlp=model", "vocab=model", "experts=expert", "height=spatial", "width=width"),
-    *("table_rows=expert", "table_columns=expert"),
-)
-"""What is split where a layout says nothing else: attention by heads, feed-forward blocks by their hidden features and
-the vocabulary (arXiv:2011.03641; arXiv:1909.08053, section 3), experts, images, and tables of recommendation models."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +90,10 @@ def parse_rule(text: str) -> Rule:
             "- for each dim, as encoder/*/kernel=-,model."
         )
     return rule
+
+
+DEFAULT_TABLE = tuple(map(parse_rule, DEFAULT_RULES))
+"""`DEFAULT_RULES`, read."""
 
 
 def parts(axes: Iterable[str], sizes: Mapping[str, int]) -> int:

@@ -1,48 +1,81 @@
-"""A layout as one line of text: `data=2x2,model=4,update`."""
+"""A layout as one line of text: `data=2x2,model=4,update`, or in the field's short words `dp=2x2,tp=4,zero1`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from multipod.errors import LayoutError, nearest
+from multipod.layout.axes import AXES
+from multipod.layout.fields import FLAGS, to_fields
 from multipod.layout.layout import Layout
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
+FLAT_OF_AXES = {"y": "mesh"}
+"""The flat fields of axes that have not the axis's own name."""
 
-def _sizes(field: str) -> Callable[[str], str]:
-    return lambda text: f"{field}={text}"
 
+@dataclass(frozen=True)
+class Word:
+    """What may stand in the text.
 
-def _flag(field: str) -> Callable[[str], str]:
-    return lambda text: f"{field}={text or 'true'}"
+    Attributes:
+      names: the first is ours, and is written; the others are the field's.
+      field: flat, that it sets (`multipod.layout.fields`).
+      about: for the help.
+      read: from the text behind `=` to that of the field.
+    """
+
+    names: tuple[str, ...]
+    field: str
+    about: str
+    read: Callable[[str], str] = str
 
 
 def _bytes(text: str) -> str:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", text.lower())
     if not found:
         raise LayoutError(f"--layout: buckets={text!r} is no number of bytes. Write 4MB, 500KB or 4000000.")
-    return f"bucket_bytes={round(float(found[1]) * UNITS[found[2]])}"
+    return str(round(float(found[1]) * UNITS[found[2]]))
 
 
-WORDS: dict[str, Callable[[str], str]] = {
-    "data": lambda text: f"mesh={'' if text == '-1' else text}",
-    "spatial": _sizes("spatial"),
-    "model": _sizes("model"),
-    "expert": _sizes("expert"),
-    "stage": _sizes("stage"),
-    "schedule": _sizes("schedule"),
-    "micro": _sizes("micro_batches"),
-    "chunks": _sizes("chunks"),
-    "cut": _sizes("cut"),
-    "tile": _sizes("tile"),
-    "sum": _sizes("gradient_sum"),
-    "update": _flag("shard_update"),
-    "weights": _flag("shard_weights"),
-    "gather": _sizes("gather_dtype"),
-    "wire": _sizes("sum_dtype"),
-    "buckets": _bytes,
-}
-"""What may stand in the text: a word, and how its value becomes a change to a field of `Layout`."""
+def _mesh(text: str) -> str:
+    return "" if text == "-1" else text
+
+
+def _flag(text: str) -> str:
+    return text or "true"
+
+
+WORDS: tuple[Word, ...] = (
+    *(
+        Word(axis.words, FLAT_OF_AXES.get(name, name), f"splits {axis.splits}", _mesh if name == "y" else str)
+        for name, axis in AXES.items()
+        if axis.words
+    ),
+    Word(("schedule",), "schedule", "of a pipeline, as 1f1b or interleaved"),
+    Word(("micro",), "micro_batches", "micro-batches of a pipeline"),
+    Word(("chunks",), "chunks", "parts of the model on a device, interleaved"),
+    Word(("cut",), "cut", "layers of each part, as 3x4x3"),
+    Word(("tile",), "tile", "rows x columns of the devices of a replica"),
+    Word(("sum",), "gradient_sum", "who adds gradients, as xla, ring or adasum"),
+    Word(("gather",), "gather_dtype", "type in which split weights travel"),
+    Word(("wire",), "sum_dtype", "type in which gradients travel"),
+    Word(("buckets",), "bucket_bytes", "bytes of a message of gradients, as 4MB", _bytes),
+    Word(("update", "zero1"), "shard_update", "ZeRO-1: optimizer state split over the data axes", _flag),
+    Word(("weights", "fsdp"), "shard_weights", "FSDP, ZeRO-3: weights too", _flag),
+)
+"""All words; those of the axes come from their table."""
+
+BY_NAME = {name: word for word in WORDS for name in word.names}
+
+EXAMPLE = "data=2x2,model=4,update"
+
+
+def layout_help() -> str:
+    """What `--layout` takes, for the help of commands."""
+    words = "; ".join(f"{' or '.join(word.names)}: {word.about}" for word in WORDS)
+    return f"How the run lies on the devices, as {EXAMPLE} or dp=2x2,tp=4,zero1. {words}."
 
 
 def layout_changes(text: str) -> list[str]:
@@ -53,38 +86,27 @@ def layout_changes(text: str) -> list[str]:
     """
     changes = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        word, _, value = part.partition("=")
-        if word not in WORDS:
-            raise LayoutError(f"--layout: no {word!r} in a layout. {nearest(word, WORDS)} As data=2x2,model=4,update.")
-        changes.append("layout." + WORDS[word](value.strip()))
-    return sorted(changes, key=_order)
+        name, _, value = part.partition("=")
+        if name not in BY_NAME:
+            raise LayoutError(f"--layout: no {name!r} in a layout. {nearest(name, BY_NAME)} As {EXAMPLE}.")
+        word = BY_NAME[name]
+        changes.append(f"layout.{word.field}={word.read(value.strip())}")
+    return changes
 
 
-def _order(change: str) -> int:
-    """Fields change one after the other, and those that need others come last in a layout."""
-    return list(Layout.__dataclass_fields__).index(change.removeprefix("layout.").partition("=")[0])
+def spelled(layout: Layout, always: Collection[str] = ()) -> str:
+    """The text of a layout; rules, failed replicas and what is as usual are left out.
 
-
-def spelled(layout: Layout) -> str:
-    """The text of a layout; rules, failed tiles and what is as always are left out."""
-    words = {
-        "data": "x".join(map(str, layout.mesh)),
-        "spatial": "x".join(map(str, layout.spatial)),
-        **{axis: str(getattr(layout, axis)) for axis in ("model", "expert", "stage") if getattr(layout, axis) > 1},
-        **_of_stages(layout),
-        "sum": layout.gradient_sum if layout.gradient_sum != Layout.gradient_sum else "",
-        "gather": layout.gather_dtype,
-        "wire": layout.sum_dtype,
-        "buckets": str(layout.bucket_bytes or ""),
-    }
-    flags = [word for word, on in (("update", layout.shard_update), ("weights", layout.shard_weights)) if on]
-    return ",".join([*(f"{word}={value}" for word, value in words.items() if value), *flags])
-
-
-def _of_stages(layout: Layout) -> dict[str, str]:
-    """What a pipeline adds."""
-    if layout.stage == 1:
-        return {}
-    chunks = str(layout.chunks) if layout.schedule == "interleaved" else ""
-    cut = "x".join(map(str, layout.cut))
-    return {"schedule": layout.schedule, "micro": str(layout.micro_batches or ""), "chunks": chunks, "cut": cut}
+    always: flat fields that are said even so.
+    """
+    values, usual = to_fields(layout), to_fields(Layout())
+    if layout.pipeline is not None:
+        usual["schedule"] = ""
+    parts = []
+    for word in WORDS:
+        value = values[word.field]
+        if word.field in FLAGS:
+            parts += [word.names[0]] if value else [f"{word.names[0]}=false"] if word.field in always else []
+        elif value != usual[word.field] or word.field in always:
+            parts.append(f"{word.names[0]}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return ",".join(parts)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from multipod.errors import MetricError, MultipodError
 from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
@@ -67,7 +68,7 @@ class Detections:
         return len(self.image)
 
 
-def detections(image: Any, box: Any, score: Any, category: Any, kept: Any) -> Detections:
+def detections(image: ArrayLike, box: ArrayLike, score: ArrayLike, category: ArrayLike, kept: ArrayLike) -> Detections:
     """One batch as it leaves the devices, without its padding.
 
     Args:

@@ -1,13 +1,14 @@
 """Checks labels on the host that read them, where a rank and a row still have names. Nothing here needs JAX."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from multipod.errors import MetricError
 
 
-def check_labels(labels: Any, classes: int, mask: Any = None, name: str = "label", rank: int = 0) -> None:
+def check_labels(
+    labels: ArrayLike, classes: int, mask: ArrayLike | None = None, name: str = "label", rank: int = 0
+) -> None:
     """Refuses labels outside 0 to classes - 1. One pass over the labels.
 
     Args:

@@ -7,9 +7,10 @@ the result in pieces that fit the cache, give the area as a fraction of two inte
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from multipod.errors import MetricError
 from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
@@ -66,7 +67,7 @@ class Won:
         )
 
 
-def auc(labels: Any, scores: Any, mask: Any = None, hosts: ProcessGroup = ALONE) -> float:
+def auc(labels: ArrayLike, scores: ArrayLike, mask: ArrayLike | None = None, hosts: ProcessGroup = ALONE) -> float:
     """The area under the ROC curve: how often a positive example scores higher than a negative one; a tie is half.
 
     The pairs are counted in integers and divided once, so the result is the exact value, correctly rounded, however
@@ -87,7 +88,7 @@ def auc(labels: Any, scores: Any, mask: Any = None, hosts: ProcessGroup = ALONE)
     return area(merge_scores(gather_parts(lambda: pack_scores(labels, scores, mask), hosts)))
 
 
-def pack_scores(labels: Any, scores: Any, mask: Any = None) -> PackedScores:
+def pack_scores(labels: ArrayLike, scores: ArrayLike, mask: ArrayLike | None = None) -> PackedScores:
     """The scores and labels of one rank, see `auc`.
 
     Raises:
@@ -174,7 +175,7 @@ class _Examples(NamedTuple):
         return self.scores.size if self.mask is None else int(np.count_nonzero(self.mask))
 
 
-def _checked(labels: Any, scores: Any, mask: Any) -> _Examples:
+def _checked(labels: ArrayLike, scores: ArrayLike, mask: ArrayLike | None) -> _Examples:
     given = _Examples(np.asarray(labels), np.asarray(scores), None if mask is None else np.asarray(mask, bool))
     shapes = {name: array.shape for name, array in given._asdict().items() if array is not None}
     if len(set(shapes.values())) > 1:

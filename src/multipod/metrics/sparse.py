@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from multipod.errors import PoisonedError
 from multipod.metrics.objective import Sums, TokenClassification, Values, means
-from multipod.pytrees import Batch
+from multipod.pytrees import Batch, Outputs
 
 REPORTED = ("balance", "z", "dropped", "served_first", "served_second", "entropy", "confidence")
 """Of each router's report, as `NAME/LAYER`; beside them `load/LAYER/EXPERT`, the share of first choices."""
@@ -30,7 +29,7 @@ class SparseTokens:
     tokens: TokenClassification = field(default_factory=TokenClassification)
     z: float = 0.0
 
-    def __call__(self, outputs: dict[str, Any], batch: Batch) -> Values:
+    def __call__(self, outputs: dict[str, Outputs], batch: Batch) -> Values:
         """From `logits`, `auxiliary` and `routers`, with `label` and the weights of the batch."""
         logits = outputs["logits"]
         values = self.tokens(logits, batch)

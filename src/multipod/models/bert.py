@@ -17,7 +17,7 @@ from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import segment_mask
 from multipod.nn.text.embedding import Embedding
 from multipod.nn.text.transformer import EncoderLayer, LayerSpec
-from multipod.pytrees import Batch
+from multipod.pytrees import Batch, Outputs
 
 EPSILON = 1e-12
 
@@ -71,7 +71,7 @@ class Bert(FlaxModel):
         """A fresh module."""
         return _Bert(self, rngs)
 
-    def forward(self, module: Any, batch: Batch) -> Any:
+    def forward(self, module: Any, batch: Batch) -> Outputs:
         """Logits of tokens, float32 [examples, predictions, vocab].
 
         With `next_sentence`, a dictionary: those are `token`, and `next` are [examples, 2] logits, 0: it follows.
@@ -171,7 +171,7 @@ class _Bert(nnx.Module):
         segment = batch["segment"] if "segment" in batch else (batch["token"] != 0).astype(jnp.int32)
         return call_layer(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)
 
-    def outputs(self, x: jax.Array, batch: Batch) -> Any:
+    def outputs(self, x: jax.Array, batch: Batch) -> Outputs:
         """See `Bert.forward`."""
         tokens = self.token_logits(x, batch.get("masked"))
         return {"token": tokens, "next": self.next_logits(x)} if self.spec.next_sentence else tokens

@@ -5,16 +5,16 @@ has been counted are statistics, the same on every device: ids are gathered over
 `multipod.nn.tables.hot_rows` says what happens to what a row has learnt when it leaves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from multipod.layout.mesh import BATCH_AXES
+from multipod.layout.axes import BATCH_AXES
 from multipod.nn.experts.exchange import is_mapped
 from multipod.nn.model import Moved
 from multipod.nn.padding import example_mask
@@ -96,7 +96,9 @@ def empty_caches(trains: Mapping[int, TensorTrain], cache: Hot) -> tuple[Params,
     return params, statistics
 
 
-def lookup(params: Params, statistics: Statistics, way: Way) -> Any:
+def lookup(
+    params: Params, statistics: Statistics, way: Way
+) -> Callable[[int, TensorTrain, Cores, jax.Array], jax.Array]:
     """A `Lookup` of `multipod.models.dlrm_embeddings` that takes cached rows from `params`."""
 
     def found(number: int, tt: TensorTrain, cores: Cores, ids: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ gradients give; a table of gigabytes costs an update what a small one does.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ import optax
 
 from multipod.errors import RecipeError
 from multipod.models.dlrm import Dlrm
-from multipod.optim.sparse import EPS, adagrad_rows, row_gradient, rowwise_adagrad_rows, sgd_rows
-from multipod.pytrees import Batch
+from multipod.models.dlrm_embeddings import Lookup
+from multipod.optim.sparse import EPS, adagrad_rows, make_row_gradient, rowwise_adagrad_rows, sgd_rows
+from multipod.pytrees import Batch, Params
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 TABLE = "tables/dense"
-Lookup = Callable[..., jax.Array]
 
 
 class SparseState(NamedTuple):
@@ -54,7 +54,13 @@ def dense_places(model: Dlrm, ids: jax.Array) -> jax.Array:
 
 
 def sparse_update(
-    model: Dlrm, state: SparseState, batch: Batch, rule: Rule, rate: Any, core_rate: Any = None, lookup: Any = None
+    model: Dlrm,
+    state: SparseState,
+    batch: Batch,
+    rule: Rule,
+    rate: jax.Array | float,
+    core_rate: jax.Array | float | None = None,
+    lookup: Callable[[Params], Lookup] | None = None,
 ) -> tuple[SparseState, jax.Array]:
     """The state after one batch (`dense`, `ids`, `label`), and the batch's mean logistic loss.
 
@@ -80,7 +86,7 @@ def sparse_update(
             slope = jnp.where(squares[name] > 0, slope * jax.lax.rsqrt(squares[name] + EPS), 0)
         params[name] = state.params[name] - own * slope
     if table is not None:
-        gradient = row_gradient(place.reshape(-1), of_rows.reshape(-1, model.features), len(table))
+        gradient = make_row_gradient(place.reshape(-1), of_rows.reshape(-1, model.features), len(table))
         if rule == "sgd":
             params[TABLE] = sgd_rows(table, gradient, rate)
         else:

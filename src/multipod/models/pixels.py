@@ -1,7 +1,6 @@
 """Models of images that come as bytes: cast and normalised on the device, so that a quarter of the bytes is sent."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from multipod.errors import RecipeError
 from multipod.nn.dims import Dims, dims_of, input_dims
 from multipod.nn.images.conv_norm import Dtype
 from multipod.nn.model import HasClasses, Model
-from multipod.pytrees import Batch, Params, Statistics
+from multipod.pytrees import Batch, Outputs, Params, Statistics
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of ImageNet's training images, red, green and blue, in shares of 255."""
@@ -64,7 +63,7 @@ class Normalized:
 
     def apply(
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
-    ) -> tuple[Any, Statistics]:
+    ) -> tuple[Outputs, Statistics]:
         """The model's outputs for the normalised images."""
         image = batch["image"]
         if image.shape[-1] != len(self.mean):

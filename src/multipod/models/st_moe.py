@@ -19,7 +19,7 @@ from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import Attention, segment_mask
 from multipod.nn.text.embedding import Embedding
 from multipod.nn.text.relative_positions import RelativePositions
-from multipod.pytrees import Batch, Params
+from multipod.pytrees import Batch, Outputs, Params, Pytree
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
 """A tenth of the usual variance, as in arXiv:2101.03961, for kernels of one input dim."""
@@ -95,7 +95,7 @@ class StMoe(FlaxModel):
         """A fresh module."""
         return _StMoe(self, rngs)
 
-    def forward(self, module: Any, batch: Batch) -> dict[str, Any]:
+    def forward(self, module: Any, batch: Batch) -> dict[str, Outputs]:
         """`logits` float32 [examples, target positions, vocab], `auxiliary` and `routers`."""
         encoded, routers = module.encode(batch)
         logits, more = module.decode(batch, encoded)
@@ -113,7 +113,7 @@ class StMoe(FlaxModel):
         encoded, _ = module.encode(batch)
         rows = len(batch["source"])
 
-        def step(n: jax.Array, carry: Any) -> Any:
+        def step(n: jax.Array, carry: Pytree) -> Pytree:
             target, done = carry  # the start token, and what was told
             logits, _ = module.decode({**batch, "target": target[:, :-1]}, encoded)
             own = jax.lax.dynamic_index_in_dim(logits, n, 1, keepdims=False)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.nn.model import FlaxModel, skeleton, unflat, with_key
-from multipod.pytrees import Batch
+from multipod.pytrees import Batch, Outputs, Pytree
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ModelLayer:
 
     name: str
     weights: tuple[str, ...]
-    function: Callable[[Any, Any, Batch], Any]
+    function: Callable[[Any, Pytree, Batch], Pytree]
     cost: float
 
 
@@ -54,12 +54,12 @@ def apply_layers(
     model: FlaxModel,
     layers: Sequence[ModelLayer],
     params: Mapping[str, jax.Array],
-    x: Any,
+    x: Pytree,
     batch: Batch,
     *,
     train: bool,
     key: jax.Array,
-) -> Any:
+) -> Outputs:
     """`layers` applied to x, with no other parameters than their own."""
     graph, shapes = skeleton(model)
     # What other layers hold is not there: zeros in its place are used by nothing, and the compiler drops them.

@@ -102,7 +102,7 @@ class Moved(NamedTuple):
 
 @runtime_checkable
 class Rearranging(Protocol):
-    """What a model has beside `Model` if it rearranges parameters of its own between updates (a cache of rows).
+    """What a model has beside `Model` if it rearranged_params parameters of its own between updates (a cache of rows).
 
     Its parameters are a flat dictionary.
     """

@@ -1,10 +1,12 @@
 """Rematerialisation: what a layer keeps for the backward pass, and what is computed again."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from flax import nnx
+
+from multipod.pytrees import Pytree
 
 Remat = Literal["none", "dots", "all"]
 """`none`: everything that the backward pass needs is kept. `dots`: of each layer only its inputs and the products with
@@ -19,7 +21,7 @@ _POLICIES: dict[str, Callable[..., bool]] = {
 }
 
 
-def call_layer(layer: nnx.Module, *inputs: Any, remat: Remat) -> Any:
+def call_layer(layer: nnx.Module, *inputs: Pytree, remat: Remat) -> Pytree:
     """`layer(*inputs)`, which keeps for the backward pass what `remat` says. The values are the same, dropout too."""
     if remat == "none":
         return layer(*inputs)

@@ -150,5 +150,5 @@ class SparseOptimizer(RegularizedOptimizer):
         """What keeps the optimizer from updating touched rows alone."""
         numbers = {name: getattr(self, name, 0) for name in ("weight_decay", "clip", "momentum")}
         wrong = [f"optimizer.{name}={n} (0)" for name, n in numbers.items() if n]
-        found = f"optimizer.sparse=true leaves rows without gradient as they are, with {', '.join(wrong)}"
-        return [found] if wrong else []
+        message = f"optimizer.sparse=true leaves rows without gradient as they are, with {', '.join(wrong)}"
+        return [message] if wrong else []

@@ -70,7 +70,7 @@ class Partly:
         return any(SUBSETS[name](path) if name in SUBSETS else name in path for name in self.train)
 
     def build(self, updates: int) -> optax.GradientTransformation:
-        """The Optax transformation for a run of `updates`.
+        """Returns the Optax transformation for a run of `updates`.
 
         Raises:
           RecipeError: nothing is left to train.
@@ -82,7 +82,8 @@ class Partly:
             if not any(jax.tree.leaves(trained)):
                 raise RecipeError(f"train={','.join(self.train)}: no parameter of the model is named so.")
             changes, state = inner.update(gradients, state, params)
-            return jax.tree.map(lambda one, kept: one if kept else jnp.zeros_like(one), changes, trained), state
+            taken = jax.tree.map(lambda change, yes: change if yes else jnp.zeros_like(change), changes, trained)
+            return taken, state
 
         return optax.GradientTransformation(inner.init, step)
 

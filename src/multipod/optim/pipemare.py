@@ -58,7 +58,7 @@ def track_velocity(gamma: Number) -> optax.GradientTransformation:
     """Passes updates on, and keeps delta_{t+1} = gamma delta_t + (1 - gamma) (w_{t+1} - w_t), from 0.
 
     Last in a chain, where the updates are the weights' changes: so it works with any optimizer, weight decay and
-    clipping included. `corrected` reads it.
+    clipping included. `correct_weights` reads it.
     Source: arXiv:1910.05124, T2.
     """
 
@@ -73,12 +73,12 @@ def track_velocity(gamma: Number) -> optax.GradientTransformation:
 
 
 def gamma_of(decay: Number, delay: Number) -> Number:
-    """gamma = D^(1 / delay), delay = tau_forward - tau_backward > 0; D near exp(-2) = 0.135 is best in theory."""
+    """Returns D^(1 / delay), delay = tau_forward - tau_backward > 0; D near exp(-2) = 0.135 is best in theory."""
     return decay ** (1 / delay)
 
 
-def corrected(params: Any, velocity: Any, delay: Number) -> Any:
-    """The weights for the backward pass, u = w - delay * delta: about those that the forward pass saw."""
+def correct_weights(params: Any, velocity: Any, delay: Number) -> Any:
+    """Returns the weights for the backward pass, u = w - delay * delta: about those that the forward pass saw."""
     return jax.tree.map(lambda w, d: w - jnp.asarray(delay, w.dtype) * d, params, velocity)
 
 
@@ -106,7 +106,7 @@ class PipeMare:
             raise RecipeError(f"{'; '.join(wrong)}. Change it in the recipe or with --set.")
 
     def wrap(self, optimizer: optax.GradientTransformation, delay: float) -> optax.GradientTransformation:
-        """`optimizer` for a stage with this delay, with what T1 and T2 need behind it."""
+        """Returns `optimizer` for a stage with this delay, with what T1 and T2 need behind it."""
         parts = [optimizer]
         if self.anneal and delay > 0:
             parts.append(reschedule(delay, self.anneal, self.warmup))
@@ -115,7 +115,7 @@ class PipeMare:
         return optax.chain(*parts)
 
     def backward_weights(self, params: Any, state: Any, delay: Number) -> Any:
-        """The weights for the backward pass from the state of `wrap`'s transformation; `delay` 0: the weights."""
+        """Returns the weights for the backward pass from the state of `wrap`'s transformation."""
         if not self.decay or not isinstance(state[-1], VelocityState):
             return params
-        return corrected(params, state[-1].velocity, delay)
+        return correct_weights(params, state[-1].velocity, delay)

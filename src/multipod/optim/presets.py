@@ -39,8 +39,8 @@ class Preset:
     source: str
 
 
-def preset(name: str) -> Preset:
-    """The preset of that name.
+def find_preset(name: str) -> Preset:
+    """Returns the preset of that name.
 
     Raises:
       RecipeError: no such preset, with the nearest names.
@@ -74,7 +74,7 @@ def _resnet(
 
 def _efficientnet_rmsprop(batch: int) -> Preset:
     """EfficientNet's own optimizer, its rate 0.016 for each 256 examples; the stairs begin at update 0."""
-    updates = batches(batch, 350)
+    updates = count_updates(batch, 350)
     stairs = Exponential(0.016 * batch / 256, factor=0.97, every=2.4 / 350, from_start=True)
     rate = WarmUp(stairs, _warmup(batch, 5, updates))
     optimizer = RmsProp(rate, weight_decay=1e-5, weight_decay_in="loss", eps=1e-3, beta2=0.9)
@@ -83,7 +83,7 @@ def _efficientnet_rmsprop(batch: int) -> Preset:
 
 def _efficientnet_lars(batch: int, rate_per_256: float, warmup_epochs: int) -> Preset:
     """EfficientNet with LARS; the released code decays weights both in the loss and in the optimizer."""
-    updates = batches(batch, 350)
+    updates = count_updates(batch, 350)
     rate = WarmUp(Polynomial(rate_per_256 * batch / 256, end=0.1), _warmup(batch, warmup_epochs, updates))
     optimizer = Lars(rate, weight_decay=1e-5, weight_decay_in="both")
     return Preset(optimizer, batch, updates, f"{_EFFICIENTNET}, row LARS {batch}")
@@ -96,13 +96,13 @@ def _transformer(constant: float, warmup_updates: int, betas: tuple[float, float
     return Preset(optimizer, batch, 0, source)
 
 
-def batches(batch: int, epochs: int, examples: int = IMAGENET_EXAMPLES) -> int:
-    """Updates in so many epochs, counted as MLPerf runs did: each block of four epochs is rounded up."""
+def count_updates(batch: int, epochs: int, examples: int = IMAGENET_EXAMPLES) -> int:
+    """Returns the updates in that many epochs, counted as MLPerf runs did: each block of four epochs is rounded up."""
     return math.ceil(4 * examples / batch) * epochs // 4
 
 
 def _warmup(batch: int, epochs: float, updates: int) -> float:
-    """The share of `updates` in so many epochs of ImageNet, whole updates, rounded down as published."""
+    """Returns the share of `updates` in that many epochs of ImageNet, whole updates, rounded down as published."""
     return math.floor(epochs * IMAGENET_EXAMPLES / batch) / updates
 
 
@@ -120,12 +120,14 @@ PRESETS: dict[str, Preset] = {
     "resnet50-32k-lars-scaled-256": _resnet(LarsScaled, 32768, 33.0, 25, 2983, f"{_V06}, 256 cores", weight_decay=2e-4),
     "resnet50-32k-lars": _resnet(Lars, 32768, 31.2, 25, 2983, f"{_ABLATION}: unscaled; length as the scaled run's"),
     "resnet50-32k-lars-tuned": _resnet(
-        Lars, 32768, 29.0, 18, batches(32768, 64), f"{_ABLATION}: unscaled, tuned; {_V07}, JAX", momentum=0.929
+        Lars, 32768, 29.0, 18, count_updates(32768, 64), f"{_ABLATION}: unscaled, tuned; {_V07}, JAX", momentum=0.929
     ),
     # arXiv:2011.03641: the multipod.
-    "resnet50-8k-lars": _resnet(Lars, 8192, 10.0, 5, batches(8192, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4),
+    "resnet50-8k-lars": _resnet(
+        Lars, 8192, 10.0, 5, count_updates(8192, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4
+    ),
     "resnet50-16k-lars": _resnet(
-        Lars, 16384, 25.0, 5, batches(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4
+        Lars, 16384, 25.0, 5, count_updates(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4
     ),
     "resnet50-64k-lars": _resnet(Lars, 65536, 24.699, 31, 1738, f"{_V07}, TensorFlow", momentum=0.951807),
     "resnet50-64k-lars-jax": _resnet(Lars, 65536, 23.081, 33, 1817, f"{_V07}, JAX", momentum=0.953721),
@@ -156,9 +158,9 @@ PRESETS: dict[str, Preset] = {
         f"{_V06}; start of the warm-up and weight decay not known: 0",
     ),
     # arXiv:1811.06992: ImageNet on one pod.
-    "resnet50-16k-lars-2018": _resnet(LarsScaled, 16384, 25.0, 5, batches(16384, 90), _SUPERCOMPUTER),
+    "resnet50-16k-lars-2018": _resnet(LarsScaled, 16384, 25.0, 5, count_updates(16384, 90), _SUPERCOMPUTER),
     "resnet50-32k-lars-2018": _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
-    "resnet50-64k-lars-2018": _resnet(LarsScaled, 65536, 35.0, 34, batches(65536, 90), _SUPERCOMPUTER),
+    "resnet50-64k-lars-2018": _resnet(LarsScaled, 65536, 35.0, 34, count_updates(65536, 90), _SUPERCOMPUTER),
     # arXiv:2011.00071: EfficientNet. The rows of B2 and of B5 differ only in how far they scale.
     "efficientnet-b2-4k-rmsprop": _efficientnet_rmsprop(4096),
     "efficientnet-b2-8k-rmsprop": _efficientnet_rmsprop(8192),

@@ -34,12 +34,12 @@ def scale_by_sm3(rules: TensorRules | None = None) -> optax.GradientTransformati
     """
     rules = rules or TensorRules()
 
-    def own_dims(path: Any, x: jax.Array) -> range:
+    def dims_of(path: Any, x: jax.Array) -> range:
         return range(1 if rules.is_stacked(name_of(path)) else 0, x.ndim)
 
     def init(params: Any) -> Sm3State:
         def accumulators(path: Any, w: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros_like(a) for a in _largest(w, own_dims(path, w)))
+            return tuple(jnp.zeros_like(a) for a in _largest(w, dims_of(path, w)))
 
         return Sm3State(jax.tree.map_with_path(accumulators, params))
 
@@ -50,7 +50,7 @@ def scale_by_sm3(rules: TensorRules | None = None) -> optax.GradientTransformati
         for (path, g), accumulators in zip(paths, tree.flatten_up_to(state.accumulators), strict=True):
             nu = reduce(jnp.minimum, accumulators) + jnp.square(g)
             scaled.append(jnp.where(nu == 0, 0.0, g / jnp.sqrt(jnp.where(nu == 0, 1.0, nu))))
-            new.append(_largest(nu, own_dims(path, g)))
+            new.append(_largest(nu, dims_of(path, g)))
         return tree.unflatten(scaled), Sm3State(tree.unflatten(new))
 
     return optax.GradientTransformation(init, update)
@@ -60,7 +60,7 @@ def _largest(nu: jax.Array, dims: range) -> tuple[jax.Array, ...]:
     """For each of `dims` the largest value over the others, which keep size 1."""
     if len(dims) < 2:
         return (nu,)
-    return tuple(jnp.max(nu, axis=tuple(d for d in dims if d != kept), keepdims=True) for kept in dims)
+    return tuple(jnp.max(nu, axis=tuple(d for d in dims if d != dim), keepdims=True) for dim in dims)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class RowGradient(NamedTuple):
     rows: jax.Array
 
 
-def row_gradient(ids: jax.Array, gradients: jax.Array, table_rows: int) -> RowGradient:
-    """The gradients [n, features] of looked-up `ids` [n], those of one id added up; ids outside the table are left out.
+def make_row_gradient(ids: jax.Array, gradients: jax.Array, table_rows: int) -> RowGradient:
+    """Returns the gradients [n, features] of looked-up `ids` [n], added up for each id that the table has.
 
     They are added before an optimizer sees them, since Adagrad is not linear: (a + b)^2 is not a^2 + b^2.
     """
@@ -37,9 +37,9 @@ def row_gradient(ids: jax.Array, gradients: jax.Array, table_rows: int) -> RowGr
     order = jnp.argsort(inside)
     ordered = inside[order]
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
-    place = jnp.cumsum(new, dtype=jnp.int32)
-    sums = jax.ops.segment_sum(gradients[order], place, len(ids), indices_are_sorted=True)
-    distinct = jnp.full(len(ids), table_rows, jnp.int32).at[place].set(ordered)
+    number = jnp.cumsum(new, dtype=jnp.int32)
+    sums = jax.ops.segment_sum(gradients[order], number, len(ids), indices_are_sorted=True)
+    distinct = jnp.full(len(ids), table_rows, jnp.int32).at[number].set(ordered)
     return RowGradient(distinct, sums)
 
 
@@ -53,8 +53,8 @@ def adagrad_rows(
 ) -> tuple[jax.Array, jax.Array]:
     """S_i + g_i^2, then W_i - rate g_i / sqrt(S_i + eps); `squares` has the table's shape."""
     squares = _add(squares, gradient.ids, jnp.square(gradient.rows))
-    own = squares.at[gradient.ids].get(mode="fill", fill_value=0)
-    return _add(table, gradient.ids, -rate * _over_root(gradient.rows, own, eps)), squares
+    sums = squares.at[gradient.ids].get(mode="fill", fill_value=0)
+    return _add(table, gradient.ids, -rate * _over_root(gradient.rows, sums, eps)), squares
 
 
 def rowwise_adagrad_rows(
@@ -62,8 +62,8 @@ def rowwise_adagrad_rows(
 ) -> tuple[jax.Array, jax.Array]:
     """s_i + mean(g_i^2), then W_i - rate g_i / sqrt(s_i + eps); `squares` is [rows]."""
     squares = _add(squares, gradient.ids, jnp.square(gradient.rows).mean(-1))
-    own = squares.at[gradient.ids].get(mode="fill", fill_value=0)
-    return _add(table, gradient.ids, -rate * _over_root(gradient.rows, own[:, None], eps)), squares
+    sums = squares.at[gradient.ids].get(mode="fill", fill_value=0)
+    return _add(table, gradient.ids, -rate * _over_root(gradient.rows, sums[:, None], eps)), squares
 
 
 class RowwiseState(NamedTuple):

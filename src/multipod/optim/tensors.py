@@ -36,9 +36,9 @@ class TensorRules:
         return _has(name, self.stacked)
 
     def is_adapted(self, name: str, dims: int) -> bool:
-        """Whether a tensor of so many dims gets a layer-wise rate and weight decay."""
-        own = dims - self.is_stacked(name)
-        return own > 1 and _parts(name)[-1] not in VECTORS and not is_norm(name) and not _has(name, self.skip)
+        """Whether a tensor of that many dims gets a layer-wise rate and weight decay."""
+        layer_dims = dims - self.is_stacked(name)
+        return layer_dims > 1 and _parts(name)[-1] not in VECTORS and not is_norm(name) and not _has(name, self.skip)
 
     def is_decayed_in_loss(self, name: str) -> bool:
         """Whether L2 in the loss counts this tensor: biases are in it, batch norm is not (as published)."""
@@ -54,7 +54,7 @@ class TensorRules:
 
 
 def name_of(path: Any) -> str:
-    """A tensor's name from its path in a tree: the keys, joined by `/`."""
+    """Returns a tensor's name from its path in a tree: the keys, joined by `/`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

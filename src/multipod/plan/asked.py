@@ -1,25 +1,30 @@
 """A layout that a user writes as for `train --layout`: found among those that were searched, or priced anew."""
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
-from multipod.collectives.build import ALGORITHMS
 from multipod.errors import PlanError
+from multipod.layout.fields import from_fields, to_fields
 from multipod.layout.layout import Layout
 from multipod.layout.text import WORDS, layout_changes
 from multipod.plan.machine import Machine
-from multipod.plan.network import NAMES
-from multipod.plan.predict import Choice, Prediction, micro_of, replicas_of
-from multipod.plan.search import Every, Found, Plan, mesh_of, norm_group, priced, tile_of
-from multipod.plan.workload import Split, Workload
+from multipod.plan.placing import block_of, on_machine
+from multipod.plan.predict import Prediction, micro_of, replicas_of
+from multipod.plan.search import Candidate, Every, Found, norm_group, priced
+from multipod.plan.workload import Workload
 from multipod.recipe.override import override
 
-PRICED = ("data", "spatial", "model", "expert", "stage", "schedule", "micro", "chunks", "tile", "sum", "update")
-"""The words of a layout that the planner knows the price of."""
+UNPRICED = ("cut",)
+"""The words of a layout that the planner does not know the price of: it balances the parts of a model itself."""
 
-SHOWN = {"mesh": "data", "gradient_sum": "sum", "shard_update": "update", "micro_batches": "micro"}
-"""Fields whose words have other names."""
+
+def layout_of(text: str) -> Layout:
+    """The layout that words spell, `model=4,sum=torus-2d`; what is not named is as usual.
+
+    Raises:
+      LayoutError: words that are none, with the nearest; sizes that no layout can have.
+    """
+    return override(Layout(), [change.removeprefix("layout.") for change in layout_changes(text)])
 
 
 def asked_for(
@@ -28,10 +33,10 @@ def asked_for(
     """The layout that `text` names, with its number in the table; 0 where it was not searched, and so priced now.
 
     text: that number, or words of a layout, `model=4,sum=torus-2d`. An axis that is not named is not split. Of what
-    else is not named (sum, update, pipeline, micro-batches) the quickest that was searched is taken.
+    else is not named (sum, sharding, pipeline, micro-batches) the quickest that was searched is taken.
 
     Raises:
-      PlanError: no such number; words without a price; a mesh, a tile or a layout that cannot be on this machine.
+      PlanError: no such number; words without a price; a mesh, a replica or a layout that cannot be on this machine.
       LayoutError: words that are none, with the nearest; sizes that no layout can have.
     """
     if text.strip().isdecimal():
@@ -39,99 +44,75 @@ def asked_for(
         if not 1 <= number <= len(found.predictions):
             raise PlanError(f"--explain {text}: there are {len(found.predictions)} layouts, from 1 on.")
         return number, found.predictions[number - 1]
-    changes = layout_changes(text)
-    said = {part.partition("=")[0].strip() for part in text.split(",") if part.strip()}
-    layout = override(Layout(), [change.removeprefix("layout.") for change in changes])
-    _check_words(layout, said, text)
-    choice = _choice(layout, said, batch, found)
-    _check_places(layout, choice, workload, machine, text)
-    alike = _likeness(layout, said, machine)
-    for number, step in enumerate(found.predictions, 1):
-        if step.choice.split == choice.split and alike(step.choice):
-            return number, step
-    group = norm_group(workload, machine, batch, choice.split)
-    return 0, priced(workload, replace(choice, norm_group=group), machine, every or Every())
+    layout = layout_of(text)
+    fields = [change.removeprefix("layout.").partition("=")[0] for change in layout_changes(text)]
+    said = {name: value for name, value in to_fields(layout).items() if name in fields}
+    _check_words(said, text)
+    _check_places(layout, workload, machine, batch, text)
+    alike = [step for step in found.predictions if step.layout.replica_sizes == layout.replica_sizes]
+    for step in alike:
+        if _has(step, said, machine):
+            return found.predictions.index(step) + 1, step
+    chosen = _completed(layout, said, alike)
+    group = norm_group(workload, machine, batch, layout.replica_devices)
+    candidate = Candidate(chosen, group, found.best.dtype)
+    return 0, priced(workload, candidate, batch, machine, every or Every())
 
 
-def _check_words(layout: Layout, said: set[str], text: str) -> None:
-    """Refuses words, or a way of combining, that have no price.
+def _check_words(said: Mapping[str, Any], text: str) -> None:
+    """Refuses words that have no price.
 
     Raises:
       PlanError: with those that have one.
     """
-    unknown = sorted(said - set(PRICED))
-    wrong = [f"nobody has priced {', '.join(unknown)}"] if unknown else []
-    if layout.gradient_sum not in (*ALGORITHMS, *NAMES):
-        wrong.append(f"sum={layout.gradient_sum} combines and does not sum, which has no price")
-    if wrong:
-        known = ", ".join(word for word in WORDS if word in PRICED)
-        raise PlanError(f"--explain {text}: {'; '.join(wrong)}. Leave it out; what is priced: {known}.")
+    unknown = sorted(name for name in UNPRICED if name in said)
+    if unknown:
+        known = ", ".join(word.names[0] for word in WORDS if word.field not in UNPRICED)
+        raise PlanError(
+            f"--explain {text}: nobody has priced {', '.join(unknown)}. Leave it out; what is priced: {known}."
+        )
 
 
-def _choice(layout: Layout, said: set[str], batch: int, found: Found) -> Choice:
-    """The layout as the predictor sees it; where nothing is said of the sum, with that of the quickest split so."""
-    split = Split(math.prod(layout.spatial), layout.model, layout.expert, layout.stage)
-    quickest = next((step.choice.schedule for step in found.predictions if step.choice.split == split), "torus-2d")
-    return Choice(
-        batch,
-        split,
-        layout.gradient_sum if "sum" in said else quickest,
-        layout.shard_update if "update" in said else layout.stage == 1,
-        pipeline=layout.schedule,
-        micro_batches=layout.micro_batches,
-        chunks=layout.chunks,
-        dtype=found.best.choice.dtype,
-    )
+def _completed(layout: Layout, said: Mapping[str, Any], alike: list[Prediction]) -> Layout:
+    """The layout with the sum of the quickest that is split so, and an update that is sharded where nothing is said."""
+    values = to_fields(layout)
+    if "gradient_sum" not in said:
+        quickest = alike[0].layout.sync.gradient_sum if alike else "torus-2d"
+        values["gradient_sum"] = "xla" if layout.asynchronous else quickest
+    if not {"shard_update", "shard_weights"} & said.keys():
+        values["shard_update"] = layout.pipeline is None
+    return from_fields(values)
 
 
-def _check_places(layout: Layout, choice: Choice, workload: Workload, machine: Machine, text: str) -> None:
-    """Refuses an axis that the model has not, and a mesh or a tile that is not the one which a plan has here.
+def _check_places(layout: Layout, workload: Workload, machine: Machine, batch: int, text: str) -> None:
+    """Refuses an axis that the model has not, and a mesh or a replica that is not the one which a plan has here.
 
     Raises:
       PlanError: with what would do; or a replica that does not fit the machine.
     """
-    split, replicas = choice.split, replicas_of(choice, machine)
-    mesh, tile = mesh_of(machine, split), tile_of(split)
+    replicas, placed = replicas_of(layout, batch, machine), on_machine(layout, machine)
     able = {"stage"} if workload.cut is not None else set()
-    able |= {*workload.axes, *(axis for one in workload.splits for axis in one.sizes)}
+    able |= {*workload.axes, *(axis for split in workload.splits for axis in split.sizes)}
     wrong = [
         f"{axis}={n}: {workload.name} is known split over {', '.join(sorted(able)) or 'no axis'}"
-        for axis, n in split.sizes.items()
+        for axis, n in layout.replica_sizes.items()
         if axis not in able
     ]
-    if layout.mesh and layout.mesh != mesh:
-        these = f"data={_times(mesh)} on {machine}" if mesh else f"{replicas} replicas, which are no mesh on {machine}"
+    if layout.mesh and layout.mesh != placed.mesh:
+        these = f"data={_times(placed.mesh)} on {machine}"
+        these = these if placed.mesh else f"{replicas} replicas, which are no mesh on {machine}"
         wrong.append(f"data={_times(layout.mesh)} is not how a plan lies there: {these}")
-    if layout.tile and layout.tile != tile:
-        wrong.append(f"tile={_times(layout.tile)} has no price: a plan's tile is {_times(tile)}")
+    if layout.replica_shape and layout.replica_shape != block_of(layout):
+        wrong.append(f"tile={_times(layout.replica_shape)} has no price: a plan's is {_times(block_of(layout))}")
     if wrong:
         raise PlanError(f"--explain {text}: {'; '.join(wrong)}. Change it, or leave it out.")
 
 
-def _likeness(layout: Layout, said: set[str], machine: Machine) -> Callable[[Choice], bool]:
-    """Whether a choice of the same split has all else that was said."""
-
-    def alike(choice: Choice) -> bool:
-        staged = choice.split.stage > 1
-        wanted = {
-            "sum": choice.schedule == layout.gradient_sum,
-            "update": choice.shard_update == layout.shard_update,
-            "schedule": not staged or choice.pipeline == layout.schedule,
-            "chunks": choice.pipeline != "interleaved" or choice.chunks == layout.chunks,
-            "micro": not staged or not layout.micro_batches or micro_of(choice, machine) == layout.micro_batches,
-        }
-        return all(fits for word, fits in wanted.items() if word in said)
-
-    return alike
-
-
-def spelled(choice: Choice, machine: Machine) -> str:
-    """The layout as `multipod train --layout` reads it."""
-    plan = Plan("", str(machine), choice, mesh_of(machine, choice.split), {})
-    fields = [change.removeprefix("layout.") for change in plan.changes() if change.startswith("layout.")]
-    values = {SHOWN.get(name, name): value for name, _, value in (field.partition("=") for field in fields)}
-    words = [f"{word}={values[word]}" for word in WORDS if word in values]
-    return ",".join(word for word in words if word != "micro=0")
+def _has(step: Prediction, said: Mapping[str, Any], machine: Machine) -> bool:
+    """Whether a step of the same split has all else that was said."""
+    values = to_fields(step.layout) | {"micro_batches": micro_of(step.layout, step.batch, machine)}
+    elsewhere = {"mesh", "tile", *([] if said.get("micro_batches") else ["micro_batches"])}
+    return all(values[name] == value for name, value in said.items() if name not in elsewhere)
 
 
 def _times(sizes: tuple[int, ...]) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 from multipod.errors import PlanError
 
 
-def read_object(file: Path, form: str, what: str, how: str) -> dict[str, Any]:
+def read_object(file: Path, forms: tuple[str, ...], what: str, how: str) -> dict[str, Any]:
     """What a file holds, without its `format`.
 
     Args:
       file: to read.
-      form: what its `format` must be.
+      forms: what its `format` may be, today's first.
       what: such a file, in words.
       how: how one is made, for the errors.
 
@@ -25,6 +25,6 @@ def read_object(file: Path, form: str, what: str, how: str) -> dict[str, Any]:
         raise PlanError(f"{file}: {error.strerror}. {how}") from error
     except ValueError as error:
         raise PlanError(f"{file} is no JSON: {error}. {how}") from error
-    if not isinstance(data, dict) or data.pop("format", None) != form:
-        raise PlanError(f'{file} is no {what}: it must say "format": "{form}". {how}')
+    if not isinstance(data, dict) or data.pop("format", None) not in forms:
+        raise PlanError(f'{file} is no {what}: it must say "format": "{forms[0]}". {how}')
     return data

@@ -266,7 +266,7 @@ def read(file: Path) -> dict[str, Any]:
     Raises:
       PlanError: no such file, or it is no calibration.
     """
-    data = read_object(file, FORMAT, "machine file", "Make one with `multipod plan calibrate`.")
+    data = read_object(file, (FORMAT,), "machine file", "Make one with `multipod plan calibrate`.")
     settings, constants = data.get("settings", {}), data.get("calibration", {})
     known = {"settings": SETTINGS, "calibration": tuple(field.name for field in fields(Calibration))}
     for part, given in (("settings", settings), ("calibration", constants)):

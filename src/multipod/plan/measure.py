@@ -14,6 +14,7 @@ from multipod.data.global_arrays import owned_rows
 from multipod.data.source import ArraySource, Source
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
+from multipod.layout.sync import Sync
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.models.bert import tiny_bert
 from multipod.models.resnet import SmallResNet
@@ -22,7 +23,7 @@ from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.plan.calibrate import Fit, Measurement, fit
 from multipod.plan.machine import Machine
-from multipod.plan.predict import Choice, predict_step
+from multipod.plan.predict import Prediction, predict_step
 from multipod.plan.program import workload_of
 from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
@@ -94,10 +95,10 @@ def _text(layout: Layout | None) -> str:
     if layout is None:
         return ""
     rows, columns = layout.mesh
-    return f" on {rows}x{columns}" + (", sharded" if layout.shard_update else "")
+    return f" on {rows}x{columns}" + (", sharded" if layout.sync.zero1 else "")
 
 
-WHOLE, SHARED = Layout((2, 4)), Layout((2, 4), shard_update=True)
+WHOLE, SHARED = Layout((2, 4)), Layout((2, 4), sync=Sync(sharding="zero1"))
 
 CALIBRATION = (
     images(8, 16, 16),
@@ -130,17 +131,16 @@ def step_s(recipe: Recipe, repeats: int = 9) -> float:
     return float(np.median(times[2:]))
 
 
-def choice_of(recipe: Recipe) -> Choice:
-    """The recipe's layout as the predictor sees it."""
-    layout = recipe.layout
-    devices = int(np.prod(layout.mesh)) if layout.mesh else jax.device_count()
-    return Choice(recipe.batch, schedule=layout.gradient_sum, shard_update=layout.shard_update, norm_group=devices)
+def predict_recipe(recipe: Recipe, workload: Workload, machine: Machine) -> Prediction:
+    """The recipe's step on a host with as many devices as its layout has."""
+    devices = int(np.prod(recipe.layout.mesh)) if recipe.layout.mesh else machine.devices
+    host = replace(machine, devices_per_chip=devices)
+    return predict_step(workload, recipe.layout, recipe.batch, host, norm_group=devices)
 
 
 def priced(recipe: Recipe, workload: Workload, machine: Machine) -> float:
-    """The recipe's step on a host with as many devices as its layout has."""
-    devices = int(np.prod(recipe.layout.mesh)) if recipe.layout.mesh else machine.devices
-    return predict_step(workload, choice_of(recipe), replace(machine, devices_per_chip=devices)).step_s
+    """The seconds of `predict_recipe`."""
+    return predict_recipe(recipe, workload, machine).step_s
 
 
 def calibrate(

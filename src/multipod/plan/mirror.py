@@ -47,14 +47,14 @@ def mirroring(step: Prediction, machine: Machine) -> Mirroring:
     """What a copy costs in this layout on this machine."""
     shared = machine.network == "shared"  # its only chip is the host
     here = min(machine.devices, (1 if shared else machine.chips_per_host) * machine.devices_per_chip)
-    split, memory = step.choice.split, step.memory
-    parts = min(here, split.devices)  # devices of this host whose weights differ
-    weights = parts * memory.parameters
-    optimizer = (here if step.choice.shard_update else parts) * memory.optimizer
+    sync, memory = step.layout.sync, step.memory
+    parts = min(here, step.layout.replica_devices)  # devices of this host whose weights differ
+    weights = (here if sync.fsdp else parts) * memory.parameters
+    optimizer = (here if sync.shards_update else parts) * memory.optimizer
     sent = 0.0
     if here < machine.devices:
-        only = replicas_of(step.choice, machine) == 1
-        sent = (weights if only else 0.0) + (optimizer if only or step.choice.shard_update else 0.0)
+        only = replicas_of(step.layout, step.batch, machine) == 1
+        sent = (weights if only or sync.fsdp else 0.0) + (optimizer if only or sync.shards_update else 0.0)
     chip = machine.topology.chip
     assert chip is not None  # a Machine has one
     lane = chip.memory_bytes_per_s if shared else HOST_BYTES_PER_S

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
 
+from multipod.layout.split import ModelSplit
 from multipod.layout.stages import Layer, balanced
 from multipod.plan.layers import (
     HALF,
@@ -24,7 +25,7 @@ from multipod.plan.layers import (
     vocabulary,
 )
 from multipod.plan.work import Op, Work, merged, together
-from multipod.plan.workload import Cut, Evaluation, Part, Split, Workload
+from multipod.plan.workload import Cut, Evaluation, Part, Workload
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 """Of each stage, by depth."""
@@ -129,8 +130,8 @@ def resnet50() -> Workload:
     """ResNet-50 on 224 x 224 pixels."""
     layers = list(resnet_layers())
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
-        at = Image(examples, split.spatial, lanes)
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
+        at = Image(examples, split.spatial_devices, lanes)
         sums = elementwise("sum", at.elements(28, 28, 512) * 16 / 2, 4, HALF, count=32)  # of the 16 blocks
         head = dense("head", examples, 2048, 1000, lanes=lanes)
         pool = elementwise("pool", at.elements(112, 112, 64), 4, HALF, count=3)
@@ -155,7 +156,7 @@ def bert_large(length: int = 512, predictions: int = 76) -> Workload:
     """BERT-large with the heads of its pre-training, rows of 512 tokens, 76 of them predicted."""
     d, hidden, heads, layers, vocab = 1024, 4096, 16, 24, 30_522
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
         layer = Attention(d, hidden, heads, split.model).work(examples, length, [length], lanes=lanes)
         tokens = examples * length
         told = vocabulary(examples * predictions, tokens, d, vocab, split.model, lanes)
@@ -200,7 +201,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
     """Transformer "big": packed rows of 256 source and 256 target tokens."""
     d, hidden, heads, layers = 1024, 4096, 16, 6
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
         layer = Attention(d, hidden, heads, split.model, kept_hidden=1)
         encoder = layer.work(examples, source, [source], lanes=lanes).times(layers)
         decoder = layer.work(examples, target, [target, source], lanes=lanes).times(layers)
@@ -208,7 +209,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
         told = vocabulary(examples * target, tokens, d, vocab, split.model, lanes)
         return encoder + decoder + told + elementwise("embedding", tokens * d, 12, HALF, count=6)
 
-    def decode(examples: float, split: Split, lanes: int) -> Work:
+    def decode(examples: float, split: ModelSplit, lanes: int) -> Work:
         return _beam_search(examples, split, d, hidden, layers, vocab, lanes)
 
     def embedded(tokens: int) -> Callable[[float, bool, int, int], Work]:
@@ -252,7 +253,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
 
 def _beam_search(
     examples: float,
-    split: Split,
+    split: ModelSplit,
     d: int,
     hidden: int,
     layers: int,
@@ -302,8 +303,8 @@ def ssd() -> Workload:
     layers = list(ssd_layers())
     boxes = sum(n * size * size for size, n in zip(SSD_MAPS, SSD_BOXES, strict=True))
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
-        at = Image(examples, split.spatial, lanes)
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
+        at = Image(examples, split.spatial_devices, lanes)
         mine = examples * sum(n * at.rows(size) * size for size, n in zip(SSD_MAPS, SSD_BOXES, strict=True))
         sums = elementwise("sum", at.elements(38, 38, 256) * 13, 4, HALF, count=26)
         pool = elementwise("pool", at.elements(150, 150, 64), 4, HALF, count=3)
@@ -340,9 +341,9 @@ def mask_rcnn(height: int = 832, width: int = 1344) -> Workload:
     trained = sum(layer.parameters for layer in [*backbone, *pyramid]) + 256 * 256 * 9 + 256 * 16
     heads = 7 * 7 * 256 * 1024 + 1024 * 1024 + 1024 * 91 * 5 + 4 * 9 * 256 * 256 + 4 * 256 * 256 + 256 * 91
 
-    def build(examples: float, split: Split, lanes: int) -> Work:
-        at = Image(examples, split.spatial, lanes)
-        regions, masks = 512 * examples / split.spatial, 128 * examples / split.spatial
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
+        at = Image(examples, split.spatial_devices, lanes)
+        regions, masks = 512 * examples / split.spatial_devices, 128 * examples / split.spatial_devices
         box = dense("box", regions, 7 * 7 * 256, 1024, lanes=lanes) + dense("box", regions, 1024, 1024, lanes=lanes)
         mask = Conv("mask", 14, 14, 256, 256, 3, norm=False, count=4).work(Image(masks, 1, lanes))
         mask = mask + Conv("mask", 28, 28, 256, 256, 2, norm=False).work(Image(masks, 1, lanes))

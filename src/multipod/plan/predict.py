@@ -2,56 +2,36 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from multipod.errors import PlanError
+from multipod.layout.layout import Layout
 from multipod.layout.stages import micro_batches
 from multipod.plan.machine import Machine
 from multipod.plan.network import all_reduce_s, quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
 from multipod.plan.work import Memory
-from multipod.plan.workload import Dtype, Split, Workload
+from multipod.plan.workload import Dtype, Workload
 
-WHOLE_MODEL = Split()
 WHOLE = 4
 """Bytes of a weight, and of a slot of the optimizer."""
 
+WIDTHS = {"bfloat16": 2, "float32": 4}
+"""Bytes of an element of a type on the wire."""
 
-@dataclass(frozen=True)
-class Choice:
-    """A layout as the predictor sees it.
 
-    Attributes:
-      batch: examples in an update.
-      split: of one replica.
-      schedule: an algorithm of `multipod.collectives.build.ALGORITHMS`, or a built-in sum.
-      shard_update: whether the devices share the weight update (arXiv:2004.13336).
-      norm_group: devices that share batch norm's statistics.
-      pipeline: (stages) a name of `multipod.pipelines.build.PIPELINES`.
-      micro_batches: (stages) as `Layout.micro_batches`; 0 takes up to four for each stage.
-      chunks: (stages, `interleaved`) parts of the model on each device.
-      dtype: of products; "" is the workload's own.
-    """
+def layout_words(layout: Layout, batch: int, dtype: str = "") -> str:
+    """A layout in words: `batch 64, model 4, ring, sharded update`."""
+    sharding = {"none": "", "zero1": "sharded update", "fsdp": "sharded weights"}[layout.sync.sharding]
+    parts = (f"batch {batch:,}", split_words(layout), dtype, layout.sync.gradient_sum, sharding)
+    return ", ".join(part for part in parts if part)
 
-    batch: int
-    split: Split = WHOLE_MODEL
-    schedule: str = "torus-2d"
-    shard_update: bool = True
-    norm_group: int = 1
-    pipeline: str = "1f1b"
-    micro_batches: int = 0
-    chunks: int = 2
-    dtype: Dtype | Literal[""] = ""
 
-    def __str__(self) -> str:
-        parts = [f"batch {self.batch:,}", self.spelled_split, self.dtype, self.schedule]
-        parts.append("sharded update" if self.shard_update else "")
-        return ", ".join(part for part in parts if part)
-
-    @property
-    def spelled_split(self) -> str:
-        """The split, and how a pipeline goes through it: `stage 4 by 1f1b`."""
-        return str(self.split) + (f" by {self.pipeline}" if self.split.stage > 1 else "")
+def split_words(layout: Layout) -> str:
+    """How a replica is split, and how a pipeline goes through it: `stage 4 by 1f1b`."""
+    sizes = " x ".join(f"{axis} {size}" for axis, size in layout.replica_sizes.items())
+    return sizes + (f" by {layout.pipeline.schedule}" if layout.pipeline else "")
 
 
 @dataclass(frozen=True)
@@ -59,7 +39,9 @@ class Prediction:
     """A step, in seconds that one device spends on each part of it.
 
     Attributes:
-      workload, machine, choice: what was priced.
+      workload, machine, layout, batch: what was priced.
+      norm_group: devices that share batch norm's statistics.
+      dtype: of products; "" is the workload's own.
       compute_s: forward and backward pass.
       collectives_s: the gradient sum and what devices say to each other in the pass, as far as it is not hidden.
       update_s: the optimizer.
@@ -75,7 +57,8 @@ class Prediction:
 
     workload: str
     machine: str
-    choice: Choice
+    layout: Layout
+    batch: int
     devices: int
     compute_s: float
     collectives_s: float
@@ -91,6 +74,13 @@ class Prediction:
     messages: tuple[str, ...] = ()
     gradient_sum_s: float = 0.0
     copies_s: float = 0.0
+    norm_group: int = 1
+    dtype: Dtype | Literal[""] = ""
+
+    @property
+    def words(self) -> str:
+        """The layout, the batch and the type of products in words."""
+        return layout_words(self.layout, self.batch, self.dtype)
 
     @property
     def step_s(self) -> float:
@@ -100,7 +90,7 @@ class Prediction:
     @property
     def examples_per_s(self) -> float:
         """Of the whole machine."""
-        return self.choice.batch / self.step_s
+        return self.batch / self.step_s
 
     @property
     def utilisation(self) -> float:
@@ -132,7 +122,7 @@ class Prediction:
         return {
             "workload": self.workload,
             "machine": self.machine,
-            "layout": str(self.choice),
+            "layout": self.words,
             "step_s": self.step_s,
             **{f"{name}_s": seconds for name, seconds in self.split().items()},
             "memory_bytes": self.memory.total,
@@ -142,46 +132,65 @@ class Prediction:
         }
 
 
-def predict_step(workload: Workload, choice: Choice, machine: Machine) -> Prediction:
-    """The step of `workload` in layout `choice` on `machine`.
+def predict_step(
+    workload: Workload,
+    layout: Layout,
+    batch: int,
+    machine: Machine,
+    norm_group: int = 1,
+    dtype: Dtype | Literal[""] = "",
+) -> Prediction:
+    """The step of `workload` in `layout` with a `batch` on `machine`.
+
+    Args:
+      workload: what a step asks for.
+      layout: its mesh, failed replicas and the shape of a replica count for nothing here: the machine says them.
+      batch: examples in an update.
+      machine: where it runs.
+      norm_group: devices that share batch norm's statistics.
+      dtype: of products; "" is the workload's own.
 
     Raises:
-      PlanError: the layout cannot be: more devices a replica than there are, or fewer examples than replicas; stages or
-        a precision that the model has not.
+      PlanError: the layout cannot be: more devices a replica than there are, or fewer examples than replicas; stages,
+        a way of combining or a precision that has no price.
       ScheduleError: the schedule does not fit the machine.
     """
-    if machine.network == "shared" and choice.dtype not in ("", workload.dtype):
+    if machine.network == "shared" and dtype not in ("", workload.dtype):
         raise PlanError(f"{machine}: a host multiplies in float32 whatever it is given. Leave --precision out.")
-    workload = workload.of(choice.dtype)
-    replicas = replicas_of(choice, machine)
-    examples = examples_of(choice, machine)
-    passes = passes_of(workload, choice, machine, replicas)
+    if layout.sync.combines:
+        raise PlanError(f"sum={layout.sync.gradient_sum} combines and does not sum, which has no price. Take a sum.")
+    workload = workload.of(dtype)
+    replicas = replicas_of(layout, batch, machine)
+    passes = passes_of(workload, layout, batch, machine, norm_group)
     longest_s = passes.compute_s + passes.idle_s
-    sum_s = gradient_sum_s(workload, choice, machine, passes.parameters)
-    hidden_s = sum_s - exposed_s(2 / 3 * longest_s, sum_s) if machine.overlaps else 0.0
-    changed_s = update_s(workload, choice, machine, passes.parameters)
-    batch_s = input_s(choice, machine)
-    wait_s = late_host_s(machine.hosts, batch_s, machine.host_spread * batch_s, machine.prefetch, longest_s + sum_s)
-    told = [("gradient sum", sum_s - hidden_s), ("update", changed_s), ("input", wait_s)]
-    if choice.split.stage > 1:
+    sync = sync_s(workload, layout, machine, passes.parameters)
+    exposed_sum_s = exposed_sync_s(sync, layout, longest_s) if machine.overlaps else sum(sync)
+    changed_s = update_s(workload, layout, machine, passes.parameters)
+    batch_s = input_s(batch, machine)
+    wait_s = late_host_s(machine.hosts, batch_s, machine.host_spread * batch_s, machine.prefetch, longest_s + sum(sync))
+    told = [("gradient sum", exposed_sum_s), ("update", changed_s), ("input", wait_s)]
+    if layout.pipeline:
         told.append(("bubble", passes.idle_s))
     return Prediction(
         workload=workload.name,
         machine=str(machine),
-        choice=choice,
+        layout=layout,
+        batch=batch,
+        norm_group=norm_group,
+        dtype=dtype,
         devices=machine.devices,
         compute_s=passes.compute_s,
-        collectives_s=sum_s - hidden_s + sum(seconds for _, seconds in passes.messages),
+        collectives_s=exposed_sum_s + sum(seconds for _, seconds in passes.messages),
         update_s=changed_s,
         input_s=wait_s,
         evaluation_s=0.0,
         idle_s=passes.idle_s,
-        memory=memory_of(workload, passes, choice, examples, replicas),
+        memory=memory_of(workload, passes, layout, examples_of(layout, batch, machine), replicas),
         memory_limit=machine.memory_bytes,
         flops=passes.flops * machine.devices,
         peak_flop_per_s=machine.flop_per_s(workload.dtype) * machine.devices,
         messages=tuple(name for name, _ in passes.messages),
-        gradient_sum_s=sum_s,
+        gradient_sum_s=sum(sync),
         parts=tuple(
             sorted(
                 ((name, s) for name, s in (*passes.parts, *passes.messages, *told) if s > 0), key=lambda part: -part[1]
@@ -190,73 +199,73 @@ def predict_step(workload: Workload, choice: Choice, machine: Machine) -> Predic
     )
 
 
-def passes_of(workload: Workload, choice: Choice, machine: Machine, replicas: int) -> Passes:
+def passes_of(workload: Workload, layout: Layout, batch: int, machine: Machine, norm_group: int = 1) -> Passes:
     """The forward and backward passes of a step, all at once or in a pipeline.
 
     Raises:
-      PlanError, ScheduleError: see `price.in_stages`; or axes beside the stages.
+      PlanError, ScheduleError: see `price.in_stages`; or a batch that does not divide.
     """
-    split = choice.split
-    if split.stage == 1:
-        return at_once(workload, split, machine, choice.batch, replicas, choice.norm_group)
-    if split.sizes.keys() - {"model", "stage"} or choice.shard_update:
-        beside = str(replace(split, stage=1, model=1)) or "the weight update"
-        raise PlanError(f"{workload.name}: of a stage only model may be split. Take {beside} out, or the stages.")
-    if choice.batch % replicas:
+    replicas, pipeline = replicas_of(layout, batch, machine), layout.pipeline
+    if pipeline is None:
+        return at_once(workload, layout.split, machine, batch, replicas, norm_group)
+    if batch % replicas:
         raise PlanError(
-            f"{machine}: a batch of {choice.batch} does not divide over {replicas} pipelines. Take "
-            f"{-(-choice.batch // replicas) * replicas}."
+            f"{machine}: a batch of {batch} does not divide over {replicas} pipelines. Take "
+            f"{-(-batch // replicas) * replicas}."
         )
-    micro = micro_of(choice, machine)
-    return in_stages(workload, split, machine, choice.batch // replicas, choice.pipeline, micro, choice.chunks)
+    running = replace(pipeline, micro_batches=micro_of(layout, batch, machine))
+    return in_stages(workload, layout.split, running, machine, batch // replicas)
 
 
-def examples_of(choice: Choice, machine: Machine) -> int:
+def examples_of(layout: Layout, batch: int, machine: Machine) -> int:
     """Examples of the replica that has most."""
-    return -(-choice.batch // replicas_of(choice, machine))
+    return -(-batch // replicas_of(layout, batch, machine))
 
 
-def micro_of(choice: Choice, machine: Machine) -> int:
-    """The micro-batches of a pipeline, as the run counts them.
+def micro_of(layout: Layout, batch: int, machine: Machine) -> int:
+    """The micro-batches of a pipeline, as the run counts them; 1 without one.
 
     Raises:
       LayoutError: none divides the examples of a replica.
     """
-    rounds = choice.pipeline == "interleaved"
-    return micro_batches(choice.micro_batches, choice.split.stage, examples_of(choice, machine), rounds=rounds)
+    pipeline = layout.pipeline
+    if pipeline is None:
+        return 1
+    examples = examples_of(layout, batch, machine)
+    return micro_batches(pipeline.micro_batches, pipeline.stages, examples, rounds=pipeline.in_rounds)
 
 
-def replicas_of(choice: Choice, machine: Machine) -> int:
+def replicas_of(layout: Layout, batch: int, machine: Machine) -> int:
     """How many replicas the machine holds.
 
     Raises:
       PlanError: none, or some would have no example.
     """
-    replicas, rest = divmod(machine.devices, choice.split.devices)
+    each = layout.replica_devices
+    replicas, rest = divmod(machine.devices, each)
     if rest or not replicas:
         whole = [n for n in range(1, machine.devices + 1) if machine.devices % n == 0]
-        near = sorted(sorted(whole, key=lambda n: abs(n - choice.split.devices))[:2])
+        near = sorted(sorted(whole, key=lambda n: abs(n - each))[:2])
         raise PlanError(
-            f"{machine}: a replica of {choice.split} needs {choice.split.devices} devices, and the machine's "
+            f"{machine}: a replica of {split_words(layout)} needs {each} devices, and the machine's "
             f"{machine.devices} do not divide into such. Take a split over {' or '.join(map(str, near))}."
         )
-    if choice.batch < replicas:
+    if batch < replicas:
         raise PlanError(
-            f"{machine}: a batch of {choice.batch} leaves some of {replicas} replicas without an example. Take a "
-            f"batch of "
-            f"at least {replicas}, or a replica of {-(-machine.devices // max(1, choice.batch))} devices or more."
+            f"{machine}: a batch of {batch} leaves some of {replicas} replicas without an example. Take a batch of at "
+            f"least {replicas}, or a replica of {-(-machine.devices // max(1, batch))} devices or more."
         )
     return replicas
 
 
-def tile_of(split: Split, machine: Machine) -> tuple[int, ...]:
-    """The chips of a replica whose weights are split; () for one chip.
+def chips_of_weights(layout: Layout, machine: Machine) -> tuple[int, ...]:
+    """The chips of a replica whose weights are split, as a block; () for one chip.
 
     Peers lie along the second dimension first, as in the figure of arXiv:2011.03641: the first dimension's rings, which
     carry nearly all bytes, then join neighbours. 4 devices are 1 x 2 chips, 8 are 2 x 2, 16 are 2 x 4 (y, x). In a
     machine of a single row they lie in it.
     """
-    chips = -(-split.of_weights // machine.devices_per_chip)
+    chips = -(-layout.weight_devices // machine.devices_per_chip)
     if chips <= 1:
         return ()
     shape = machine.topology.shape
@@ -265,27 +274,67 @@ def tile_of(split: Split, machine: Machine) -> tuple[int, ...]:
     return (rows, chips // rows, *(1,) * (size - 2)) if size > 1 else (chips,)
 
 
-def gradient_sum_s(workload: Workload, choice: Choice, machine: Machine, held: float | None = None) -> float:
-    """The sum over the replicas (and, of weights that are not split, over the devices of a replica too).
+class SyncTimes(NamedTuple):
+    """Seconds of what replicas tell each other: an all-gather, FSDP's second one, and the gradients' reduce-scatter."""
 
-    held: parameters on a device; None: as the split says. Experts' gradients are summed over the replicas only, all
-    others over all devices.
+    gather_s: float
+    again_s: float
+    scatter_s: float
+
+
+def sync_s(workload: Workload, layout: Layout, machine: Machine, held: float | None = None) -> SyncTimes:
+    """What the sum over the replicas takes and, with sharded weights, gathering them.
+
+    A reduce-scatter and an all-gather take half of an all-reduce each. An unsharded sum is one of each, of gradients;
+    in ZeRO-1 the second is of weights; FSDP gathers them twice. Bytes are those of the types that travel.
+
+    held: parameters on a device; None: as the layout says.
     """
-    split, wire = choice.split, workload.wire_bytes
-    weights = split.of_weights if workload.splits_weights else 1
+    sync, sum_bytes = layout.sync, wire_bytes(workload, layout)
+    half_s = partial(_half_s, workload, layout, machine, held)
+    gather_bytes = WIDTHS.get(sync.gather_dtype, workload.wire_bytes) if sync.shards_update else sum_bytes
+    scatter_s = half_s(sum_bytes)
+    gather_s = scatter_s if gather_bytes == sum_bytes else half_s(gather_bytes)
+    return SyncTimes(gather_s, gather_s * sync.fsdp, scatter_s)
+
+
+def wire_bytes(workload: Workload, layout: Layout) -> int:
+    """Bytes of a parameter's gradient between devices."""
+    return WIDTHS.get(layout.sync.sum_dtype, workload.wire_bytes)
+
+
+def _half_s(workload: Workload, layout: Layout, machine: Machine, held: float | None, width: int) -> float:
+    """Half of an all-reduce over the replicas of a vector with `width` bytes a parameter.
+
+    Weights that are not split are summed over the devices of a replica too. Experts' gradients are summed over the
+    replicas only, all others over all devices.
+    """
+    split, name = layout.split, layout.sync.gradient_sum
+    weights = layout.weight_devices if workload.splits_weights else 1
     if machine.devices == weights and split.expert == 1:
         return 0.0  # one replica, whose devices hold different weights
-    tile = tile_of(split, machine) if workload.splits_weights else ()
+    tile = chips_of_weights(layout, machine) if workload.splits_weights else ()
     # The devices of a chip hold different shares, and all of them leave by the chip's links.
-    shares = min(weights, machine.devices_per_chip)
-    shares = 1 if machine.network == "shared" else shares
+    shares = 1 if machine.network == "shared" else min(weights, machine.devices_per_chip)
     if split.expert > 1:
-        own = workload.expert_parameters / split.of_weights
+        own = workload.expert_parameters / layout.weight_devices
         rest = (workload.parameters - workload.expert_parameters) / split.model
-        shared_s = all_reduce_s(machine, choice.schedule, rest * wire)
-        return shared_s + all_reduce_s(machine, choice.schedule, own * wire * shares, tile)
+        shared_s = all_reduce_s(machine, name, rest * width)
+        return (shared_s + all_reduce_s(machine, name, own * width * shares, tile)) / 2
     held = workload.held(split) if held is None else held
-    return all_reduce_s(machine, choice.schedule, held * wire * shares, tile)
+    nbytes = held * width * shares
+    messages = math.ceil(nbytes / layout.sync.bucket_bytes) if layout.sync.bucket_bytes else 1
+    return messages * all_reduce_s(machine, name, nbytes / messages, tile) / 2
+
+
+def exposed_sync_s(sync: SyncTimes, layout: Layout, passes_s: float) -> float:
+    """What is left of the times in `sync` where they go on beside passes of `passes_s`, a third of them forward.
+
+    FSDP gathers beside both passes; of all others the whole sum is laid beside the backward pass.
+    """
+    if not layout.sync.fsdp:
+        return exposed_s(2 / 3 * passes_s, sum(sync))
+    return exposed_s(1 / 3 * passes_s, sync.gather_s) + exposed_s(2 / 3 * passes_s, sync.again_s + sync.scatter_s)
 
 
 def exposed_s(backward_s: float, sum_s: float, buckets: int = 16) -> float:
@@ -306,28 +355,23 @@ def bucket_times(backward_s: float, sum_s: float, buckets: int = 16) -> list[tup
     return times
 
 
-def update_s(workload: Workload, choice: Choice, machine: Machine, held: float | None = None) -> float:
+def update_s(workload: Workload, layout: Layout, machine: Machine, held: float | None = None) -> float:
     """Weights and slots pass the memory; shared over all replicas if the update is sharded, with their norms summed.
 
-    held: parameters on a device; None: as the split says.
+    held: parameters on a device; None: as the layout says.
     """
-    moved = workload.update_bytes
-    held = workload.held(choice.split) if held is None else held
-    mine = workload.parameters / machine.devices if choice.shard_update else held
+    moved, sharded = workload.update_bytes, layout.sync.shards_update
+    held = workload.held(layout.split) if held is None else held
+    mine = workload.parameters / machine.devices if sharded else held
     seconds = moved * mine / (machine.calibration.memory * machine.memory_bytes_per_s)
-    if (
-        choice.shard_update
-        and workload.optimizer in ("lars", "lamb")
-        and machine.network == "links"
-        and machine.chips > 1
-    ):
+    if sharded and workload.optimizer in ("lars", "lamb") and machine.network == "links" and machine.chips > 1:
         seconds += quickest_s(machine, machine.topology, 0.0)
     return seconds + machine.op_s * 10
 
 
-def input_s(choice: Choice, machine: Machine) -> float:
+def input_s(batch: int, machine: Machine) -> float:
     """What a host takes to prepare its part of a batch; 0 where its rate is not known."""
-    return choice.batch / machine.hosts / machine.host_examples_per_s if machine.host_examples_per_s else 0.0
+    return batch / machine.hosts / machine.host_examples_per_s if machine.host_examples_per_s else 0.0
 
 
 def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, step_s: float) -> float:
@@ -341,16 +385,22 @@ def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, st
     return max(0.0, mean_s + spread * math.sqrt(2 * math.log(max(hosts, 1))) - step_s)
 
 
-def memory_of(workload: Workload, passes: Passes, choice: Choice, examples: float, replicas: int) -> Memory:
-    """Weights, slots, gradients, what the backward pass needs, and the batch, of one device."""
-    held = passes.parameters
+def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: float, replicas: int) -> Memory:
+    """Weights, slots, gradients, what the backward pass needs, and the batch, of one device.
+
+    FSDP keeps shares of weights and gradients, and beside them the gathered weights of the layer that runs and of the
+    next one; of a model whose layers nobody knows, all of them.
+    """
+    held, sync = passes.parameters, layout.sync
     slots = held * WHOLE * workload.optimizer_slots
+    kept = replicas if sync.fsdp else 1
+    gathered = held * WIDTHS.get(sync.gather_dtype, WHOLE) * min(1.0, 2 / workload.layers) if sync.fsdp else 0.0
     return Memory(
-        parameters=held * WHOLE + workload.state_bytes,
-        optimizer=slots / (replicas if choice.shard_update else 1),
-        gradients=held * workload.wire_bytes,
-        activations=passes.activation_bytes,
-        batch=examples * workload.batch_bytes / choice.split.devices * choice.split.stage,  # every stage has all of it
+        parameters=held * WHOLE / kept + workload.state_bytes,
+        optimizer=slots / (replicas if sync.shards_update else 1),
+        gradients=held * wire_bytes(workload, layout) / kept,
+        activations=passes.activation_bytes + gathered,
+        batch=examples * workload.batch_bytes / layout.split.devices,  # every stage has all of it
     )
 
 
@@ -365,13 +415,13 @@ def with_evaluations(
 
 def evaluation_s(prediction: Prediction, workload: Workload, machine: Machine) -> float:
     """An evaluation on all devices: whole passes of the training batch's size, the last one padded."""
-    evaluation, choice = workload.evaluation, prediction.choice
+    evaluation, layout, batch = workload.evaluation, prediction.layout, prediction.batch
     if not evaluation.examples:
         return 0.0
-    replicas = replicas_of(choice, machine)
+    replicas = replicas_of(layout, batch, machine)
     host_s = 0.0 if evaluation.overlaps else evaluation.host_s
     if evaluation.work is None:
-        passes = -(-evaluation.examples // choice.batch)
+        passes = -(-evaluation.examples // batch)
         return passes * (prediction.compute_s + prediction.idle_s) / 3 + host_s
-    work = evaluation.work(-(-evaluation.examples // replicas), choice.split, machine.lanes)
+    work = evaluation.work(-(-evaluation.examples // replicas), layout.split, machine.lanes)
     return work_s(work, machine, workload.dtype) + host_s

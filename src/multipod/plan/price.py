@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from multipod.errors import PlanError
-from multipod.pipelines.build import PIPELINES, build
+from multipod.layout.split import ModelSplit, PipelineSplit
+from multipod.pipelines.build import build
 from multipod.pipelines.schedule import PipelineSchedule
 from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
 from multipod.plan.work import Op, Work, merged
-from multipod.plan.workload import Dtype, Part, Slots, Split, Workload
+from multipod.plan.workload import Dtype, Part, Slots, Workload
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Passes:
     activation_bytes: float
 
 
-def at_once(workload: Workload, split: Split, machine: Machine, batch: int, replicas: int, norm_group: int) -> Passes:
+def at_once(
+    workload: Workload, split: ModelSplit, machine: Machine, batch: int, replicas: int, norm_group: int
+) -> Passes:
     """The passes of a replica whose examples go through the model together."""
     examples = -(-batch // replicas)
     work = work_of(workload, examples, split, machine.lanes)
-    unsplit_s = workload.unsplit_s * examples / (split.spatial if workload.splits_all else 1)
+    unsplit_s = workload.unsplit_s * examples / (split.spatial_devices if workload.splits_all else 1)
     longest_s = work_s(work, machine, workload.dtype) + unsplit_s
     mean_s = longest_s * (batch / replicas / examples)
     return Passes(
@@ -56,9 +59,9 @@ def at_once(workload: Workload, split: Split, machine: Machine, batch: int, repl
 
 @lru_cache(maxsize=4096)
 def in_stages(
-    workload: Workload, split: Split, machine: Machine, examples: int, pipeline: str, micro: int, chunks: int
+    workload: Workload, split: ModelSplit, pipeline: PipelineSplit, machine: Machine, examples: int
 ) -> Passes:
-    """The passes of a replica whose layers lie on `split.stage` devices, through which micro-batches travel.
+    """The passes of a replica whose layers lie in the stages of `pipeline`, through which its micro-batches travel.
 
     The bubble is the clock of the very schedule (`multipod.pipelines.timing`): the earliest time of each pass, with the
     passes' own costs. Every device has the same arrays, as many of each shape as the part that needs most of it, as in
@@ -69,8 +72,8 @@ def in_stages(
       PlanError: a model that cannot be cut so, or micro-batches that do not divide the examples.
       ScheduleError: what the schedule's builder refuses.
     """
-    stages = split.stage
-    made = schedule_of(pipeline, stages, micro, chunks)
+    stages, micro = pipeline.stages, pipeline.micro_batches
+    made = schedule_of(pipeline)
     parts = parts_of(workload, examples, micro, made.parts, machine.lanes, split.model)
     priced = prices_of(parts, machine, workload.dtype)
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
@@ -83,7 +86,7 @@ def in_stages(
     messages = [*told.items(), ("between stages", sends_s)]
     if tied := sum(_tied(parts).values()):
         messages.append(("tied weights", group_s(machine, "all-reduce", workload.wire_bytes * tied, stages)))
-    live = [n / made.chunks for n in deepest(pipeline, stages, micro, chunks)]
+    live = [n / made.chunks for n in deepest(pipeline)]
     # Beside those under way, what a pass makes before it is stored, and what it takes out of the store.
     saved = room(made, [part.saved for part in parts], [n + 2 for n in live])
     return Passes(
@@ -138,18 +141,18 @@ def _mean(each: list[dict[str, float]], times: float) -> dict[str, float]:
 
 
 @lru_cache(maxsize=256)
-def schedule_of(pipeline: str, stages: int, micro: int, chunks: int) -> PipelineSchedule:
+def schedule_of(pipeline: PipelineSplit) -> PipelineSchedule:
     """The schedule of one update, or, of an asynchronous pipeline, of as many as fill it."""
-    options = {"chunks": chunks} if "chunks" in PIPELINES[pipeline].options else {}
-    made = build(pipeline, stages, micro, **options)
-    return made if made.synchronous else build(pipeline, stages, micro, 3 + 2 * -(-2 * stages // micro))
+    stages, micro = pipeline.stages, pipeline.micro_batches
+    made = build(pipeline.schedule, stages, micro, **pipeline.options)
+    return made if made.synchronous else build(pipeline.schedule, stages, micro, 3 + 2 * -(-2 * stages // micro))
 
 
 @lru_cache(maxsize=256)
-def deepest(pipeline: str, stages: int, micro: int, chunks: int) -> tuple[int, ...]:
+def deepest(pipeline: PipelineSplit) -> tuple[int, ...]:
     """For each device, the most micro-batches whose activations it keeps: `PipelineProof.peak_live`, unproven."""
     found = []
-    for ops in schedule_of(pipeline, stages, micro, chunks).ops:
+    for ops in schedule_of(pipeline).ops:
         live = most = 0
         for op in ops:
             live += (op.kind == "forward") - (op.kind == "backward")
@@ -217,7 +220,7 @@ def _tied(parts: tuple[Part, ...]) -> dict[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def work_of(workload: Workload, examples: float, split: Split, lanes: int) -> Work:
+def work_of(workload: Workload, examples: float, split: ModelSplit, lanes: int) -> Work:
     """The work of a replica's examples, merged, and remembered: a search asks for the same again and again."""
     return merged(workload.build(examples, split, lanes))
 

@@ -14,18 +14,20 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from multipod.errors import LayoutError, PlanError, RecipeError
+from multipod.layout.axes import DATA_AXES
 from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowered
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh
+from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
 from multipod.optim.optimizer import Builds
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
+from multipod.plan.placing import on_machine
 from multipod.plan.remembered import remembered
-from multipod.plan.search import mesh_of
 from multipod.plan.splits import Splits
 from multipod.plan.work import Message, Work
-from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Split, Workload
+from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.step.guard import Controls
@@ -80,13 +82,13 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         name=recipe.name,
         parameters=known.parameters,
         build=_build(recipe, splits),
-        splits=(*(splits.able if splits else ()), *(Split(expert=n) for n in known.experts)),
+        splits=(*(splits.able if splits else ()), *(ModelSplit(expert=n) for n in known.experts)),
         expert_parameters=known.expert_parameters,
         cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
         layers=known.layers,
         optimizer=_update_of(recipe.optimizer),
         slots=known.slots,
-        wire_bytes=2 if recipe.layout.sum_dtype == "bfloat16" else known.wire_bytes,
+        wire_bytes=2 if recipe.layout.sync.sum_dtype == "bfloat16" else known.wire_bytes,
         norm_group_messages=known.norm_messages,
         norm_bytes=known.norm_bytes,
         state_bytes=known.state_bytes,
@@ -166,7 +168,7 @@ def _dtype(recipe: Recipe) -> Dtype:
 
 
 def _build(recipe: Recipe, splits: Splits | None) -> Build:
-    def build(examples: float, split: Split, lanes: int) -> Work:
+    def build(examples: float, split: ModelSplit, lanes: int) -> Work:
         if split.sizes.keys() == {"expert"}:
             return _expert_work(recipe, examples, split, lanes)
         ops = _traced(recipe, max(1, math.ceil(examples)), lanes).inside
@@ -183,12 +185,12 @@ KEPT = 6
 """Bytes that all operators move over those kept for the backward pass, where nobody asked XLA: a guess."""
 
 
-def expert_splits(recipe: Recipe) -> tuple[Split, ...]:
+def expert_splits(recipe: Recipe) -> tuple[ModelSplit, ...]:
     """The splits over 2, 4, 8 and 16 devices that the model's experts allow."""
-    return tuple(split for n in (2, 4, 8, 16) if _can(recipe, split := Split(expert=n)))
+    return tuple(split for n in (2, 4, 8, 16) if _can(recipe, split := ModelSplit(expert=n)))
 
 
-def _can(recipe: Recipe, split: Split) -> bool:
+def _can(recipe: Recipe, split: ModelSplit) -> bool:
     try:
         _ = _program(recipe, 1, split.expert).shapes
     except LayoutError:
@@ -196,7 +198,7 @@ def _can(recipe: Recipe, split: Split) -> bool:
     return True
 
 
-def _expert_parameters(recipe: Recipe, split: Split) -> int:
+def _expert_parameters(recipe: Recipe, split: ModelSplit) -> int:
     """Those that lie split over the axis."""
     program = _program(recipe, 1, split.expert)
     placement = MeshPlacement(program.recipe, program.mesh)
@@ -207,7 +209,7 @@ def _expert_parameters(recipe: Recipe, split: Split) -> int:
     )
 
 
-def _expert_work(recipe: Recipe, examples: float, split: Split, lanes: int) -> Work:
+def _expert_work(recipe: Recipe, examples: float, split: ModelSplit, lanes: int) -> Work:
     """A device's operators and all-to-alls, of a replica whose devices split the examples and the experts.
 
     Its sums of gradients are the gradient sum's, so they are no messages here.
@@ -234,7 +236,7 @@ def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Tr
 
 
 def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
-    layout = Layout((1, 1), expert=experts, rules=recipe.layout.rules)
+    layout = Layout((1, 1), split=ModelSplit(expert=experts, rules=recipe.layout.split.rules))
     if experts > 1:
         return program_of(replace(recipe, batch=rows * experts, accumulate=1, layout=layout), abstract_mesh(layout))
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), DATA_AXES, axis_types=(AxisType.Auto,) * 2)
@@ -282,7 +284,11 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
     Raises:
       LayoutError: dims that do not divide.
     """
-    layout = Layout((1, 1), stage=len(whole), model=model, micro_batches=1, rules=recipe.layout.rules)
+    layout = Layout(
+        (1, 1),
+        split=ModelSplit(model=model, rules=recipe.layout.split.rules),
+        pipeline=PipelineSplit(len(whole), micro_batches=1),
+    )
     mesh = abstract_mesh(layout)
     placement = StagePlacement(replace(recipe, batch=examples, accumulate=1, layout=layout), mesh)
     found = []
@@ -297,7 +303,7 @@ def _held_by(recipe: Recipe, whole: tuple[Part, ...], examples: int, model: int)
 
 
 def _traced_parts(recipe: Recipe, examples: int, parts: int, lanes: int) -> tuple[Part, ...]:
-    layout = Layout((1, 1), stage=parts, micro_batches=1)
+    layout = Layout((1, 1), pipeline=PipelineSplit(parts, micro_batches=1))
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
     pipe = StagePlacement(small, abstract_mesh(layout)).pipe
     found: list[Part] = []
@@ -365,8 +371,7 @@ def compiled_step(recipe: Recipe, machine: Machine, cache: Path | None = None) -
       PlanError: no TPU, or a broken one.
       LayoutError: no `libtpu`, a batch that does not divide, or a program that does not fit the devices.
     """
-    rows, columns = mesh_of(machine)
+    layout = on_machine(replace(recipe.layout, split=UNSPLIT, pipeline=None, failed=()), machine)
     name = libtpu_name(machine)
-    mesh = absent_mesh(name, dict(zip(DATA_AXES, (rows, columns), strict=True)))
-    layout = replace(recipe.layout, mesh=(rows, columns), failed=())
+    mesh = absent_mesh(name, dict(zip(DATA_AXES, layout.mesh, strict=True)))
     return facts_of_lowered(program_of(replace(recipe, layout=layout), mesh).lowered, name, cache)

@@ -117,9 +117,10 @@ def _lost_s(training_s: float, every_s: float, rate: float, saving: Saving) -> f
 
 def save_s(step: Prediction, machine: Machine, bytes_per_s: float = 1e9) -> float:
     """What a checkpoint takes if every host writes its part of one replica's state, and `bytes_per_s` of it."""
-    parts = step.choice.split.of_weights
-    slots = step.memory.optimizer * (machine.devices if step.choice.shard_update else parts)
-    return (step.memory.parameters * parts + slots) / machine.hosts / bytes_per_s
+    parts, sync = step.layout.weight_devices, step.layout.sync
+    weights = step.memory.parameters * (machine.devices if sync.fsdp else parts)
+    slots = step.memory.optimizer * (machine.devices if sync.shards_update else parts)
+    return (weights + slots) / machine.hosts / bytes_per_s
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,27 @@
 """Candidates for a workload on a machine, priced; the best first. What is not tried is said."""
 
 import itertools
-import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import MultipodError, PlanError, TopologyError
+from multipod.layout.layout import Layout
+from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
+from multipod.layout.sync import Sharding, Sync
 from multipod.plan import network
-from multipod.plan.files import read_object
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import with_copies
-from multipod.plan.predict import WHOLE_MODEL, Choice, Prediction, predict_step, with_evaluations
-from multipod.plan.predict import tile_of as tile_of_chips
-from multipod.plan.workload import Dtype, Split, Workload
+from multipod.plan.predict import Prediction, chips_of_weights, layout_words, predict_step, with_evaluations
+from multipod.plan.workload import Dtype, Workload
 from multipod.topology.topology import Topology
 
 SPLITS = (1, 2, 4, 8, 16)
 
-PIPELINES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 """What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns.
 
 Not `eager-1f1b`: a clock that is not held to ticks cannot tell it from `1f1b`, and it keeps more."""
@@ -29,9 +29,6 @@ Not `eager-1f1b`: a clock that is not held to ticks cannot tell it from `1f1b`, 
 LARGEST = 16
 """Devices of a replica that are tried at first: larger ones cost simulations of minutes on thousands of chips, and are
 tried only where nothing else fits in memory."""
-
-CHUNKS = 2
-"""Parts of the model on each device of an interleaved pipeline."""
 
 QUICK_ENOUGH = 1024
 """Chips up to which every algorithm is simulated; beyond, those that are known to be slow there are left out."""
@@ -73,6 +70,21 @@ def schedules(topology: Topology) -> tuple[str, ...]:
     return tuple(name for name in able if ALGORITHMS[name].broken or not broken)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that is tried, with what of the model changes its price.
+
+    Attributes:
+      layout: without a mesh.
+      norm_group: devices that share batch norm's statistics.
+      dtype: of products; "" is the workload's own.
+    """
+
+    layout: Layout
+    norm_group: int = 1
+    dtype: Dtype | Literal[""] = ""
+
+
 def candidates(
     workload: Workload,
     machine: Machine,
@@ -80,57 +92,64 @@ def candidates(
     norm_examples: int = 64,
     dtypes: Sequence[Dtype | Literal[""]] = ("",),
     most: int = LARGEST,
-) -> Iterator[Choice]:
-    """Every layout that the workload's axes allow: splits, pipelines, schedules, update shared or not, precisions.
+    shardings: Sequence[Sharding] = ("zero1", "none"),
+) -> Iterator[Candidate]:
+    """Every layout that the workload's axes allow: splits, pipelines, schedules, sharding, precisions.
 
     Batch norm spans as many devices as it takes for `norm_examples` examples, where the model has any.
     """
-    single = machine.chips == 1
-    names: Sequence[str] = ("xla",) if single else schedules(machine.topology)
-    for dtype, split in itertools.product(dtypes, _splits(workload, most)):
-        if machine.devices % split.devices:
+    names: Sequence[str] = ("xla",) if machine.chips == 1 else schedules(machine.topology)
+    for dtype, (split, stages) in itertools.product(dtypes, _splits(workload, most)):
+        if machine.devices % (split.devices * stages):
             continue
-        able = (
-            names
-            if not (workload.splits_weights and tile_of_chips(split, machine))
-            else tuple(filter(_in_tiles, names))
-        )
-        if split.stage > 1:
-            for name, pipeline in itertools.product(able, PIPELINES):
-                if split.stage * (CHUNKS if pipeline == "interleaved" else 1) <= workload.layers:
-                    yield Choice(batch, split, name, False, pipeline=pipeline, chunks=CHUNKS, dtype=dtype)
+        replica = Layout(split=split, pipeline=_stages(stages))
+        apart = workload.splits_weights and chips_of_weights(replica, machine)
+        able = tuple(filter(_in_replicas, names)) if apart else names
+        if stages > 1:
+            for name, schedule in itertools.product(able, SCHEDULES):
+                pipeline = PipelineSplit(stages, schedule)
+                if pipeline.parts <= workload.layers:
+                    yield Candidate(Layout(split=split, pipeline=pipeline, sync=Sync(name)), dtype=dtype)
             continue
-        group = norm_group(workload, machine, batch, split, norm_examples)
-        for name, shared in itertools.product(able, (True, False)):
-            yield Choice(batch, split, name, shared, group, dtype=dtype)
+        group = norm_group(workload, machine, batch, split.devices, norm_examples)
+        for name, sharding in itertools.product(able, shardings):
+            yield Candidate(Layout(split=split, sync=Sync(name, sharding)), group, dtype)
 
 
-def norm_group(workload: Workload, machine: Machine, batch: int, split: Split, norm_examples: int = 64) -> int:
-    """Devices that batch norm spans so that it sees `norm_examples` examples; 1 for a model without it."""
+def _stages(stages: int) -> PipelineSplit | None:
+    return PipelineSplit(stages) if stages > 1 else None
+
+
+def norm_group(workload: Workload, machine: Machine, batch: int, each: int, norm_examples: int = 64) -> int:
+    """Devices that batch norm spans so that it sees `norm_examples` examples, with replicas of `each` devices.
+
+    1 for a model without it.
+    """
     if not workload.norm_group_messages:
         return 1
-    examples = max(1, batch * split.devices // machine.devices)
-    return min(split.devices * max(1, norm_examples // examples), machine.devices)
+    examples = max(1, batch * each // machine.devices)
+    return min(each * max(1, norm_examples // examples), machine.devices)
 
 
-def _in_tiles(name: str) -> bool:
-    """Whether a schedule sums between those at the same place of their tiles."""
+def _in_replicas(name: str) -> bool:
+    """Whether a schedule sums between those at the same place of their replicas."""
     return name == "xla" or "tile" in ALGORITHMS[name].options
 
 
-def _splits(workload: Workload, most: int = LARGEST) -> Iterator[Split]:
-    alone = [split.model for split in workload.splits if split == Split(model=split.model)]
+def _splits(workload: Workload, most: int = LARGEST) -> Iterator[tuple[ModelSplit, int]]:
+    """What is tried to split a replica: its layers, and the stages that they lie in."""
+    alone = [split.model for split in workload.splits if split == ModelSplit(model=split.model)]
     inside = SPLITS[1:4] if "model" in workload.axes else sorted(alone)  # of a stage
-    yield Split()
-    yield from workload.splits
+    yield UNSPLIT, 1
+    yield from ((split, 1) for split in workload.splits)
     for n in SPLITS[1:]:
         if "spatial" in workload.axes:
-            yield Split(spatial=n)
+            yield ModelSplit(spatial=(n,)), 1
         if "model" in workload.axes:
-            yield Split(model=n)
+            yield ModelSplit(model=n), 1
         if workload.cut is not None and n <= workload.layers:
-            yield Split(stage=n)
-            yield from (Split(model=m, stage=n) for m in inside if m * n <= most)
+            yield UNSPLIT, n
+            yield from ((ModelSplit(model=m), n) for m in inside if m * n <= most)
 
 
 def search(
@@ -152,19 +171,21 @@ def search(
     """
     choices = list(candidates(workload, machine, batch, dtypes=dtypes))
     every = Every(evaluate_every, mirror_every)
-    found, refused = _priced(workload, machine, choices, every, told)
+    price = partial(_priced, workload, machine, batch, every=every, told=told)
+    found, refused = price(choices)
     most = LARGEST
     if found and not any(step.fits for step in found):
         known, most = set(choices), machine.devices
-        more = [one for one in candidates(workload, machine, batch, dtypes=dtypes, most=most) if one not in known]
-        steps, others = _priced(workload, machine, more, every, told)
+        wider = candidates(workload, machine, batch, dtypes=dtypes, most=most, shardings=("zero1", "none", "fsdp"))
+        more = [candidate for candidate in wider if candidate not in known]
+        steps, others = price(more)
         choices, found, refused = [*choices, *more], [*found, *steps], [*refused, *others]
     if not found:
-        reasons = "".join(f"\n  {choice}: {reason}" for choice, reason in refused[:5])
+        reasons = "".join(f"\n  {words}: {reason}" for words, reason in refused[:5])
         raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
     if not any(step.fits for step in found):
         raise _too_large(workload, machine, batch, found)
-    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, str(step.choice)))
+    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, step.words))
     unsearched = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes, most))
     return Found(tuple(ordered), len(choices), tuple(refused), unsearched)
 
@@ -172,21 +193,22 @@ def search(
 def _priced(
     workload: Workload,
     machine: Machine,
-    choices: Sequence[Choice],
+    batch: int,
+    choices: Sequence[Candidate],
     every: "Every",
     told: Callable[[int, int], None] | None,
 ) -> tuple[list[Prediction], list[tuple[str, str]]]:
     """The steps that can be, and the others with their reasons."""
-    found: list[Prediction] = []
+    steps: list[Prediction] = []
     refused: list[tuple[str, str]] = []
-    for done, choice in enumerate(choices):
+    for done, candidate in enumerate(choices):
         if told is not None:
             told(done, len(choices))
         try:
-            found.append(priced(workload, choice, machine, every))
+            steps.append(priced(workload, candidate, batch, machine, every))
         except MultipodError as error:
-            refused.append((str(choice), str(error)))
-    return found, refused
+            refused.append((layout_words(candidate.layout, batch, candidate.dtype), str(error)))
+    return steps, refused
 
 
 @dataclass(frozen=True)
@@ -202,13 +224,13 @@ class Every:
     mirror: int = 0
 
 
-def priced(workload: Workload, choice: Choice, machine: Machine, every: Every) -> Prediction:
+def priced(workload: Workload, candidate: Candidate, batch: int, machine: Machine, every: Every) -> Prediction:
     """A step with its share of what is done now and then.
 
     Raises:
-      MultipodError: as `predict_step`.
+      MultipodError: see `predict_step`.
     """
-    step = predict_step(workload, choice, machine)
+    step = predict_step(workload, candidate.layout, batch, machine, candidate.norm_group, candidate.dtype)
     if every.evaluation:
         step = with_evaluations(step, workload, machine, every.evaluation)[0]
     return with_copies(step, machine, every.mirror)
@@ -216,11 +238,13 @@ def priced(workload: Workload, choice: Choice, machine: Machine, every: Every) -
 
 def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterator[str]:
     """What could be laid out and was not tried."""
-    axes = {axis for split in _splits(workload) for axis in split.sizes}
+    axes = {axis for split, stages in _splits(workload) for axis in (*split.sizes, *["stage"] * (stages > 1))}
+    if most == LARGEST:
+        yield "fully sharded weights, which nothing here needs"
     if "model" in axes and workload.cut is not None and most == LARGEST:
         yield f"replicas of more than {most} devices, which nothing here needs"
     if axes - {"spatial"}:
-        yield "schedules that know no tiles, for weights that are split over chips"
+        yield "schedules that know no replicas, for weights that are split over chips"
     if len(axes - {"stage"}) > 1:
         yield f"splits over several of {', '.join(sorted(axes - {'stage'}))} at once"
     if workload.cut is not None:
@@ -244,22 +268,22 @@ def _left_out(topology: Topology) -> tuple[str, ...]:
 
 def _too_large(workload: Workload, machine: Machine, batch: int, found: Sequence[Prediction]) -> PlanError:
     least = min(found, key=lambda step: step.memory.total)
-    fitting = largest_batch(workload, machine, least.choice)
+    fitting = largest_batch(workload, least, machine)
     then = f"a batch of {fitting:,} would fit so" if fitting else "no batch fits: take more devices or a larger split"
     return PlanError(
         f"{workload.name} with a batch of {batch:,} needs {least.memory.total / 2**30:.1f} GiB a device on {machine} "
-        f"at "
-        f"the least ({least.choice}), and there are {least.memory_limit / 2**30:.1f} GiB; {then}."
+        f"at the least ({least.words}), and there are {least.memory_limit / 2**30:.1f} GiB; {then}."
     )
 
 
-def largest_batch(workload: Workload, machine: Machine, choice: Choice) -> int:
-    """The largest batch, in whole examples a replica, that fits in memory in this layout; 0 if none does."""
-    replicas = machine.devices // choice.split.devices
-    low, high = 0, max(1, choice.batch // replicas)
+def largest_batch(workload: Workload, step: Prediction, machine: Machine) -> int:
+    """The largest batch, in whole examples a replica, that fits in memory in the layout of `step`; 0 if none does."""
+    replicas = machine.devices // step.layout.replica_devices
+    low, high = 0, max(1, step.batch // replicas)
 
     def fits(examples: int) -> bool:
-        return predict_step(workload, replace(choice, batch=examples * replicas), machine).fits
+        batch = examples * replicas
+        return predict_step(workload, step.layout, batch, machine, step.norm_group, step.dtype).fits
 
     while fits(high) and high < 2**24:
         low, high = high, 2 * high
@@ -310,95 +334,6 @@ def of_size(name: str, chips: int) -> Machine:
         shape[dim] = side
         left //= side
     return find(f"{base}:{'x'.join(map(str, sorted(shape, reverse=True)))}")
-
-
-FORMAT = "multipod-plan-1"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan as it is written down.
-
-    Attributes:
-      name: of the recipe or table.
-      machine: as on the command line.
-      choice: the layout.
-      mesh: (rows, columns) of replicas; () where the machine has another form.
-      prediction: what `Prediction.data` says, and of the run, if it was planned.
-      precision: fields of the recipe that are set to the choice's type of products; () leaves them.
-    """
-
-    name: str
-    machine: str
-    choice: Choice
-    mesh: tuple[int, ...]
-    prediction: dict[str, Any]
-    precision: tuple[str, ...] = ()
-
-    def changes(self) -> list[str]:
-        """What a recipe must be changed by to lie like this: for `multipod train --set`."""
-        shared = str(self.choice.shard_update).lower()
-        changes = [f"layout.gradient_sum={self.choice.schedule}", f"layout.shard_update={shared}"]
-        changes.append(f"batch={self.choice.batch}")
-        split = self.choice.split
-        changes += [f"layout.{name}={n}" for name, n in split.sizes.items()]
-        if split.stage > 1:
-            changes += [f"layout.schedule={self.choice.pipeline}", f"layout.micro_batches={self.choice.micro_batches}"]
-            changes += [f"layout.chunks={self.choice.chunks}"] if self.choice.pipeline == "interleaved" else []
-        changes += [f"{name}={self.choice.dtype}" for name in self.precision]
-        if split.devices > 1 and self.mesh:
-            changes.append("layout.tile=" + "x".join(map(str, tile_of(split))))
-        return [*changes, "layout.mesh=" + "x".join(map(str, self.mesh))] if self.mesh else changes
-
-
-def tile_of(split: Split) -> tuple[int, int]:
-    """Rows and columns of the devices of a replica: along the row up to four (two chips of two), in two rows beyond.
-
-    As `predict.tile_of` prices them.
-    """
-    rows = 1 if split.devices < 8 else 2
-    return rows, split.devices // rows
-
-
-def mesh_of(machine: Machine, split: Split = WHOLE_MODEL) -> tuple[int, ...]:
-    """The mesh of replicas: rows as the chips have them, a chip's devices side by side in its row.
-
-    () where replicas of this form do not tile the machine.
-    """
-    rows, columns = _devices_of(machine)
-    tall, wide = tile_of(split)
-    return () if rows % tall or columns % wide else (rows // tall, columns // wide)
-
-
-def _devices_of(machine: Machine) -> tuple[int, int]:
-    shape = machine.topology.shape
-    if len(shape) == 1:
-        rows = next(r for r in range(math.isqrt(machine.devices), 0, -1) if machine.devices % r == 0)
-        return (rows, machine.devices // rows)
-    return (shape[0], machine.topology.size // shape[0] * machine.devices_per_chip)
-
-
-def write_plan(plan: Plan, file: Path) -> None:
-    """Writes a plan as JSON."""
-    file.write_text(json.dumps({"format": FORMAT, **asdict(plan)}, indent=1) + "\n")
-
-
-def read_plan(file: Path) -> Plan:
-    """The plan in a file.
-
-    Raises:
-      PlanError: there is none in it.
-    """
-    data = read_object(file, FORMAT, "plan", HOW)
-    try:
-        choice = Choice(**{**data["choice"], "split": Split(**data["choice"]["split"])})
-        precision = tuple(data.get("precision", ()))
-        return Plan(data["name"], data["machine"], choice, tuple(data["mesh"]), dict(data["prediction"]), precision)
-    except (KeyError, TypeError) as error:
-        raise PlanError(f"{file} is no whole plan: {error}. {HOW}") from error
-
-
-HOW = "Write one with `multipod plan RECIPE --on MACHINE --save FILE`."
 
 
 def remember_costs(folder: Path | None) -> None:

@@ -20,9 +20,10 @@ from multipod.layout.compiled import CompiledFacts, facts_of_lowered
 from multipod.layout.hlo import Product
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
 from multipod.plan.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
-from multipod.plan.workload import Part, Split
+from multipod.plan.workload import Part
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program, program_of
 
@@ -53,13 +54,13 @@ class Splits:
     told: Callable[[str], Any] = lambda line: None
 
     @cached_property
-    def able(self) -> tuple[Split, ...]:
+    def able(self) -> tuple[ModelSplit, ...]:
         """Those over 2, 4 and 8 devices that the model's dims allow, of as many as are here to compile for."""
         sizes = [n for n in (2, 4, 8) if n <= jax.device_count()]
-        splits = (*(Split(spatial=n) for n in sizes), *(Split(model=n) for n in sizes))
+        splits = (*(ModelSplit(spatial=(n,)) for n in sizes), *(ModelSplit(model=n) for n in sizes))
         return tuple(split for split in splits if self._can(split))
 
-    def work(self, whole: tuple[Op, ...], examples: float, split: Split, lanes: int = 1) -> Work:
+    def work(self, whole: tuple[Op, ...], examples: float, split: ModelSplit, lanes: int = 1) -> Work:
         """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`.
 
         Products that are split fill the matrix unit less: as much as those of XLA's program do, padded to whole tiles.
@@ -68,7 +69,7 @@ class Splits:
         if split.devices == 1:
             return Work(whole, (), kept)
         counts = _around(examples)
-        alone, parts = (self._facts(one, counts) for one in (Split(), split))
+        alone, parts = (self._facts(one, counts) for one in (ModelSplit(), split))
         return Work(_divided(whole, alone, parts, lanes), tuple(_messages(counts, parts, examples)), kept)
 
     def parts(self, whole: tuple[Part, ...], examples: float, model: int, lanes: int = 1) -> tuple[Part, ...]:
@@ -77,9 +78,9 @@ class Splits:
         The shares are those of the unstaged step: of operators, of what is kept, and, by a part's share of the FLOPs,
         of the messages, half of them in the forward pass. `examples` are a micro-batch's.
         """
-        split, counts = Split(model=model), _around(examples)
-        alone, parts = (self._facts(one, counts) for one in (Split(), split))
-        kept = min(1.0, self._kept(split, counts[-1]) / max(1.0, self._kept(Split(), counts[-1])))
+        split, counts = ModelSplit(model=model), _around(examples)
+        alone, parts = (self._facts(one, counts) for one in (ModelSplit(), split))
+        kept = min(1.0, self._kept(split, counts[-1]) / max(1.0, self._kept(ModelSplit(), counts[-1])))
         messages = tuple(_messages(counts, parts, examples))
         total = max(1.0, sum(part.whole.flops for part in whole))
 
@@ -97,26 +98,28 @@ class Splits:
             for part in whole
         )
 
-    def _kept(self, split: Split, examples: float) -> float:
+    def _kept(self, split: ModelSplit, examples: float) -> float:
         """Bytes that XLA's program for so many examples needs beside arguments, outputs and gradients."""
         (facts,) = self._facts(split, (math.ceil(examples),))
         return max(0.0, facts.memory.temporaries - self._gradients(split))
 
-    def _gradients(self, split: Split) -> float:
+    def _gradients(self, split: ModelSplit) -> float:
         """Bytes of the gradients on a device, which are among XLA's temporaries."""
-        return 4 * sum(leaf.size for leaf in jax.tree.leaves(self._program(Split(), 1).shapes.params)) / split.model
+        return (
+            4 * sum(leaf.size for leaf in jax.tree.leaves(self._program(ModelSplit(), 1).shapes.params)) / split.model
+        )
 
-    def _can(self, split: Split) -> bool:
+    def _can(self, split: ModelSplit) -> bool:
         try:
             _ = self._program(split, LEAST).shapes
         except LayoutError:
             return False
         return True
 
-    def _program(self, split: Split, examples: int) -> Program:
+    def _program(self, split: ModelSplit, examples: int) -> Program:
         return _program(self.recipe, split, examples)
 
-    def _facts(self, split: Split, counts: tuple[int, ...]) -> tuple[CompiledFacts, ...]:
+    def _facts(self, split: ModelSplit, counts: tuple[int, ...]) -> tuple[CompiledFacts, ...]:
         return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
 
 
@@ -153,16 +156,15 @@ def _around(examples: float) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _program(recipe: Recipe, split: Split, examples: int) -> Program:
-    spatial = (split.spatial,) if split.spatial > 1 else ()
-    layout = Layout((1, 1), spatial=spatial, model=split.model, rules=recipe.layout.rules)
+def _program(recipe: Recipe, split: ModelSplit, examples: int) -> Program:
+    layout = Layout((1, 1), split=replace(split, rules=recipe.layout.split.rules))
     small = replace(recipe, batch=examples, accumulate=1, layout=layout)
     return program_of(small, make_mesh(layout))
 
 
 @lru_cache(maxsize=256)
 def _facts(
-    recipe: Recipe, split: Split, examples: int, cache: Path | None, told: Callable[[str], Any]
+    recipe: Recipe, split: ModelSplit, examples: int, cache: Path | None, told: Callable[[str], Any]
 ) -> CompiledFacts:
     told(f"{recipe.name}: compiling a step of {examples} examples" + (f" over {split}" if split.devices > 1 else ""))
     try:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from multipod.errors import PlanError
-from multipod.layout.layout import ASYNCHRONOUS
+from multipod.layout.split import PipelineSplit
 from multipod.pipelines.timing import time_schedule
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
@@ -46,21 +47,24 @@ def step_events(prediction: Prediction, workload: Workload, machine: Machine) ->
 
     Source: "Trace Event Format", Duca and Sinclair, 2016.
     """
-    if prediction.choice.pipeline in ASYNCHRONOUS:
-        raise PlanError(f"{prediction.choice.pipeline} never drains, so no step of it begins and ends. Trace 1f1b.")
-    staged = prediction.choice.split.stage > 1
-    yield from _stages(prediction, workload, machine) if staged else _alike(prediction, workload, machine)
+    pipeline = prediction.layout.pipeline
+    if pipeline is None:
+        yield from _alike(prediction, workload, machine)
+        return
+    if pipeline.asynchronous:
+        raise PlanError(f"{pipeline.schedule} never drains, so no step of it begins and ends. Trace 1f1b.")
+    yield from _stages(prediction, pipeline, workload, machine)
 
 
 def _alike(prediction: Prediction, workload: Workload, machine: Machine) -> Iterator[Event]:
-    workload, choice = workload.of(prediction.choice.dtype), prediction.choice
+    workload, layout = workload.of(prediction.dtype), prediction.layout
     yield from _names(1, f"any of {prediction.devices:,} devices")
     now = 0.0
     if prediction.input_s:
         yield _event("waits for the host", "input", 1, HOST, 0.0, prediction.input_s)
         now = prediction.input_s
     began = now
-    work = workload.build(examples_of(choice, machine), choice.split, machine.lanes)
+    work = workload.build(examples_of(layout, prediction.batch, machine), layout.split, machine.lanes)
     for op in work.ops:
         seconds = op_s(op, machine, workload.dtype)
         yield _event(op.name, op.kind, 1, PASSES, now, seconds, _about(op, machine, workload))
@@ -80,7 +84,7 @@ def _alike(prediction: Prediction, workload: Workload, machine: Machine) -> Iter
 def _sums(prediction: Prediction, now: float) -> Iterator[Event]:
     """The gradient sum of passes that end at `now`: in buckets beside the backward pass if it overlaps, else behind."""
     sum_s, exposed = prediction.gradient_sum_s, dict(prediction.parts).get("gradient sum", 0.0)
-    about = {"schedule": prediction.choice.schedule}
+    about = {"schedule": prediction.layout.sync.gradient_sum}
     if exposed >= sum_s * (1 - 1e-9):
         yield from [_event("gradient sum", "sum", 1, NETWORK, now, exposed, about)] if exposed else []
         return
@@ -90,11 +94,11 @@ def _sums(prediction: Prediction, now: float) -> Iterator[Event]:
         yield _event("gradient sum", "sum", 1, NETWORK, begin, end - start, {**about, "bucket": number})
 
 
-def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Iterator[Event]:
-    workload, choice = workload.of(prediction.choice.dtype), prediction.choice
-    examples, micro = examples_of(choice, machine), micro_of(choice, machine)
-    made = schedule_of(choice.pipeline, choice.split.stage, micro, choice.chunks)
-    parts = parts_of(workload, examples, micro, made.parts, machine.lanes, choice.split.model)
+def _stages(prediction: Prediction, pipeline: PipelineSplit, workload: Workload, machine: Machine) -> Iterator[Event]:
+    workload, layout = workload.of(prediction.dtype), prediction.layout
+    examples, micro = (of(layout, prediction.batch, machine) for of in (examples_of, micro_of))
+    made = schedule_of(replace(pipeline, micro_batches=micro))
+    parts = parts_of(workload, examples, micro, made.parts, machine.lanes, layout.split.model)
     send_s = group_s(machine, "neighbour", max(part.sent_bytes for part in parts), 2)
     clock = time_schedule(made, costs_of(prices_of(parts, machine, workload.dtype), send_s))
     pids = range(1, made.stages + 1)
@@ -115,7 +119,7 @@ def _stages(prediction: Prediction, workload: Workload, machine: Machine) -> Ite
     for name in ("tied weights", "gradient sum"):
         if seconds := dict(prediction.parts).get(name, 0.0):
             for pid in pids:
-                yield _event(name, "sum", pid, NETWORK, now, seconds, {"schedule": choice.schedule})
+                yield _event(name, "sum", pid, NETWORK, now, seconds, {"schedule": layout.sync.gradient_sum})
             now += seconds
     yield from _ends(prediction, list(pids), now)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from multipod.errors import PlanError
+from multipod.layout.split import ModelSplit
 from multipod.plan.work import Work
 
 Dtype = Literal["bfloat16", "float32"]
@@ -17,42 +18,7 @@ SLOTS = {"sgd": 0, "momentum": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2, "
 """Arrays of the parameters' size in the optimizer's state."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """How the model of one replica lies on devices beside the data axes.
-
-    Attributes:
-      spatial: devices that share the rows of an image.
-      model: devices that share heads, hidden features and vocabulary.
-      expert: devices that share the experts; they split the replica's examples too.
-      stage: devices that hold a stage of a pipeline each.
-    """
-
-    spatial: int = 1
-    model: int = 1
-    expert: int = 1
-    stage: int = 1
-
-    @property
-    def devices(self) -> int:
-        """Of one replica."""
-        return self.spatial * self.model * self.expert * self.stage
-
-    @property
-    def of_weights(self) -> int:
-        """Devices of a replica that hold different weights, at least in part."""
-        return self.model * self.expert * self.stage
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The axes that split anything, with their sizes."""
-        return {name: n for name in ("spatial", "model", "expert", "stage") if (n := getattr(self, name)) > 1}
-
-    def __str__(self) -> str:
-        return " x ".join(f"{name} {n}" for name, n in self.sizes.items())
-
-
-Build = Callable[[float, Split, int], Work]
+Build = Callable[[float, ModelSplit, int], Work]
 """(examples of a replica, its split, lanes) to the work of the device of the replica that has most."""
 
 
@@ -148,7 +114,7 @@ class Workload:
     unsplit_s: float = 0.0
     splits_all: bool = False
     axes: tuple[str, ...] = ()
-    splits: tuple[Split, ...] = ()
+    splits: tuple[ModelSplit, ...] = ()
     expert_parameters: float = 0.0
     cut: Cut | None = None
     layers: int = 1
@@ -182,7 +148,7 @@ class Workload:
         """That an update moves for each parameter: by its name, or gradient, weight and slots, read and written."""
         return UPDATE_BYTES.get(self.optimizer, 3 * 4 + 2 * 4 * self.optimizer_slots)
 
-    def held(self, split: Split) -> float:
+    def held(self, split: ModelSplit) -> float:
         """Parameters on a device of a replica that is split so; of a pipeline its parts say."""
         if not self.splits_weights:
             return self.parameters

@@ -9,11 +9,11 @@ from typing import Any
 from multipod.optim.optimizer import Builds
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import RATES, Decay, Rate, WarmUp
-from multipod.recipe.draft import Choice
+from multipod.recipe.draft import TypeChoice
 
-CHOICES: dict[Any, Choice] = {
-    Builds: Choice(OPTIMIZERS),
-    Rate: Choice(RATES, WarmUp, "then"),
-    Decay: Choice(RATES),
+CHOICES: dict[Any, TypeChoice] = {
+    Builds: TypeChoice(OPTIMIZERS),
+    Rate: TypeChoice(RATES, WarmUp, "then"),
+    Decay: TypeChoice(RATES),
 }
 """What a field takes, by its annotation."""

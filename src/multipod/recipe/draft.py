@@ -11,7 +11,7 @@ from multipod.errors import RecipeError
 
 
 @dataclass(frozen=True)
-class Choice:
+class TypeChoice:
     """The types that a field may hold.
 
     Attributes:
@@ -38,8 +38,8 @@ class Draft:
 
     kind: type
     values: dict[str, Any]
-    choices: Mapping[Any, Choice]
-    choice: Choice = field(default_factory=Choice)
+    choices: Mapping[Any, TypeChoice]
+    choice: TypeChoice = field(default_factory=TypeChoice)
 
     def has(self, name: str) -> bool:
         """Whether the type has a field of this name."""
@@ -55,7 +55,7 @@ class Draft:
         An optional dataclass that is not there begins with its defaults.
         """
         value, annotation = self.values.get(name, default_of(_fields(self.kind)[name])), self.annotation(name)
-        choice = self.choices.get(annotation, Choice())
+        choice = self.choices.get(annotation, TypeChoice())
         if isinstance(value, Draft):
             return value
         if value is None and (kind := optional_dataclass(annotation)):
@@ -103,10 +103,10 @@ class Draft:
         return self.kind(**values)
 
 
-def draft_of(value: Any, choices: Mapping[Any, Choice], choice: Choice | None = None) -> Draft:
+def draft_of(value: Any, choices: Mapping[Any, TypeChoice], choice: TypeChoice | None = None) -> Draft:
     """Returns a draft of a dataclass value as it is."""
     given = {name: getattr(value, name) for name in _fields(type(value))}
-    return Draft(type(value), given, choices, choice or Choice())
+    return Draft(type(value), given, choices, choice or TypeChoice())
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:

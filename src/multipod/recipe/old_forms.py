@@ -84,6 +84,7 @@ def _fields(kind: Any, known: Mapping[str, Any]) -> list[str]:
 
 OLD_FORMS: dict[str, Callable[[Table], Table]] = {
     "": _recipe,
+    "multipod.models.dlrm_tables:Tables": _renamed("multipod.models.dlrm_tables:TablePlacement"),
     "multipod.optim.adafactor:Adafactor": _adafactor,
     "multipod.optim.optimizer:Optimizer": _optimizer,
     "multipod.optim.rates:WarmUp": _warm_up,

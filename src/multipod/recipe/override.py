@@ -20,12 +20,21 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from multipod.errors import RecipeError, nearest
+from multipod.layout.fields import FLAT_NAMES, TYPES, flat_change, is_field, with_fields
+from multipod.layout.layout import Layout
 from multipod.recipe.draft import Draft, draft_of, optional_dataclass
 
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+@typing.runtime_checkable
+class HasLayout(typing.Protocol):
+    """A recipe, as far as its layout goes."""
+
+    layout: Layout
+
+
+class Target(NamedTuple):
     """What a dotted name leads to: a field of a draft, or the draft itself where `field` is empty."""
 
     draft: Draft
@@ -51,7 +60,13 @@ def override(value: T, changes: Sequence[str]) -> T:
     settings = dict(map(_setting, changes))
     if not settings:
         return value
+    if isinstance(value, Layout):
+        return cast(T, _changed_layout(value, settings))
     root = _draft(value)
+    in_layout = {name: text for name, text in settings.items() if name.startswith("layout.")}
+    if in_layout and isinstance(value, HasLayout):
+        root.values["layout"] = _changed_layout(value.layout, in_layout, "layout.")
+        settings = {name: text for name, text in settings.items() if name not in in_layout}
     # Types first, since fields are those of the type that is chosen; outer ones before what they hold.
     chosen = [
         name for name in sorted(settings, key=lambda name: name.count(".")) if _choose(root, name, settings[name])
@@ -62,12 +77,27 @@ def override(value: T, changes: Sequence[str]) -> T:
     return cast(T, root.build())
 
 
-def names(value: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of all fields that can be set."""
+def _changed_layout(layout: Layout, settings: Mapping[str, str], prefix: str = "") -> Layout:
+    """Returns a layout with all changes, which name its fields by their flat names or by their paths."""
+    changes: dict[str, Any] = {}
+    for name, text in settings.items():
+        path = name.removeprefix(prefix)
+        if not is_field(path):
+            known = {prefix + each for each in (*TYPES, *FLAT_NAMES)}
+            raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, known)}")
+        changes |= {field: _read(each, TYPES[field], name) for field, each in flat_change(path, text).items()}
+    return with_fields(layout, changes)
+
+
+def list_names(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of all fields that can be set; of a layout, its flat names."""
+    if isinstance(value, Layout):
+        yield from (prefix + name for name in TYPES)
+        return
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
-            yield from names(inner, f"{prefix}{field.name}.")
+            yield from list_names(inner, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
 
@@ -104,68 +134,68 @@ def _choose(root: Draft, name: str, text: str) -> bool:
 
 def _set(root: Draft, value: Any, name: str, text: str) -> None:
     try:
-        place = _find(root, name.split("."))
+        target = _find(root, name.split("."))
     except _Unknown as unknown:
         kind = f" {unknown.path} is {unknown.draft.kind.__name__}." if unknown.path else ""
         raise RecipeError(f"the recipe has no field {name!r}. {nearest(name, set(_known(value)))}{kind}") from None
-    draft = _group(place)
-    if place.field and text == "none" and optional_dataclass(place.draft.annotation(place.field)):
-        place.draft.values[place.field] = None
+    draft = _group(target)
+    if target.field and text == "none" and optional_dataclass(target.draft.annotation(target.field)):
+        target.draft.values[target.field] = None
     elif draft is None:
-        place.draft.values[place.field] = _read(text, place.draft.annotation(place.field), name)
+        target.draft.values[target.field] = _read(text, target.draft.annotation(target.field), name)
     elif text in draft.choice.types:
         draft.choose(text)
     elif draft.choice.types:
         raise RecipeError(f"{name}: none is called {text!r}. {nearest(text, draft.choice.types)}")
     else:
-        fields = names(draft.build(name), name + ".")
+        fields = list_names(draft.build(name), name + ".")
         raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(fields)}.")
 
 
-def _group(place: Place) -> Draft | None:
-    """Returns the draft at a place; None where a plain value stands."""
-    return place.draft.child(place.field) if place.field else place.draft
+def _group(target: Target) -> Draft | None:
+    """Returns the draft at a target; None where a plain value stands."""
+    return target.draft.child(target.field) if target.field else target.draft
 
 
-def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> Place:
-    """Returns the place of a dotted name; if it `wraps`, wrappers are put where the name asks for them."""
+def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> Target:
+    """Returns what a dotted name leads to; if it `wraps`, wrappers are put where the name asks for them."""
     draft = root
     for number, head in enumerate(path[:-1]):
         alias = aliases_of(draft.kind).get(head)
-        place = _follow(draft, [alias] if alias and not draft.has(head) else [head], path[:number], wraps)
-        inner = _group(place)
+        target = _follow(draft, [alias] if alias and not draft.has(head) else [head], path[:number], wraps)
+        inner = _group(target)
         if inner is None:
             raise _Unknown(draft, path[:number])
         draft = inner
     alias = aliases_of(draft.kind).get(path[-1])
     if alias == "":
-        return Place(draft, "")
+        return Target(draft, "")
     return _follow(draft, [path[-1]] if alias is None else alias.split("."), path[:-1], wraps)
 
 
-def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: bool) -> Place:
-    """Returns the place that plain field names lead to from a draft, at the end of `path`."""
+def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: bool) -> Target:
+    """Returns what plain field names lead to from a draft, at the end of `path`."""
     for name in fields[:-1]:
-        place = _holder(draft, name, path, wraps)
-        inner = _group(place)
+        target = _holder(draft, name, path, wraps)
+        inner = _group(target)
         if inner is None:
             raise _Unknown(draft, path)
         draft, path = inner, [*path, name]
     return _holder(draft, fields[-1], path, wraps)
 
 
-def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> Place:
-    """Returns the place of a field: in the draft, in what it wraps, or in the wrapper that is then put around it."""
+def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> Target:
+    """Returns the target of a field: in the draft, in what it wraps, or in the wrapper that is then put around it."""
     if draft.has(name):
-        return Place(draft, name)
+        return Target(draft, name)
     inner = draft.child(draft.choice.inside) if draft.kind is draft.choice.wrapper else None
     if inner is not None:
         if inner.has(name):
-            return Place(inner, name)
+            return Target(inner, name)
         raise _Unknown(inner, path)
     if wraps and draft.can_wrap(name):
         draft.wrap()
-        return Place(draft, name)
+        return Target(draft, name)
     raise _Unknown(draft, path)
 
 
@@ -174,6 +204,9 @@ def _known(value: Any, prefix: str = "") -> Iterator[str]:
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         yield prefix + field.name
+        if isinstance(inner, Layout):
+            yield from (f"{prefix}{field.name}.{name}" for name in TYPES)
+            continue
         if dataclasses.is_dataclass(inner):
             yield from _known(inner, f"{prefix}{field.name}.")
     for alias in aliases_of(type(value)):

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from multipod.errors import RecipeError, nearest
+from multipod.layout.fields import TYPES, from_fields
+from multipod.layout.layout import Layout
 
 
 def read_value(value: Any, annotation: Any, path: str) -> Any:
@@ -54,6 +56,8 @@ def import_kind(kind: str, path: str) -> Any:
 
 
 def _dataclass(table: dict[str, Any], kind: type, path: str) -> Any:
+    if kind is Layout:
+        return _layout(table, path)
     annotations = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = [name for name in table if name not in fields and name != "kind"]
@@ -67,6 +71,16 @@ def _dataclass(table: dict[str, Any], kind: type, path: str) -> Any:
     if missing:
         raise RecipeError(f"{path}: {kind.__name__} needs {' and '.join(missing)}. Write that, too.")
     return kind(**values)
+
+
+def _layout(table: dict[str, Any], path: str) -> Layout:
+    """Returns a layout, whose fields a text calls by their flat names."""
+    values = {name: value for name, value in table.items() if name != "kind"}
+    unknown = [name for name in values if name not in TYPES]
+    if unknown:
+        said = " ".join(f"{path}.{name}: {nearest(name, TYPES)}" for name in unknown)
+        raise RecipeError(f"Layout has no field {' and no field '.join(unknown)}. {said}")
+    return from_fields({name: _plain(value, TYPES[name], f"{path}.{name}") for name, value in values.items()})
 
 
 def _object(name: str, annotation: Any, path: str) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 import tomli_w
 
 from multipod.errors import RecipeError
-from multipod.layout.layout import COMBINATIONS, Layout
+from multipod.layout.fields import to_fields
+from multipod.layout.layout import Layout
+from multipod.layout.sync import COMBINATIONS
 from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.recipe.bad_updates import BadUpdateRules
 from multipod.recipe.choices import CHOICES
@@ -31,9 +33,6 @@ DATA_PLACES = ("data.train_files", "data.test_files", "data.format")
 
 BAD_UPDATES = tuple(f"bad_updates.{field.name}" for field in dataclasses.fields(BadUpdateRules))
 """Fields that say what to do about bad updates: a run that met one may go on with others."""
-
-RENAMED = {"multipod.models.dlrm_tables:TablePlacement": "multipod.models.dlrm_tables:TablePlacement"}
-"""Types that the texts of older runs call by another name."""
 
 
 def to_text(recipe: Recipe) -> str:
@@ -74,7 +73,8 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
 
 def _table(value: Any) -> dict[str, Any]:
     kind = {} if isinstance(value, Recipe) else {"kind": _kind(type(value))}
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = to_fields(value) if isinstance(value, Layout) else named
     return kind | {name: _plain(field) for name, field in fields.items() if field is not None}
 
 
@@ -109,7 +109,7 @@ def _flat_name(name: str) -> str:
 
 _ALIASES = {
     group: {path: alias for alias, path in aliases_of(kind).items()}
-    for group, kind in {"optimizer": RegularizedOptimizer, "layout": Layout}.items()
+    for group, kind in {"optimizer": RegularizedOptimizer}.items()
 }
 """The aliases of a recipe's groups of fields, by what they stand for."""
 
@@ -117,9 +117,5 @@ _ALIASES = {
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: _renamed(value)}
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-def _renamed(value: Any) -> Any:
-    return RENAMED.get(value, value) if isinstance(value, str) else value

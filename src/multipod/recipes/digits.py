@@ -2,6 +2,7 @@
 
 from multipod.data.digits import Digits
 from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
 from multipod.metrics.objective import Classification
 from multipod.models.resnet import SmallResNet
 from multipod.optim.adamw import AdamW
@@ -17,7 +18,7 @@ def digits() -> Recipe:
         data=Digits(),
         objective=Classification(label_smoothing=0.1),
         optimizer=AdamW(WarmUp(Cosine(4e-3), 0.2), weight_decay=0.02),
-        layout=Layout(gradient_sum="ordered"),
+        layout=Layout(sync=Sync("ordered")),
         batch=128,
         updates=336,
         evaluate_every=56,

@@ -28,7 +28,7 @@ RECIPES = {
 
 
 def find(name: str) -> Callable[[], Recipe]:
-    """The function behind a name of `RECIPES` or behind `file.py:function`.
+    """Returns the function behind a name of `RECIPES` or behind `file.py:function`.
 
     Raises:
       RecipeError: no such name, file or function, or a file that fails when it is read.
@@ -43,10 +43,10 @@ def find(name: str) -> Callable[[], Recipe]:
 
 
 def load(name: str) -> Recipe:
-    """The recipe of this name.
+    """Returns the recipe of this name.
 
     Raises:
-      RecipeError: as `find`, or if the function does not return a recipe.
+      RecipeError: see `find`; or the function does not return a recipe.
     """
     recipe = find(name)()
     if not isinstance(recipe, Recipe):
@@ -70,8 +70,8 @@ def _from_file(path: Path, function: str) -> Callable[[], Recipe]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise RecipeError(f"{path} cannot be read as a recipe: {type(error).__name__}: {error}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        own = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
-        raise RecipeError(f"{path} has no function {function!r}. {nearest(function, own)}")
-    return found
+    maker = getattr(module, function, None)
+    if not callable(maker):
+        known = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+        raise RecipeError(f"{path} has no function {function!r}. {nearest(function, known)}")
+    return maker

@@ -41,7 +41,7 @@ class FineTuning:
     sentinels: bool = True
 
 
-def fine_tuned(before: Recipe, asked: FineTuning) -> Recipe:
+def make_finetuning(before: Recipe, asked: FineTuning) -> Recipe:
     """Returns the recipe that fine-tunes the model of a run of the recipe `before`.
 
     Raises:

@@ -13,7 +13,7 @@ from multipod.models.efficientnet import SCALINGS, efficientnet
 from multipod.models.pixels import Normalized
 from multipod.models.resnet import ResNet
 from multipod.nn.model import Model
-from multipod.optim.presets import IMAGENET_EXAMPLES, preset
+from multipod.optim.presets import IMAGENET_EXAMPLES, find_preset
 from multipod.recipe.recipe import Recipe
 
 EPOCHS_BETWEEN_EVALUATIONS = 4
@@ -38,7 +38,7 @@ def efficientnet_b0() -> Recipe:
 
 
 def _recipe(name: str, model: Model, data: ImageFiles, published: str) -> Recipe:
-    known = preset(published)
+    known = find_preset(published)
     every = EPOCHS_BETWEEN_EVALUATIONS * IMAGENET_EXAMPLES // known.batch
     return Recipe(
         name=name,

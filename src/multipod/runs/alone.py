@@ -44,7 +44,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
         stack.callback(hold_folder(folder, options.command))
         report_saved = report_to_launcher(options, stack, folder)
         stop = stack.enter_context(stop_when_asked())
-        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.local_state else ()
+        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.sync.local_state else ()
         checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=report_saved, chips=chips)
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None

@@ -21,8 +21,9 @@ from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing
 from multipod.elastic.worker.worker import ElasticWorker, run_worlds
 from multipod.elastic.world import World
 from multipod.errors import CheckpointError, ClusterError, RunFolderError
-from multipod.layout.layout import BUILT_IN_SUMS
-from multipod.layout.seats import seated
+from multipod.layout.compatible import conflicts
+from multipod.layout.slots import mesh_of_survivors
+from multipod.layout.sync import BUILT_IN_SUMS
 from multipod.recipe.recipe import Recipe
 from multipod.runs.example_log import open_example_log
 from multipod.runs.lazy_checkpoints import LazyCheckpoints
@@ -42,6 +43,7 @@ from multipod.runs.stages import (
     write_report,
 )
 from multipod.runs.world_hooks import CarriedOver, WorldHooks
+from multipod.step.checks import layout_use
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
@@ -90,16 +92,9 @@ def refuse_inelastic(recipe: Recipe, options: RuntimeOptions) -> None:
     """
     if options.fail:
         raise ClusterError("launch --survive decides itself which chips are missing. Leave out --fail.")
-    if recipe.layout.stage > 1:
-        raise ClusterError(
-            f"layout.stage={recipe.layout.stage}: a pipeline is not cut anew around a lost process. Leave out "
-            "--survive (--restarts works)."
-        )
-    if recipe.layout.local_state:
-        raise ClusterError(
-            f"layout.gradient_sum={recipe.layout.gradient_sum} keeps an optimizer state on every device, which cannot "
-            "be handed on. Leave out --survive (--restarts works), or take another sum."
-        )
+    wrong = conflicts(replace(layout_use(recipe), survives=True))
+    if wrong:
+        raise ClusterError("\n".join(wrong))
 
 
 class HeldFolder:
@@ -216,7 +211,7 @@ class ElasticRun:
         for device in devices:
             if device.process_index < len(world.slots) - without:
                 by_seat.setdefault(world.slots[device.process_index], []).append(device)
-        layout, mesh = seated(self.recipe.layout, by_seat, world.total)
+        layout, mesh = mesh_of_survivors(self.recipe.layout, by_seat, world.total)
         return program_of(replace(self.recipe, layout=layout), mesh, faulty=self.faults.flips)
 
     def prepare(self, connection: WorldConnection, devices: Sequence[jax.Device]) -> None:
@@ -228,7 +223,7 @@ class ElasticRun:
         """
         world = connection.world
         left = len(world.slots) - 1
-        known = left in self.prepared or self.recipe.layout.gradient_sum not in BUILT_IN_SUMS
+        known = left in self.prepared or self.recipe.layout.sync.gradient_sum not in BUILT_IN_SUMS
         if known or left < 1 or world.process_of(self.member.rank) >= left:
             return
         self.prepared.add(left)

@@ -31,7 +31,7 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "mesh": dict(mesh.shape),
         "chips": chips.shape,
-        "tile": program.recipe.layout.tile_devices,
+        "tile": program.recipe.layout.replica_devices,
         "layout": spelled(program.recipe.layout),
         "failed": [chips.coordinates(chip) for chip in sorted(chips.failed_chips)],
         "devices": devices,
@@ -43,8 +43,8 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "versions": versions(),
         "parameters": parameter_count(program.recipe),
         "bytes_per_device": state_bytes(program),
-        "gradient_sum": program.recipe.layout.gradient_sum,
-        "shard_update": program.recipe.layout.shard_update,
+        "gradient_sum": program.recipe.layout.sync.gradient_sum,
+        "shard_update": program.recipe.layout.sync.zero1,
         "data": data_identities(program.recipe),
     }
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from multipod.recipes.finetune import FineTuning, fine_tuned
+from multipod.recipes.finetune import FineTuning, make_finetuning
 from multipod.runs.opening import restore_state
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_recipe
@@ -37,7 +37,7 @@ def finetune_run(
     def begin(program: Program) -> State:
         return pretrained_state(program, Path(pretrained), request.at, reset_optimizer)
 
-    return train_request(replace(request, recipe=fine_tuned(before, asked), at=None, begin=begin), options)
+    return train_request(replace(request, recipe=make_finetuning(before, asked), at=None, begin=begin), options)
 
 
 def pretrained_state(program: Program, run: Path, at: int | None, reset_optimizer: bool) -> State:
@@ -47,7 +47,7 @@ def pretrained_state(program: Program, run: Path, at: int | None, reset_optimize
       CheckpointError: there is none, or it is of another model.
     """
     folder, _ = open_folder(run)
-    local = program.recipe.layout.local_state  # of the chips of that run, which may be others
+    local = program.recipe.layout.sync.local_state  # of the chips of that run, which may be others
     before = restore_state(folder, program.shapes, at, weights_only=reset_optimizer and local)
     fresh = program.init()
     return fresh._replace(params=before.params, optimizer=fresh.optimizer if reset_optimizer else before.optimizer)

@@ -51,7 +51,7 @@ def open_run(path: str | Path, *, at: int | None = None, options: RuntimeOptions
     check_same(folder, recipe, learning=False)
     program = program_of(recipe, make_mesh(recipe.layout))
     # States that are of single chips are of no use here, and the chips may be others.
-    state = restore_state(folder, program.shapes, at, weights_only=recipe.layout.local_state)
+    state = restore_state(folder, program.shapes, at, weights_only=recipe.layout.sync.local_state)
     return OpenedRun(folder, facts, recipe, program, state)
 
 

@@ -17,11 +17,12 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import recorded_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
-from multipod.train.events import Ended, Observer
+from multipod.train.events import Ended, EventSink
+from multipod.train.observers.table import refuse_unknown_observers
 from multipod.train.run_folder import RunFolder, open_folder
 
 
-def no_observers(folder: RunFolder, first: bool) -> Sequence[Observer]:
+def no_observers(folder: RunFolder, first: bool) -> Sequence[EventSink]:
     """Returns nobody to tell, whatever the folder."""
     return ()
 
@@ -43,8 +44,9 @@ class TrainRequest:
       log_examples: write which examples each update used to the run's folder.
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
       plan: what was predicted for the run, for its records.
-      observers: makes who is told of the run beside its own files, on process 0, given its folder and whether these
-        are the first of this process. Those with a method `close` are closed at the end.
+      loggers: names in `multipod.train.observers.table.OBSERVERS` of who is told of the run beside its own files.
+      observers: makes who else is told, on process 0, given the run's folder and whether these are the first of this
+        process. Those with a method `close` are closed at the end.
     """
 
     recipe: str | Recipe = ""
@@ -59,7 +61,11 @@ class TrainRequest:
     log_examples: bool = False
     inject: Path | None = None
     plan: dict[str, Any] | None = None
-    observers: Callable[[RunFolder, bool], Sequence[Observer]] = no_observers
+    loggers: Sequence[str] = ()
+    observers: Callable[[RunFolder, bool], Sequence[EventSink]] = no_observers
+
+    def __post_init__(self) -> None:
+        refuse_unknown_observers(self.loggers)
 
 
 @dataclass(frozen=True)

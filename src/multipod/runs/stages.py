@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from multipod.elastic.worker.worker import identity_of
 from multipod.errors import PeerLostError
@@ -28,7 +29,7 @@ from multipod.train.goodput import past_seconds
 from multipod.train.hooks import Faults
 from multipod.train.multihost import assert_same, barrier, broadcast_from_0
 from multipod.train.observers import jsonl, report
-from multipod.train.observers.tensorboard import TensorBoard
+from multipod.train.observers.table import FILES, ObservedRun, as_observer, make_observers
 from multipod.train.run_folder import (
     RunFolder,
     check_data,
@@ -152,11 +153,11 @@ def open_observers(
         return
     if state is not None:
         jsonl.keep_until(folder.metrics, int(state.update))
-    files: list[Observer] = [jsonl.JsonLines(folder.metrics), TensorBoard(folder.tensorboard)]
-    observers = [*files, *request.observers(folder, first)]
+    named = make_observers(ObservedRun(folder, Console()), [*FILES, *request.loggers])
+    observers = [*named, *map(as_observer, request.observers(folder, first))]
     with ExitStack() as stack:
         for observer in observers:
-            stack.callback(getattr(observer, "close", lambda: None))
+            stack.callback(observer.close)
         yield observers
 
 

@@ -63,11 +63,12 @@ def check_convertible(folder: RunFolder, facts: dict[str, Any], before: Recipe, 
             "Undo these changes, or start a new run without --from."
         )
     layout = _former_layout(facts, before)
-    needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
-    if layout.asynchronous and needed > jax.device_count():
+    needed = layout.replica_devices * layout.mesh[0] * layout.mesh[1]
+    pipeline = layout.pipeline
+    if pipeline and pipeline.asynchronous and needed > jax.device_count():
         raise LayoutError(
-            f"--from {folder.path}: micro-batches are under way in its {layout.schedule} pipeline on {needed} devices, "
-            f"and there are {jax.device_count()} to finish them on. Give it {needed} (on a CPU: --cpu-devices "
+            f"--from {folder.path}: micro-batches are under way in its {pipeline.schedule} pipeline on {needed} "
+            f"devices, and there are {jax.device_count()} to finish them on. Give it {needed} (on a CPU: --cpu-devices "
             f"{needed}); once the new run has a checkpoint, it needs its own devices only."
         )
 
@@ -88,7 +89,9 @@ def convert_checkpoint(
     if before.layout.asynchronous:
         old, state = _restore_drained(folder, facts, before, at)
     else:
-        layout = replace(before.layout, mesh=(1, 1), failed=(), tile=())  # such a state has no trace of the mesh
+        layout = replace(
+            before.layout, mesh=(1, 1), failed=(), replica_shape=()
+        )  # such a state has no trace of the mesh
         old = program_of(replace(before, layout=layout), abstract_mesh(layout))
         state = _restore(folder, _replicated_shapes(old.shapes, program), at)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.shapes)
@@ -99,7 +102,7 @@ def convert_checkpoint(
 def _restore_drained(folder: RunFolder, facts: dict[str, Any], before: Recipe, at: int | None) -> tuple[Program, Any]:
     """The program of a run in an asynchronous pipeline, and its drained state as arrays of the host."""
     layout = _former_layout(facts, before)
-    needed = layout.tile_devices * layout.mesh[0] * layout.mesh[1]
+    needed = layout.replica_devices * layout.mesh[0] * layout.mesh[1]
     old = program_of(replace(before, layout=layout), make_mesh(layout, jax.devices()[:needed]))
     drain = jax.jit(old.conversion.drain, out_shardings=replicated(old.mesh))
     return old, jax.tree.map(np.asarray, jax.device_get(drain(_restore(folder, old.shapes, at))))

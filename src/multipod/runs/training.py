@@ -12,7 +12,7 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.stages import translate_lost_peers
 from multipod.runs.start_from import start_from as take_over
-from multipod.train.events import Observer
+from multipod.train.events import EventSink
 from multipod.train.run_folder import RunFolder
 
 
@@ -25,7 +25,8 @@ def train_run(
     at: int | None = None,
     changes: Sequence[str] = (),
     stop_after: int = 0,
-    observers: Sequence[Observer] = (),
+    log: Sequence[str] = (),
+    observers: Sequence[EventSink] = (),
     options: RuntimeOptions | None = None,
 ) -> RunResult:
     """Trains a recipe to its end, or goes on with a run, as `multipod train` does.
@@ -41,6 +42,7 @@ def train_run(
       at: with `resume` or `start_from`, the checkpoint to go on from; None takes the newest.
       changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
       stop_after: stop and save after this update; 0 never does.
+      log: names of loggers beside the run's own files (`multipod.train.observers.table.OBSERVERS`), as `csv`.
       observers: called with each event (`multipod.train.events`), on process 0.
       options: mesh, devices, time-outs and cache; None is this process on all of JAX's devices.
 
@@ -52,7 +54,7 @@ def train_run(
     if not recipe and resume is None and start_from is None:
         raise RecipeError("say which recipe to train, or which run to go on with: runs.train('digits').")
 
-    def tell(folder: RunFolder, first: bool) -> Sequence[Observer]:
+    def tell(folder: RunFolder, first: bool) -> Sequence[EventSink]:
         return observers
 
     request = TrainRequest(
@@ -62,6 +64,7 @@ def train_run(
         resume=None if resume is None else Path(resume),
         at=at,
         stop_after=stop_after,
+        loggers=log,
         observers=tell,
     )
     return train_request(request, options, start_from=start_from)

@@ -1,28 +1,55 @@
-"""What a recipe may say and the step of whole models has no way for."""
+"""What a recipe may say and the step has no way for."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from multipod.errors import LayoutError
+from multipod.layout.compatible import LayoutUse, check_compatible
 from multipod.recipe.recipe import Recipe
 
 
+def layout_use(recipe: Recipe) -> LayoutUse:
+    """The layout of a recipe with what else it asks for, for the table of what goes with what."""
+    layout, optimizer = recipe.layout, recipe.optimizer
+    return LayoutUse(
+        layout.split,
+        layout.pipeline,
+        layout.sync,
+        layout.failed,
+        accumulate=recipe.accumulate,
+        clip=getattr(optimizer, "clip", 0.0),
+        clip_before_sum=getattr(optimizer, "clip_before_sum", False),
+        sparse=getattr(optimizer, "sparse", False),
+        bad_updates=recipe.bad_updates.action if recipe.bad_updates.watches else "",
+        late_warmup=recipe.pipemare.warmup,
+    )
+
+
+def check_recipe(recipe: Recipe, *, converts: bool = False) -> None:
+    """Refuses what does not go with the layout of a recipe.
+
+    converts: whether its state is taken over from another layout, or by one.
+
+    Raises:
+      LayoutError: all of it, a line each.
+    """
+    check_compatible(replace(layout_use(recipe), converts=converts))
+
+
 def check_step(recipe: Recipe, rows: Callable[[], int]) -> None:
-    """Refuses it; `rows()` of a batch are on each device.
+    """Refuses what the step of whole models has no way for; `rows()` of a batch are on each device.
 
     Raises:
       LayoutError: names the fields.
     """
     layout = recipe.layout
-    if layout.stage > 1:
+    if layout.stages > 1:
         raise LayoutError(
-            f"layout.stage={layout.stage}: what was asked for works on whole models, which have no stages. Set it to 1."
+            f"layout.stage={layout.stages}: what was asked for works on whole models, which have no stages. Set it to "
+            "1."
         )
-    if layout.shard_weights and getattr(recipe.optimizer, "clip_before_sum", False):
-        raise LayoutError(
-            "layout.shard_weights sums gradients where they are made, so clip_before_sum has none to clip. "
-            "Set one of them to false."
-        )
+    check_recipe(recipe)
     if recipe.accumulate > 1 and rows() % recipe.accumulate:
         raise LayoutError(
             f"accumulate={recipe.accumulate} does not divide the {rows()} rows of a device. Take "

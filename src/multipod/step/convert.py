@@ -1,6 +1,6 @@
 """Checkpoint conversion: a run's state out of one layout's form into another's, as other stages, or none."""
 
-from multipod.errors import LayoutError
+from multipod.step.checks import check_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
 
@@ -15,10 +15,6 @@ def convert(program: Program, state: State, other: Program) -> State:
     Raises:
       LayoutError: every device has an optimizer state of its own (Adasum).
     """
-    for layout in (program.recipe.layout, other.recipe.layout):
-        if layout.local_state:
-            raise LayoutError(
-                f"layout.gradient_sum={layout.gradient_sum}: each device has an optimizer state of its own, "
-                "which no other layout can take over. Go on in the layout that it has."
-            )
+    for recipe in (program.recipe, other.recipe):
+        check_recipe(recipe, converts=True)
     return other.conversion.from_portable(program.conversion.to_portable(state))

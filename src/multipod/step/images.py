@@ -45,7 +45,7 @@ class SplitImages:
         return {name: self._padded(name, array) for name, array in batch.items()}
 
     def cut(self, batch: Mapping[str, jax.Array], examples: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Returns the batch as the model takes it, cut as in `examples`; for use under `logical_axis_rules`."""
+        """Returns the batch as the model takes it, cut as in `examples`; inside a program, under axis rules."""
         if not self:
             return dict(batch)
         return {name: self._cut(name, array, examples[name].shape) for name, array in batch.items()}

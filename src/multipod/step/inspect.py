@@ -109,13 +109,15 @@ class Sum:
 def gradient_sum(program: UnstagedProgram) -> Sum:
     """How a program sums its gradients, whatever the size of its mesh."""
     layout, sizes = program.recipe.layout, program.mesh.shape
-    width = {"": None, "float32": 4, "bfloat16": 2}[layout.sum_dtype]
+    width = {"": None, "float32": 4, "bfloat16": 2}[layout.sync.sum_dtype]
     base = flat_specs(program.placement.base)
     sent = [
         leaf.size * (width or leaf.dtype.itemsize) // math.prod(sizes[axis] for axis in names_of(spec))
         for leaf, spec in zip(jax.tree.leaves(program.shapes.params), base, strict=True)
     ]
-    return Sum(layout.gradient_sum, data_devices(program.mesh), len(buckets(sent, layout.bucket_bytes)), sum(sent))
+    return Sum(
+        layout.sync.gradient_sum, data_devices(program.mesh), len(buckets(sent, layout.sync.bucket_bytes)), sum(sent)
+    )
 
 
 def stand_in(recipe: Recipe, devices: int) -> Recipe:
@@ -127,17 +129,19 @@ def stand_in(recipe: Recipe, devices: int) -> Recipe:
       LayoutError: not even one tile fits.
     """
     layout = recipe.layout
-    tiles = math.prod(layout.mesh) * layout.tile_sizes.get("expert", 1)
-    room = devices // layout.tile_devices
+    tiles = math.prod(layout.mesh) * layout.replica_sizes.get("expert", 1)
+    room = devices // layout.replica_devices
     if not room:
         raise LayoutError(
-            f"{layout.spelled_tile} needs {layout.tile_devices} devices to be compiled, and there are {devices}. "
-            f"Say --cpu-devices {layout.tile_devices}."
+            f"{layout.replica_text} needs {layout.replica_devices} devices to be compiled, and there are {devices}. "
+            f"Say --cpu-devices {layout.replica_devices}."
         )
     mesh = (1, min(2, room))
     share = recipe.batch // tiles
-    batch = share * mesh[1] * layout.tile_sizes.get("expert", 1)
-    return replace(recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), gradient_sum="xla"))
+    batch = share * mesh[1] * layout.replica_sizes.get("expert", 1)
+    return replace(
+        recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), sync=replace(layout.sync, gradient_sum="xla"))
+    )
 
 
 def compiled_here(program: Program) -> CompiledFacts:
@@ -155,7 +159,7 @@ def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) 
     count = len(absent_devices(topology_name))
     if not layout.mesh:
         layout = replace(layout, mesh=layout.mesh_shape(count))
-    rows, columns = (n * side for n, side in zip(layout.mesh, layout.tile_shape, strict=True))
+    rows, columns = (n * side for n, side in zip(layout.mesh, layout.replica_grid, strict=True))
     grid: np.ndarray = absent_mesh(topology_name, {"y": rows, "x": columns}).devices
     program = program_of(replace(recipe, layout=layout), mesh_on(layout, grid))
     return program, facts_of_lowered(program.lowered, topology_name, cache)

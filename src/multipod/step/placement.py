@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from multipod.layout.check import lay
+from multipod.layout.check import place_tensors
 from multipod.layout.mesh import data_axes, data_devices, names_of, splits_of, to_spec, update_spec
 from multipod.layout.rules import Placement, Tensor
 from multipod.nn.dims import dims_of
@@ -65,7 +65,7 @@ class MeshPlacement:
         Raises:
           LayoutError: all that is wrong with the layout for this model.
         """
-        return lay(self.recipe.layout, self.tensors, set(self.batches.images.dims))
+        return place_tensors(self.recipe.layout, self.tensors, set(self.batches.images.dims))
 
     @cached_property
     def base(self) -> Specs:
@@ -76,7 +76,7 @@ class MeshPlacement:
     @cached_property
     def update_specs(self) -> Specs:
         """`base`, and what of each parameter the data axes split during the update."""
-        if not self.recipe.layout.splits_update:
+        if not self.recipe.layout.sync.shards_update:
             return self.base
         sizes = {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
 

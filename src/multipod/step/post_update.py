@@ -27,7 +27,7 @@ def post_update_of(recipe: Recipe, optimizer: optax.GradientTransformation) -> P
     model = recipe.model
     if not isinstance(model, Rearranging) or not (names := model.rearranged_params()):
         return lambda learnt, update: learnt
-    return partial(_rearrange, model, names, optimizer, recipe.layout.local_state)
+    return partial(_rearrange, model, names, optimizer, recipe.layout.sync.local_state)
 
 
 def _rearrange(

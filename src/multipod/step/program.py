@@ -189,4 +189,4 @@ def program_of(recipe: Recipe, mesh: Mesh | AbstractMesh, faulty: bool = False) 
     With `faulty` an update can be asked to flip a bit of a gradient; it is then watched, whatever the recipe says. No
     bit is flipped in stages.
     """
-    return StagedProgram(recipe, mesh) if recipe.layout.stage > 1 else UnstagedProgram(recipe, mesh, faulty)
+    return StagedProgram(recipe, mesh) if recipe.layout.stages > 1 else UnstagedProgram(recipe, mesh, faulty)

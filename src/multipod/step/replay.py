@@ -24,7 +24,7 @@ from multipod.step.update import device_gradients
 def replay_of(placement: MeshPlacement, sync: GradientSync) -> "Replay | None":
     """The replays of a program; None where devices need others to work out a share of a batch."""
     layout = placement.recipe.layout
-    alone = layout.tile_devices == 1 and not layout.shard_weights and placement.devices > 1
+    alone = layout.replica_devices == 1 and not layout.sync.fsdp and placement.devices > 1
     return Replay(placement, sync) if alone else None
 
 

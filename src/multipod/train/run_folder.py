@@ -147,16 +147,16 @@ def check_pipe(folder: RunFolder, facts: dict[str, Any], recipe: Recipe, mesh: d
     Raises:
       RunFolderError: with the mesh that it needs; or of stages that are split otherwise.
     """
-    before = facts["mesh"]
-    if recipe.layout.asynchronous and before != mesh:
+    before, pipeline = facts["mesh"], recipe.layout.pipeline
+    if pipeline and pipeline.asynchronous and before != mesh:
         spelled = " ".join(f"{axis}={size}" for axis, size in before.items())
         raise RunFolderError(
-            f"{folder.path}: micro-batches are under way in its {recipe.layout.schedule} pipeline, on a mesh of "
+            f"{folder.path}: micro-batches are under way in its {pipeline.schedule} pipeline, on a mesh of "
             f"{spelled}. Go on with --mesh {before['y']}x{before['x']} on as many devices as that."
         )
-    if recipe.layout.stage > 1:
-        layout = tomllib.loads(folder.recipe.read_text())["layout"]
-        if (layout.get("model", 1), layout.get("rules", [])) != (recipe.layout.model, list(recipe.layout.rules)):
+    if pipeline:
+        split, layout = recipe.layout.split, tomllib.loads(folder.recipe.read_text())["layout"]
+        if (layout.get("model", 1), layout.get("rules", [])) != (split.model, list(split.rules)):
             raise RunFolderError(
                 f"{folder.path}: its stages were split by model={layout.get('model', 1)} and rules "
                 f"{layout.get('rules', [])}, and its checkpoints are arranged so. Leave them as they are, or go on in "

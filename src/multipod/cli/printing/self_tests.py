@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from multipod.execute.sums import SUMS, VectorSum
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
+from multipod.layout.sync import Sync
 from multipod.runs.facts import versions
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import without_chips
@@ -69,7 +70,7 @@ def make_self_tests(where: RuntimeOptions) -> dict[str, Callable[[], str]]:
 
     tests: dict[str, Callable[[], str]] = {}
     for name in (*SUMS, *SCHEDULES):
-        total = vector_sum(replace(layout, gradient_sum=name), mesh)
+        total = vector_sum(replace(layout, sync=Sync(name)), mesh)
         tests[f"{name}: all-reduce"] = check(total.all_reduce)
         tests[f"{name}: reduce-scatter, all-gather"] = check(there_and_back(total))
     return tests

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run as processes, hears them, and ends what is left of them.
+"""Starts the ranks of a run as processes, reads their beats, and ends what is left of them.
 
 Every rank is in a session of its own, so that it can be ended with all the processes it started, and sends beats
 (`multipod.elastic.heartbeat`) over an inherited socket. When the launcher itself dies, even by SIGKILL, that socket
@@ -39,7 +39,7 @@ LOST_PEER_LINE = "Terminating process because the JAX distributed service detect
 """What follows is the stack of a process that a peer's end ends."""
 
 LineSink = Callable[[str], None]
-"""Given each line that the launcher shows, without its end."""
+"""Given each line that the launcher shows, without its line end."""
 
 
 def print_to_stderr(line: str) -> None:
@@ -49,21 +49,21 @@ def print_to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How to start one rank: its command and its whole environment; `warm` is a process that waits to run it."""
+    """How to start one rank: its command and its whole environment; `standby` is a process that waits to run it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    warm: StandbyProcess | None = None
+    standby: StandbyProcess | None = None
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What is known of one rank. Times are seconds on the launcher's clock, which starts at 0.
+    """One rank, as far as it is known. Times are seconds on the launcher's clock, which starts at 0.
 
     Attributes:
       number: its rank.
       pid: its process, which leads a group of the same number.
-      heard_s: when the last beat came; the start before the first.
+      last_beat_s: when the last beat came; before the first, when the rank was started.
       beat: the last one.
       code: how it ended, None while it runs: its exit code, or minus the signal.
       ended_s: when that was seen.
@@ -71,7 +71,7 @@ class Rank:
 
     number: int
     pid: int
-    heard_s: float = 0.0
+    last_beat_s: float = 0.0
     beat: Beat | None = None
     code: int | None = None
     ended_s: float = 0.0
@@ -80,17 +80,17 @@ class Rank:
         return f"rank {self.number} (pid {self.pid})"
 
     @property
-    def place(self) -> str:
-        """What its last beat said that it was doing; a dead rank may have gone on for `beat_s` after that."""
+    def activity(self) -> str:
+        """What the rank was doing at its last beat; a dead rank may have gone on for `beat_s` after that."""
         if self.beat is None:
             return "starting"
         done = self.beat.update
-        places = {
+        activities = {
             "updating": f"in update {done + 1}",
             "evaluating": f"evaluating after update {done}",
             "saving": f"saving after update {done}",
         }
-        return places.get(self.beat.phase, self.beat.phase)
+        return activities.get(self.beat.phase, self.beat.phase)
 
 
 @dataclass
@@ -138,7 +138,7 @@ class ChildProcess:
     process: subprocess.Popen[bytes]
     started_s: float = 0.0
     channels: list[Channel] = field(default_factory=list)
-    bereft: bool = False
+    lost_peer: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
@@ -149,8 +149,8 @@ class WorkerProcesses:
     cannot pass to somebody else's process.
     """
 
-    def __init__(self, relay: LineSink) -> None:
-        self.relay = relay
+    def __init__(self, show: LineSink) -> None:
+        self.show = show
         self.children: list[ChildProcess] = []
         self.selector = selectors.DefaultSelector()
         self.clock_s = 0.0
@@ -175,7 +175,7 @@ class WorkerProcesses:
                 channel.close()
 
     def start(self, workers: Sequence[WorkerCommand]) -> None:
-        """Starts them as ranks 0, 1, ...
+        """Starts the workers as ranks 0, 1, ...
 
         Raises:
           ClusterError: one could not be started.
@@ -190,7 +190,7 @@ class WorkerProcesses:
                 ) from error
 
     def restart(self, number: int, worker: WorkerCommand) -> None:
-        """Starts the rank anew, whose process has ended."""
+        """Starts another process for a rank whose process has ended."""
         gone = self.children[number]
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(gone.rank.pid, signal.SIGKILL)  # what it started may have outlived it
@@ -203,22 +203,22 @@ class WorkerProcesses:
         self._start(number, worker)
         self.children[number] = self.children.pop()
 
-    def say(self, number: int, line: str) -> None:
-        """Sends a line to the rank; a rank that is gone does not hear it."""
+    def send(self, number: int, line: str) -> None:
+        """Sends a line to the rank; it is lost if the rank is gone."""
         with suppress(OSError):
             os.write(self.children[number].channels[0].descriptor, line.encode() + b"\n")
 
     def _start(self, number: int, worker: WorkerCommand) -> None:
-        warm = worker.warm
-        if warm is not None and warm.begins(worker.command, worker.environment):
-            process, ours = warm.process, warm.socket
+        standby = worker.standby
+        if standby is not None and standby.run(worker.command, worker.environment):
+            process, ours = standby.process, standby.socket
         else:
-            if warm is not None:
-                warm.end()
+            if standby is not None:
+                standby.end()
             process, ours = spawn_rank(number, worker.command, worker.environment)
-        child = ChildProcess(Rank(number, process.pid, heard_s=self.clock_s), process, self.clock_s)
+        child = ChildProcess(Rank(number, process.pid, last_beat_s=self.clock_s), process, self.clock_s)
         self.children.append(child)  # before anything else can fail: __exit__ ends what is listed
-        self._open(child, ours.detach(), lambda line: self._hear(child, line))
+        self._open(child, ours.detach(), lambda line: self._receive(child, line))
         if process.stdout is not None:
             self._open(child, os.dup(process.stdout.fileno()), lambda line: self._show(child, line))
             process.stdout.close()
@@ -228,15 +228,15 @@ class WorkerProcesses:
         child.channels.append(channel)
         self.selector.register(descriptor, selectors.EVENT_READ, channel)
 
-    def _hear(self, child: ChildProcess, line: str) -> None:
+    def _receive(self, child: ChildProcess, line: str) -> None:
         with suppress(ValueError, TypeError):  # a rank that was killed may leave half a line
-            child.rank = replace(child.rank, beat=Beat(**json.loads(line)), heard_s=self.clock_s)
+            child.rank = replace(child.rank, beat=Beat(**json.loads(line)), last_beat_s=self.clock_s)
 
     def _show(self, child: ChildProcess, line: str) -> None:
         child.lines.append(line)
-        child.bereft = child.bereft or LOST_PEER_LINE in line
-        if not child.bereft and not LOST_PEER_NOISE.match(line):
-            self.relay(f"[rank {child.rank.number}] {line}")
+        child.lost_peer = child.lost_peer or LOST_PEER_LINE in line
+        if not child.lost_peer and not LOST_PEER_NOISE.match(line):
+            self.show(f"[rank {child.rank.number}] {line}")
 
     def last_lines(self, number: int) -> tuple[str, ...]:
         """What a rank said last, with what is still in its pipe: its end may be seen before its last words."""
@@ -267,8 +267,13 @@ class WorkerProcesses:
             if not channel.open:
                 self.selector.unregister(channel.descriptor)
 
+    def kill(self, number: int) -> None:
+        """Ends a rank at once, with what it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.children[number].rank.pid, signal.SIGKILL)
+
     def ask_to_end(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """SIGTERM to what still runs, then waits up to `grace_s` of it, or until `hurry`."""
+        """Sends SIGTERM to what still runs, then waits for it up to `grace_s`, or until `hurry`."""
         if all(child.rank.code is not None for child in self.children):
             return
         self._signal_groups(signal.SIGTERM)
@@ -278,7 +283,7 @@ class WorkerProcesses:
             self.poll()
 
     def checkpoint(self) -> tuple[str, int | None]:
-        """The run's folder and its last checkpoint, as told by the first rank that knows."""
+        """The run's folder and its last checkpoint, as the first rank that knows has said."""
         beats = [child.rank.beat for child in self.children if child.rank.beat is not None]
         folder = next((beat.folder for beat in beats if beat.folder), "")
         return folder, next((beat.saved for beat in beats if beat.saved is not None), None)

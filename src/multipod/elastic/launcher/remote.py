@@ -99,7 +99,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 class MessageLink:
-    """Messages to and from the other side of a connection. `heard_s` is when the last one came."""
+    """Sends and receives messages over a connection. `received_s` is when the last one came."""
 
     def __init__(self, sock: socket.socket, limit_s: float) -> None:
         sock.settimeout(None)
@@ -107,46 +107,46 @@ class MessageLink:
             sock.setsockopt(socket.SOL_SOCKET, what, pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = Connection(sock.detach())
-        self.heard_s = time.monotonic()
-        self._saying = threading.Lock()
+        self.received_s = time.monotonic()
+        self._sending = threading.Lock()
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Sends one message; raises OSError if the other side is gone or takes nothing."""
-        with self._saying:
+        with self._sending:
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def hear(self, limit_s: float) -> dict[str, Any] | None:
+    def receive(self, limit_s: float) -> dict[str, Any] | None:
         """The next message, None if there is none in time; raises EOFError or OSError if the other side is gone."""
         if not self.connection.poll(limit_s):
             return None
         message: dict[str, Any] = json.loads(self.connection.recv_bytes(LARGEST_BYTES))
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         return message
 
     @property
     def silent_s(self) -> float:
-        """Since the last message."""
-        return time.monotonic() - self.heard_s
+        """Seconds since the last message."""
+        return time.monotonic() - self.received_s
 
 
 def serve(
     listener: socket.socket, secret: bytes, environment: Mapping[str, str], report: Callable[[str], None]
 ) -> None:
-    """An agent: takes orders from whoever knows the secret, each in a thread of its own; never returns.
+    """An agent: takes requests from whoever knows the secret, each in a thread of its own; never returns.
 
-    The ranks get `environment` beside what the order says. Leaving by an exception ends all of them.
+    The ranks get `environment` beside what the request says. Leaving by an exception ends all of them.
     """
     sessions: list[_Session] = []
     try:
         while True:
             sock, (host, port, *_) = listener.accept()
-            sessions = [one for one in sessions if one.thread.is_alive()]
+            sessions = [session for session in sessions if session.thread.is_alive()]
             sessions.append(_Session(sock, f"{host}:{port}", secret, environment, report))
     finally:
-        for one in sessions:
-            one.stopped = True
-        for one in sessions:
-            one.thread.join(timeout=CONNECT_S)
+        for session in sessions:
+            session.stopped = True
+        for session in sessions:
+            session.thread.join(timeout=CONNECT_S)
 
 
 class _Session:
@@ -156,83 +156,83 @@ class _Session:
                  report: Callable[[str], None]) -> None:  # fmt: skip
         self.who, self.environment, self.report = who, environment, report
         self.stopped = False
-        self.line = MessageLink(sock, CONNECT_S)
+        self.link = MessageLink(sock, CONNECT_S)
         self.thread = threading.Thread(target=self._run, args=(secret,), name=f"session {who}", daemon=True)
         self.thread.start()
 
     def _run(self, secret: bytes) -> None:
         try:
-            deliver_challenge(self.line.connection, secret)
-            answer_challenge(self.line.connection, secret)
-            said = self.line.hear(CONNECT_S)
-            order = LaunchRequest(**said["order"])  # type: ignore[index]
+            deliver_challenge(self.link.connection, secret)
+            answer_challenge(self.link.connection, secret)
+            first = self.link.receive(CONNECT_S)
+            request = LaunchRequest(**first["request"])  # type: ignore[index]
         except (AuthenticationError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
             self.report(f"{self.who} was turned away: {error or type(error).__name__}")
-            self.line.connection.close()
+            self.link.connection.close()
             return
         try:
-            self._obey(order)
+            self._run_rank(request)
         except (EOFError, OSError) as error:
             self.report(f"{self.who}: {error or 'gone'}")
         finally:
-            self.line.connection.close()
+            self.link.connection.close()
 
-    def _obey(self, order: LaunchRequest) -> None:
-        command = [sys.executable, "-m", "multipod", *order.arguments]
-        theirs = {name: value for name, value in order.environment.items() if name.startswith(PASSED_VARIABLES)}
+    def _run_rank(self, request: LaunchRequest) -> None:
+        command = [sys.executable, "-m", "multipod", *request.arguments]
+        theirs = {name: value for name, value in request.environment.items() if name.startswith(PASSED_VARIABLES)}
         try:
-            process, ours = spawn_rank(1, command, {**self.environment, **theirs}, order.folder)
+            process, ours = spawn_rank(1, command, {**self.environment, **theirs}, request.folder)
         except OSError as error:
-            self.line.say(refused=f"{error.strerror or error}: {error.filename or order.folder}")
+            self.link.send(refused=f"{error.strerror or error}: {error.filename or request.folder}")
             return
-        self.report(f"{self.who} started process {process.pid}: multipod {' '.join(order.arguments)[:100]}")
+        self.report(f"{self.who} started process {process.pid}: multipod {' '.join(request.arguments)[:100]}")
         readers = [
-            threading.Thread(target=self._carry, args=(ours.makefile("rb"), "beat"), daemon=True),
-            threading.Thread(target=self._carry, args=(process.stdout, "out"), daemon=True),
+            threading.Thread(target=self._forward, args=(ours.makefile("rb"), "beat"), daemon=True),
+            threading.Thread(target=self._forward, args=(process.stdout, "out"), daemon=True),
         ]
         for reader in readers:
             reader.start()
         try:
-            why = self._watch(process, ours, order)
+            why = self._watch(process, ours, request)
         finally:
-            code = _ended(process)
+            code = _end_rank(process)
             ours.close()
         for reader in readers:
             reader.join(timeout=1.0)
         self.report(f"process {process.pid} ended with {code}{why}")
         with suppress(OSError):
-            self.line.say(code=code)
+            self.link.send(code=code)
 
-    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, order: LaunchRequest) -> str:
-        """Until the rank has ended, or is to; why, if it is."""
-        said_s = 0.0
+    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket, request: LaunchRequest) -> str:
+        """Watches until the rank has ended, or is to end; returns why it is to."""
+        sent_s = 0.0
         while exit_code_of(process.pid) is None:
             if self.stopped:
                 return ": the agent is stopped"
-            if self.line.silent_s > LEASE * order.silent_s:
-                return f": its launcher was silent for {self.line.silent_s:.1f} s"
+            if self.link.silent_s > LEASE * request.silent_s:
+                return f": its launcher was silent for {self.link.silent_s:.1f} s"
             try:
-                message = self.line.hear(POLL_S)
-                if time.monotonic() - said_s > order.beat_s:
-                    said_s = time.monotonic()
-                    self.line.say()
+                message = self.link.receive(POLL_S)
+                if time.monotonic() - sent_s > request.beat_s:
+                    sent_s = time.monotonic()
+                    self.link.send()
             except (EOFError, OSError):
                 return ": its launcher is gone"
-            if message and "told" in message:
+            if message and "line" in message:
                 with suppress(OSError):
-                    ours.sendall(message["told"].encode() + b"\n")
+                    ours.sendall(message["line"].encode() + b"\n")
             if message and message.get("signal") in FORWARDED_SIGNALS:
                 os.kill(process.pid, message["signal"])
         return ""
 
-    def _carry(self, source: Any, name: str) -> None:
+    def _forward(self, source: Any, name: str) -> None:
         with suppress(OSError, ValueError), source:  # the connection may be closed
             for text in source:
-                self.line.say(**{name: text.decode(errors="replace").rstrip("\n")})
+                self.link.send(**{name: text.decode(errors="replace").rstrip("\n")})
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Ends the rank and what it started, whatever is left of them; its exit code, or minus the signal."""
+def _end_rank(process: subprocess.Popen[bytes]) -> int:
+    """Ends what is left of the rank and of what it started; returns its exit code, or minus the signal."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # it is not reaped: its number is still its own
     return process.wait()
@@ -248,58 +248,58 @@ class RankProxy:
       lost: called when the launcher has closed its end, which only its death does; the agent then ends the rank.
     """
 
-    def __init__(self, address: str, secret: bytes, order: LaunchRequest, control: socket.socket,
+    def __init__(self, address: str, secret: bytes, request: LaunchRequest, control: socket.socket,
                  show: Callable[[str], None], lost: Callable[[], None] = end_group) -> None:  # fmt: skip
-        self.address, self.secret, self.order = address, secret, order
+        self.address, self.secret, self.request = address, secret, request
         self.control, self.show, self.lost = control, show, lost
-        self.line: MessageLink | None = None
+        self.link: MessageLink | None = None
         self.signals: list[int] = []
 
     def __call__(self) -> int:
         """Returns the rank's exit code, or minus its signal; `PeerLostError`'s if its host is lost.
 
         Raises:
-          ClusterError: the agent refuses the secret or the order.
+          ClusterError: the agent refuses the secret or the request.
         """
         for number in FORWARDED_SIGNALS:
             signal.signal(number, lambda number, frame: self.signals.append(number))
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
-        self.line = self._met()
-        self.line.say(order=asdict(self.order))
+        self.link = self._connect()
+        self.link.send(request=asdict(self.request))
         try:
-            return self._follow(self.line)
+            return self._follow(self.link)
         except (EOFError, OSError) as error:
             self.show(f"the agent at {self.address} is gone: {error or 'it closed the connection'}")
             return PeerLostError.exit_code
 
-    def _met(self) -> MessageLink:
-        """A connection to the agent; waits for its host as long as it takes."""
-        told = False
+    def _connect(self) -> MessageLink:
+        """Connects to the agent; waits for its host as long as it takes."""
+        reported = False
         while True:
             try:
-                sock = socket.create_connection(split_address(self.address), timeout=max(1.0, self.order.beat_s))
-                line = MessageLink(sock, CONNECT_S)
-                answer_challenge(line.connection, self.secret)
-                deliver_challenge(line.connection, self.secret)
-                return line
+                sock = socket.create_connection(split_address(self.address), timeout=max(1.0, self.request.beat_s))
+                link = MessageLink(sock, CONNECT_S)
+                answer_challenge(link.connection, self.secret)
+                deliver_challenge(link.connection, self.secret)
+                return link
             except AuthenticationError as error:
                 raise ClusterError(
                     f"the agent at {self.address} has another secret. Give launcher and agents the same --secret."
                 ) from error
             except (EOFError, OSError) as error:
-                if not told:
+                if not reported:
                     self.show(f"waiting for the agent at {self.address}: {error or 'it closed the connection'}")
-                told = True
+                reported = True
             if self.signals and self.signals[-1] != signal.SIGCONT:
                 raise ClusterError(f"stopped while waiting for the agent at {self.address}.")
             waiting = Beat(f"waiting for its host {self.address}", 0, 0, 0.0)
             self.control.sendall(json.dumps(asdict(waiting)).encode() + b"\n")
-            time.sleep(self.order.beat_s)
+            time.sleep(self.request.beat_s)
 
-    def _follow(self, line: MessageLink) -> int:
-        said_s = 0.0
-        while line.silent_s <= self.order.silent_s:
-            message = line.hear(POLL_S) or {}
+    def _follow(self, link: MessageLink) -> int:
+        sent_s = 0.0
+        while link.silent_s <= self.request.silent_s:
+            message = link.receive(POLL_S) or {}
             if "beat" in message:
                 self.control.sendall(message["beat"].encode() + b"\n")
             if "out" in message:
@@ -309,19 +309,19 @@ class RankProxy:
             if "code" in message:
                 return int(message["code"])
             while self.signals:
-                line.say(signal=self.signals.pop(0))
-            if time.monotonic() - said_s > self.order.beat_s:
-                said_s = time.monotonic()
-                line.say()
-        self.show(f"its host gave no sign of life for {line.silent_s:.1f} s ({self.address})")
+                link.send(signal=self.signals.pop(0))
+            if time.monotonic() - sent_s > self.request.beat_s:
+                sent_s = time.monotonic()
+                link.send()
+        self.show(f"its host gave no sign of life for {link.silent_s:.1f} s ({self.address})")
         return PeerLostError.exit_code
 
     def _listen(self) -> None:
-        """Passes on what the launcher says."""
-        with suppress(OSError), self.control.makefile("rb") as said:
-            for text in said:
-                if self.line is not None:
-                    self.line.say(told=text.decode().rstrip("\n"))
+        """Passes on what the launcher sends."""
+        with suppress(OSError), self.control.makefile("rb") as lines:
+            for text in lines:
+                if self.link is not None:
+                    self.link.send(line=text.decode().rstrip("\n"))
         self.lost()
 
 
@@ -350,23 +350,23 @@ class Agents:
       addresses: `HOST:PORT` of each.
       secret: the file.
       limit_s: the time-out that all others follow from.
-      meeting: where the processes find each world's coordination service.
-      within: what goes before a proxy's command, as of `CoordinatorHost`.
+      coordinator: where the processes find each world's coordination service.
+      command_prefix: goes before a proxy's command, as in `CoordinatorHost`.
     """
 
     addresses: tuple[str, ...]
     secret: Path
     limit_s: float
-    meeting: CoordinatorHost
-    within: tuple[str, ...] = ()
+    coordinator: CoordinatorHost
+    command_prefix: tuple[str, ...] = ()
 
     def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
-        """The same workers, as proxies for what agents run: neighbours share a host, spares go round."""
+        """The workers as proxies for what agents run: neighbours share a host, spares go round."""
         placed = []
         for rank, worker in enumerate(workers):
             at = rank * len(self.addresses) // processes if rank < processes else rank % len(self.addresses)
             words = ["rank-proxy", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
             python, arguments = worker.command[:3], worker.command[3:]
-            command = [*self.within, *python, *words, self.addresses[at], *arguments]
+            command = [*self.command_prefix, *python, *words, self.addresses[at], *arguments]
             placed.append(replace(worker, command=command))
         return placed

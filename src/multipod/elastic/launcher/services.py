@@ -14,24 +14,24 @@ class CoordinatorHost:
     """Where the processes of a world find its coordination service.
 
     Attributes:
-      host: the address that it listens on; all must reach it. By default nobody else does.
-      within: what goes before the helper's command, to run it elsewhere: `ip netns exec NAME`.
+      address: what it listens on; all processes must reach it. By default nobody else does.
+      command_prefix: goes before the helper's command, to run it elsewhere: `ip netns exec NAME`.
     """
 
-    host: str = "127.0.0.1"
-    within: Sequence[str] = ()
+    address: str = "127.0.0.1"
+    command_prefix: Sequence[str] = ()
 
 
 class CoordinationServices:
     """The launcher's helper (`multipod.elastic.launcher.coordinator`): a coordination service for each world."""
 
-    def __init__(self, environment: Mapping[str, str], meeting: CoordinatorHost) -> None:
-        self._host = meeting.host
+    def __init__(self, environment: Mapping[str, str], host: CoordinatorHost) -> None:
+        self._host = host.address
         self.addresses: list[str | None] = []
         quiet = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             self._helper = subprocess.Popen(
-                [*meeting.within, sys.executable, "-m", "multipod.elastic.launcher.coordinator"],
+                [*host.command_prefix, sys.executable, "-m", "multipod.elastic.launcher.coordinator"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet,
                 start_new_session=True,
             )  # fmt: skip

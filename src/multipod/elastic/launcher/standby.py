@@ -19,7 +19,7 @@ from multipod.elastic.heartbeat import CONTROL_FD
 from multipod.errors import ClusterError
 
 STANDBY_VARIABLE = "MULTIPOD_STANDBY"
-"""In the environment of a process that is to wait until it is told what to run."""
+"""In the environment of a process that is to wait for what to run."""
 
 
 def spawn_rank(
@@ -59,8 +59,8 @@ class StandbyProcess:
     socket: socket.socket
     environment: Mapping[str, str]
 
-    def begins(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Tells it to run `python -m multipod ...` in this environment; False if it is there no more."""
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Has it run `python -m multipod ...` in this environment; returns False if it has ended."""
         changed = {name: value for name, value in environment.items() if self.environment.get(name) != value}
         line = json.dumps({"arguments": list(command[3:]), "environment": changed})
         try:
@@ -70,8 +70,8 @@ class StandbyProcess:
         return self.process.poll() is None
 
     @property
-    def environment_told(self) -> dict[str, str]:
-        """What it has in its environment once it waits no more."""
+    def run_environment(self) -> dict[str, str]:
+        """Its environment once it waits no more."""
         return {name: value for name, value in self.environment.items() if name != STANDBY_VARIABLE}
 
     def end(self) -> None:
@@ -86,7 +86,7 @@ class StandbyProcess:
 
 
 class StandbyPool:
-    """Warm processes, one for each rank. Leaving its context ends those that were not needed."""
+    """Standby processes, one for each rank. Leaving its context ends those that were not needed."""
 
     def __init__(self) -> None:
         self._waiting: list[StandbyProcess] = []
@@ -95,8 +95,8 @@ class StandbyPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for warm in self._waiting:
-            warm.end()
+        for standby in self._waiting:
+            standby.end()
 
     def fill(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
         """Starts a process for every rank, with the command and the environment that it has now; once, until `take`.
@@ -122,20 +122,20 @@ class StandbyPool:
         None if there are none, or if one of them has ended: they are joined, and the others are of no use without it.
         """
         waiting, self._waiting = self._waiting, []
-        if waiting and all(warm.process.poll() is None for warm in waiting):
+        if waiting and all(standby.process.poll() is None for standby in waiting):
             return waiting
-        for warm in waiting:
-            warm.end()
+        for standby in waiting:
+            standby.end()
         return None
 
 
 def wait_for_command(descriptor: int) -> tuple[list[str], dict[str, str]] | None:
-    """The process's side: waits for what it is to run, arguments and environment; None if the launcher has ended."""
+    """Waits, in the process itself, for the arguments and environment to run; None if the launcher has ended."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(descriptor, 1)  # no more than the line: what follows is for the heartbeat
         if not byte:
             return None
         line += byte
-    said = json.loads(line)
-    return said["arguments"], said["environment"]
+    command = json.loads(line)
+    return command["arguments"], command["environment"]

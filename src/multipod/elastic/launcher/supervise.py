@@ -56,12 +56,12 @@ class RunOutcome:
 def supervise(
     workers: Sequence[WorkerCommand],
     timeouts: Timeouts,
-    relay: LineSink = print_to_stderr,
+    show: LineSink = print_to_stderr,
     settled: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
     """Runs all workers as ranks 0, 1, ... to their end; when it returns or raises, none of them is left.
 
-    Rank 0 inherits stdout and stderr; what the others print is relayed as `[rank 1] ...`. Each worker
+    Rank 0 inherits stdout and stderr; what the others print is shown as `[rank 1] ...`. Each worker
     finds the number of its socket in `MULTIPOD_CONTROL_FD`, and gets no standard input. The first
     SIGINT, SIGTERM, SIGUSR1 or SIGUSR2 to this process is passed on to rank 0 as SIGINT, for the run to agree where to
     stop; the second ends all ranks at once. Signals are handled only when called from the main thread. `settled` is
@@ -70,15 +70,15 @@ def supervise(
     Raises:
       ClusterError: a worker could not be started.
     """
-    with count_signals() as presses, WorkerProcesses(relay) as crew:
-        crew.start(workers)
-        outcome = _watch(crew, timeouts, presses, settled)
+    with count_signals() as stops, WorkerProcesses(show) as processes:
+        processes.start(workers)
+        outcome = _watch(processes, timeouts, stops, settled)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
-        lines = () if outcome.culprit is None else crew.last_lines(outcome.culprit)
-        bereft = outcome.exit_code == 1 and not outcome.stuck
-        grace_s = min(LOST_PEER_S, timeouts.grace_s) if bereft else timeouts.grace_s
-        crew.ask_to_end(grace_s, hurry=lambda: presses.count > 1 or outcome.reason == BEFORE_FIRST)
-    folder, saved = crew.checkpoint()
+        lines = () if outcome.culprit is None else processes.last_lines(outcome.culprit)
+        lost_peer = outcome.exit_code == 1 and not outcome.stuck
+        grace_s = min(LOST_PEER_S, timeouts.grace_s) if lost_peer else timeouts.grace_s
+        processes.ask_to_end(grace_s, hurry=lambda: stops.count > 1 or outcome.reason == BEFORE_FIRST)
+    folder, saved = processes.checkpoint()
     return replace(outcome, lines=lines, folder=folder, saved=saved)
 
 
@@ -111,7 +111,7 @@ def blame(failed: Sequence[Rank]) -> RunOutcome:
         return (0 if rank.code is not None and rank.code < 0 else 1), rank.ended_s
 
     culprit = min(failed, key=order)
-    return RunOutcome(1, culprit.number, f"{culprit} {describe_end(culprit.code or 0)}; last seen: {culprit.place}")
+    return RunOutcome(1, culprit.number, f"{culprit} {describe_end(culprit.code or 0)}; last seen: {culprit.activity}")
 
 
 def describe_end(code: int) -> str:
@@ -132,8 +132,8 @@ def find_silent_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) 
             return timeouts.collective_s + timeouts.grace_s
         return timeouts.silence_s
 
-    rank = max(running, key=lambda rank: now_s - rank.heard_s - allowed_s(rank))
-    silent_s = now_s - rank.heard_s
+    rank = max(running, key=lambda rank: now_s - rank.last_beat_s - allowed_s(rank))
+    silent_s = now_s - rank.last_beat_s
     if silent_s <= allowed_s(rank):
         return None
     if rank.beat is not None and rank.beat.done:
@@ -141,7 +141,7 @@ def find_silent_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts) 
     elif rank.beat is None:
         reason = f"{rank} gave no sign of life for {silent_s:.0f} s since its start"
     else:
-        reason = f"{rank} gave no sign of life for {silent_s:.0f} s; last seen: {rank.place}"
+        reason = f"{rank} gave no sign of life for {silent_s:.0f} s; last seen: {rank.activity}"
     return RunOutcome(1, rank.number, reason, stuck=True)
 
 
@@ -151,7 +151,7 @@ def find_stalled_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts)
     The first update of a process does not count: it may hold compilation and connecting.
     """
     seen = [(rank, rank.beat) for rank in running if rank.beat is not None and not rank.beat.done]
-    ages_s = [now_s - rank.heard_s + beat.age_s for rank, beat in seen]
+    ages_s = [now_s - rank.last_beat_s + beat.age_s for rank, beat in seen]
     updating = [beat.phase == "updating" for _, beat in seen]
     first = any(beat.begun <= at_it for (_, beat), at_it in zip(seen, updating, strict=True))
     if len(seen) < len(running) or first or not any(updating) or min(ages_s) <= timeouts.no_progress_s:
@@ -169,7 +169,7 @@ def find_stalled_rank(running: Sequence[Rank], now_s: float, timeouts: Timeouts)
     else:
         who, culprit = str(last[0]), last[0].number
     others = ", and the others wait" if len(last) < len(seen) else ""
-    reason = f"{who} made no progress for {min(ages_s):.0f} s while {last[0].place}{others}"
+    reason = f"{who} made no progress for {min(ages_s):.0f} s while {last[0].activity}{others}"
     return RunOutcome(1, culprit, reason, stuck=True)
 
 
@@ -191,33 +191,35 @@ class StopSignals:
 @contextmanager
 def count_signals() -> Iterator[StopSignals]:
     """Counts the signals that ask for a stop; in the main thread only. The old handlers come back at the end."""
-    presses = StopSignals()
+    stops = StopSignals()
     wanted = (signal.SIGINT, *NOTICES) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, presses.handle) for number in wanted}
+    before = {number: signal.signal(number, stops.handle) for number in wanted}
     try:
-        yield presses
+        yield stops
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(crew: WorkerProcesses, timeouts: Timeouts, presses: StopSignals, settled: Callable[[], None]) -> RunOutcome:
-    told = begun = False
+def _watch(
+    processes: WorkerProcesses, timeouts: Timeouts, stops: StopSignals, settled: Callable[[], None]
+) -> RunOutcome:
+    asked = begun = False
     while True:
-        crew.poll()
-        if not begun and all(child.rank.beat is not None and child.rank.beat.begun > 1 for child in crew.children):
+        processes.poll()
+        if not begun and all(child.rank.beat is not None and child.rank.beat.begun > 1 for child in processes.children):
             begun = True
             settled()
-        if presses.count > 1:
+        if stops.count > 1:
             return RunOutcome(INTERRUPTED, reason="the run was interrupted twice, and all processes were killed")
-        if presses.count and not told:
-            told = True
-            first = crew.children[0].rank
+        if stops.count and not asked:
+            asked = True
+            first = processes.children[0].rank
             if first.beat is None or first.code is not None:  # nobody there to agree on anything, nothing to save
                 return RunOutcome(INTERRUPTED, reason="the run was interrupted")
             if first.beat.phase in ("starting", "compiling") and not first.beat.begun:  # nothing that is not saved
                 return RunOutcome(INTERRUPTED, reason=BEFORE_FIRST)
             os.kill(first.pid, signal.SIGINT)
-        outcome = judge([child.rank for child in crew.children], crew.clock_s, timeouts)
+        outcome = judge([child.rank for child in processes.children], processes.clock_s, timeouts)
         if outcome is not None:
             return outcome

@@ -26,13 +26,13 @@ class UpdateBuffer:
             self._seen.popleft()
 
     def last_updates(self, all_of_them: bool) -> list[dict[str, Any]]:
-        """As plain values: all, or the last `FEW`, in which one process may be ahead of another."""
+        """Returns all updates as plain values, or the last `FEW`, in which one process may be ahead of another."""
         events = [asdict(event) for _, event in self._seen]
         return events if all_of_them else events[-FEW:]
 
 
 def read_updates(events: Iterable[dict[str, Any]]) -> dict[int, Updated]:
-    """What was told, by number, after it has been JSON, which has no NaN."""
+    """The updates by number, from plain values that have been JSON, which has no NaN."""
     decoded = (jsonl.decode({"event": "updated", **event}) for event in events)
     return {event.update: event for event in decoded if isinstance(event, Updated)}
 

@@ -1,6 +1,6 @@
 """A rank's side of a run that survives: goes from world to world as the launcher says.
 
-Each world runs in a thread of its own, so that the main thread stays free to hear of the next one and to cut what
+Each world runs in a thread of its own, so that the main thread stays free to learn of the next one and to cut what
 hangs in the old one. A thread that does not come back within `ESCAPE_S` is abandoned: what it holds stays in memory,
 and it ends at its next look at the clock or when its time-out comes.
 """
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class ElasticWorker:
-    """What this rank knows of the worlds, and what it says of itself.
+    """A rank of a run that survives: what it knows of the worlds, and what it reports of itself.
 
     Args:
-      beat: the line to the launcher.
+      beat: the connection to the launcher.
       rank: the launcher's number of this process.
       timeouts: as the launcher has them.
     """
@@ -39,10 +39,10 @@ class ElasticWorker:
         self._world: World | None = None
         self._refused = ""
         self._go = -1
-        beat.told = self._hear
+        beat.on_line = self._receive
 
     def report_ready(self, identity: str) -> None:
-        """Says that this process waits for a world, and what it would train there."""
+        """Reports that this process waits for a world, and what it would train there."""
         self.beat.note(identity=identity)
 
     def next_world(self, after: int, limit_s: float | None = None) -> World:
@@ -92,7 +92,7 @@ class ElasticWorker:
         latest = self._world
         return latest if latest is not None and latest.generation > generation else None
 
-    def _hear(self, line: str) -> None:
+    def _receive(self, line: str) -> None:
         world, go = read_world(line), read_go(line)
         with self._news:
             if go >= 0:
@@ -104,7 +104,7 @@ class ElasticWorker:
             self._news.notify_all()
 
 
-def run_worlds(member: ElasticWorker, train_in: Callable[[WorldConnection], T]) -> T:
+def run_worlds(worker: ElasticWorker, train_in: Callable[[WorldConnection], T]) -> T:
     """Calls `train_in` in one world after the other, until it returns; that is the result.
 
     `train_in` raises `WorldLeft` where the world is to be left after an update; whatever it raises in a world that is
@@ -116,28 +116,28 @@ def run_worlds(member: ElasticWorker, train_in: Callable[[WorldConnection], T]) 
     """
     generation, clean = -1, True
     while True:
-        world = member.next_world(generation)
+        world = worker.next_world(generation)
         generation = world.generation
-        member.beat.again()  # else leaving the last world would count as an update without progress
-        member.beat.note(generation=generation, joined=False, broken="")
-        attempt = _Attempt(member, world, train_in)
+        worker.beat.restart()  # else leaving the last world would count as an update without progress
+        worker.beat.note(generation=generation, joined=False, broken="")
+        attempt = _Attempt(worker, world, train_in)
         ended = attempt.run()
         if ended and attempt.error is None:
             return attempt.result  # type: ignore[return-value]
         if ended and attempt.error is not None and not isinstance(attempt.error, WorldLeft):
-            _told_broken(member, world, attempt.error)
+            _report_broken(worker, world, attempt.error)
         attempt.error = None  # its frames hold arrays
         leave(attempt.connection if ended else None)
         clean = clean and ended
         if clean:
-            member.beat.note(left=generation)
+            worker.beat.note(left=generation)
 
 
 class _Attempt(Generic[T]):
     """One world's thread."""
 
-    def __init__(self, member: ElasticWorker, world: World, train_in: Callable[[WorldConnection], T]) -> None:
-        self.member, self.world, self.train_in = member, world, train_in
+    def __init__(self, worker: ElasticWorker, world: World, train_in: Callable[[WorldConnection], T]) -> None:
+        self.worker, self.world, self.train_in = worker, world, train_in
         self.connection: WorldConnection | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
@@ -148,7 +148,7 @@ class _Attempt(Generic[T]):
         thread.start()
         while thread.is_alive():
             thread.join(0.05)
-            if thread.is_alive() and self.member.is_broken(self.world):
+            if thread.is_alive() and self.worker.is_broken(self.world):
                 return self._escape(thread)
         return True
 
@@ -161,27 +161,27 @@ class _Attempt(Generic[T]):
         return not thread.is_alive()
 
     def _go(self) -> None:
-        limits = self.member.timeouts
+        limits = self.worker.timeouts
         try:
-            self.member.wait_for_all(self.world)
-            self.connection = join(self.world, self.member.rank, limits.service_s)
-            self.member.check(self.world)
+            self.worker.wait_for_all(self.world)
+            self.connection = join(self.world, self.worker.rank, limits.service_s)
+            self.worker.check(self.world)
             self.result = self.train_in(self.connection)
         except BaseException as error:
             self.error = error
 
 
-def _told_broken(member: ElasticWorker, world: World, error: BaseException) -> None:
+def _report_broken(worker: ElasticWorker, world: World, error: BaseException) -> None:
     """Returns when the launcher knows that `world` is broken; raises `error` again where that was not the reason."""
-    if member.is_broken(world):
+    if worker.is_broken(world):
         return
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
     lost = isinstance(error, jax.errors.JaxRuntimeError | PeerLostError)
     if lost:
-        member.beat.note(broken=first)
+        worker.beat.note(broken=first)
     try:
         # What is no sign of a lost peer may still come of one: the news of it is then under way.
-        member.next_world(world.generation, member.timeouts.collective_s if lost else 2.0)
+        worker.next_world(world.generation, worker.timeouts.collective_s if lost else 2.0)
     except PeerLostError:
         raise error from None
     print(f"world {world.generation}: {first}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ Float64 is not to be had on many devices, and float32 has neither its digits nor
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,7 @@ from multipod.execute.adasum.double_float import DoubleFloat
 from multipod.execute.adasum.shares import BlockArithmetic, DtypeGroup, choose_arithmetic, dot_shares, sum_shares
 from multipod.execute.adasum.weights import GramWeights, find_tree_weights
 from multipod.execute.bucketing import ends, share_shape, structure_of, to_rows
-
-Tree = Any
+from multipod.pytrees import Grads, Specs
 
 MOST = 128
 """Vectors that the Gram form takes. The p x p dots of each tensor, and their p products an element, grow with p."""
@@ -49,13 +48,13 @@ class AdasumReport(NamedTuple):
 
 
 def combine_tree(
-    tree: Tree,
-    specs: Tree,
+    tree: Grads,
+    specs: Specs,
     axes: Mapping[str, int],
     leaves: Sequence[int],
     inside: Sequence[str] = (),
     arithmetic: BlockArithmetic | None = None,
-) -> tuple[Tree, AdasumReport]:
+) -> tuple[Grads, AdasumReport]:
     """Adasum of `tree` over the devices, tensor by tensor, each tensor split as its `PartitionSpec` says.
 
     Tensors whose spec splits nothing end whole on every device. Costs the bytes of a reduce-scatter (and an

@@ -43,7 +43,7 @@ class NativeFunctions(NamedTuple):
 
 @lru_cache(maxsize=8)
 def load_functions(dtype: np.dtype) -> NativeFunctions | None:
-    """Those for arrays of `dtype`; None if there is no compiler, or the dtype is neither float32 nor float64."""
+    """Loads the functions for float32 or float64 arrays; None if there is no compiler, or for another dtype."""
     loaded = _library() if dtype in DTYPES else None
     if loaded is None:
         return None
@@ -56,12 +56,12 @@ def load_functions(dtype: np.dtype) -> NativeFunctions | None:
         "mix": ([pointer, pointer, length, length, pointer, pointer], None),
         "within": ([pointer, length, real], ctypes.c_int),
     }
-    found = []
+    typed = []
     for stem, (arguments, result) in signatures.items():
         function = getattr(loaded, f"{stem}_{name}")
         function.argtypes, function.restype = arguments, result
-        found.append(function)
-    dots, blend, gram, mix, within = found
+        typed.append(function)
+    dots, blend, gram, mix, within = typed
     return NativeFunctions(
         partial(_dots, dots), partial(_blend, blend), partial(_gram, gram), partial(_mix, mix), partial(_within, within)
     )

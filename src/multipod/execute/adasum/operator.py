@@ -1,5 +1,7 @@
-"""Adasum: adds gradients that are orthogonal, averages those that are parallel. The operator, and two plain forms of
-the whole combination; `ranks.py` and `devices.py` beside this file do it between ranks and devices.
+"""Adasum, which adds gradients that are orthogonal and averages those that are parallel: the operator and its rules.
+
+Here are two plain forms of the whole combination; `ranks.py` and `devices.py` beside this file do it between ranks and
+devices.
 
 For two vectors a and b, each the combination of m_a and m_b ranks' vectors, tensor by tensor:
 
@@ -99,7 +101,7 @@ class Layers:
 
     @cached_property
     def text(self) -> str:
-        """What ranks compare."""
+        """A short text of the tensors, which ranks compare."""
         digest = zlib.crc32(repr((self.sizes, self.names)).encode())
         return f"{len(self.sizes)} tensors {digest:08x}"
 
@@ -108,7 +110,7 @@ class Layers:
 
 
 def coefficients(dots: Any, left: Any, right: Any, xp: Any = np) -> tuple[Any, Any]:
-    """The factors of both vectors, [...] each.
+    """Finds the factors of both vectors, [...] each.
 
     Args:
       dots: float64 [..., 3]: a.b, |a|^2 and |b|^2.
@@ -117,11 +119,11 @@ def coefficients(dots: Any, left: Any, right: Any, xp: Any = np) -> tuple[Any, A
       xp: NumPy, or the module of arrays that works like it (`torch`).
     """
     d = dots[..., 0]
-    found = []
+    factors = []
     for squared, leaves in ((dots[..., 1], left), (dots[..., 2], right)):
         none = squared < LEAST
-        found.append(xp.where(none, 1.0, 1.0 - leaves / (left + right) * d / xp.where(none, 1.0, squared)))
-    return found[0], found[1]
+        factors.append(xp.where(none, 1.0, 1.0 - leaves / (left + right) * d / xp.where(none, 1.0, squared)))
+    return factors[0], factors[1]
 
 
 def adasum(a: np.ndarray, b: np.ndarray, left: int = 1, right: int = 1) -> np.ndarray:
@@ -136,8 +138,9 @@ def adasum(a: np.ndarray, b: np.ndarray, left: int = 1, right: int = 1) -> np.nd
 
 
 def tree(vectors: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Adasum of single tensors in float64, over the binary tree of their numbers; numbers that are missing are left
-    out of it. All engines agree with it.
+    """Combines single tensors in float64, over the binary tree of their numbers.
+
+    Numbers that are missing are left out of the tree. All engines agree with it.
     """
     nodes = {number: (np.asarray(vector, np.float64), 1) for number, vector in sorted(vectors.items())}
     while len(nodes) > 1:
@@ -213,7 +216,7 @@ SKIP = "There is no result, and every rank knows: skip this update on all of the
 
 
 def refuse_poisoned(who: str, flags: np.ndarray, names: Sequence[str], move: str = SKIP) -> None:
-    """Raises what every rank must hear.
+    """Refuses vectors with tensors that are not finite, by the tensors' names and the ranks.
 
     Args:
       who: for the message.

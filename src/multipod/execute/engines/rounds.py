@@ -236,7 +236,7 @@ class _Family:
 
 
 def _share_shapes(steps: Sequence[Sequence[RoundMessage]]) -> list[tuple[int, list[list[RoundMessage]]]]:
-    """Of each step: the number of its family, and its messages in the family's rounds."""
+    """Puts steps into families: for each step, the number of its family, and its messages in the family's rounds."""
     alone = [_spread_over_rounds(step) for step in steps]
     costs = [sum(max(message.length for message in members) for members in spread) for spread in alone]
     families: list[_Family] = []

@@ -1,4 +1,4 @@
-"""Trees of different structure in one tuple of arrays: for devices that run one program and hold different things."""
+"""Packs trees of different structure into tuples of equal arrays: devices that run one program hold different trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from multipod.pytrees import Pytree, Shapes, Specs
+
 Slots = tuple[jax.Array, ...]
 
-WHOLE = PartitionSpec()
+UNSPLIT = PartitionSpec()
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,22 @@ class SlotPacking:
     structures: tuple[Any, ...]
     splits: tuple[PartitionSpec, ...]
 
-    def pack(self, n: int, tree: Any) -> Slots:
-        """The slots that hold tree number n; zeros where it has nothing."""
+    def pack(self, n: int, tree: Pytree) -> Slots:
+        """Packs tree number n into slots; zeros where it has nothing."""
         held = dict(zip(self.places[n], jax.tree.leaves(tree), strict=True))
         return tuple(held[k] if k in held else jnp.zeros(s.shape, s.dtype) for k, s in enumerate(self.slots))
 
-    def unpack(self, n: int, slots: Sequence[jax.Array]) -> Any:
-        """Tree number n out of the slots that hold it."""
-        return self.structures[n].unflatten([slots[place] for place in self.places[n]])
+    def unpack(self, n: int, slots: Sequence[jax.Array]) -> Pytree:
+        """Unpacks tree number n from the slots that hold it."""
+        return self.structures[n].unflatten([slots[k] for k in self.places[n]])
 
     def users(self, slot: int) -> list[int]:
-        """The trees that have something in `slot`."""
+        """Finds the trees that have something in `slot`."""
         return [n for n, places in enumerate(self.places) if slot in places]
 
 
-def assign_slots(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> SlotPacking:
-    """The packing of trees of these shapes, with the fewest slots.
+def assign_slots(trees: Sequence[Shapes], splits: Sequence[Specs] | None = None) -> SlotPacking:
+    """Assigns slots to the leaves of trees of these shapes, the fewest that do.
 
     splits: for each tree, a tree like it of `PartitionSpec`s; None: nothing is split. Leaves that are split differently
     do not share a slot.
@@ -59,9 +61,9 @@ def assign_slots(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> S
     for n, tree in enumerate(trees):
         leaves = jax.tree.leaves(tree)
         structure: Any = jax.tree.structure(tree)
-        specs = [_trim(spec) for spec in structure.flatten_up_to(splits[n])] if splits else [WHOLE] * len(leaves)
+        specs = [_trim(spec) for spec in structure.flatten_up_to(splits[n])] if splits else [UNSPLIT] * len(leaves)
         seen: dict[Any, int] = {}
-        own = []
+        numbers = []
         for leaf, spec in zip(leaves, specs, strict=True):
             kind = (tuple(leaf.shape), jnp.dtype(leaf.dtype))
             key = (kind, spec), seen.get((kind, spec), 0)
@@ -70,13 +72,13 @@ def assign_slots(trees: Sequence[Any], splits: Sequence[Any] | None = None) -> S
                 known[key] = len(slots)
                 slots.append(jax.ShapeDtypeStruct(*kind))
                 split.append(spec)
-            own.append(known[key])
-        places.append(tuple(own))
+            numbers.append(known[key])
+        places.append(tuple(numbers))
         structures.append(structure)
     return SlotPacking(tuple(slots), tuple(places), tuple(structures), tuple(split))
 
 
 def _trim(spec: PartitionSpec) -> PartitionSpec:
-    """The same without what it says of the last dims, if that is nothing: so that equal ones compare equal."""
+    """Drops trailing unsharded dims, so that equal specs compare equal."""
     named = [n for n, axes in enumerate(spec) if axes]
-    return PartitionSpec(*spec[: named[-1] + 1]) if named else WHOLE
+    return PartitionSpec(*spec[: named[-1] + 1]) if named else UNSPLIT

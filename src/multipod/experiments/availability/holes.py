@@ -15,6 +15,7 @@ from multipod.experiments.outcome import Claim, Section
 from multipod.experiments.perceptron import Perceptron
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
+from multipod.layout.sync import Sync
 from multipod.recipes.digits import digits
 from multipod.simulate.best import sizes
 from multipod.simulate.simulate import simulate
@@ -148,7 +149,7 @@ class _Case:
     """A program on a mesh of 4 x 4 with some chips failed, with a state and a batch to go on with."""
 
     def __init__(self, failed: tuple[tuple[int, int], ...]) -> None:
-        layout = Layout((4, 4), failed=failed, gradient_sum="tree-packing")
+        layout = Layout((4, 4), sync=Sync("tree-packing"), failed=failed)
         recipe = replace(digits(), model=Perceptron(hidden=(256, 256, 128)), batch=240, layout=layout)
         program = program_of(recipe, make_mesh(layout))
         rows = owned_rows(batch_sharding(program.mesh), program.rows)

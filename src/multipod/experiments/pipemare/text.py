@@ -12,7 +12,7 @@ import optax
 from multipod.data.stdlib_text import library
 from multipod.execute.pipeline.delays import PipelinePart, begin_simulation, newest_weights, simulate_update
 from multipod.experiments.pipemare.digits import Arm
-from multipod.optim.pipemare import corrected, gamma_of, reschedule, track_velocity
+from multipod.optim.pipemare import correct_weights, gamma_of, reschedule, track_velocity
 from multipod.pipelines.build import pipemare
 from multipod.pipelines.check import check
 from multipod.pipelines.model import tau
@@ -86,7 +86,10 @@ def _part(function: Any, delay: float, knobs: Any) -> PipelinePart:
         track_velocity(gamma_of(knobs["decay"], delay)),
     )
     return PipelinePart(
-        function, optimizer, lambda w, state, on: corrected(w, state[-1].velocity, delay * on * knobs["t2"]), function
+        function,
+        optimizer,
+        lambda w, state, on: correct_weights(w, state[-1].velocity, delay * on * knobs["t2"]),
+        function,
     )
 
 

@@ -12,6 +12,7 @@ from multipod.experiments.outcome import Claim, Section
 from multipod.layout.compiled import CompiledFacts, facts_of
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
+from multipod.layout.split import ModelSplit
 from multipod.metrics.binary import BinaryClassification
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
@@ -50,7 +51,7 @@ def places(report: Callable[[str], None]) -> tuple[list[Claim], Section]:
 def _cases(dense: Dlrm) -> dict[str, tuple[Dlrm, Layout]]:
     """Models and layouts to compare, by what the page calls them; the dense tables' first is replicated."""
     trains = replace(dense, tt_rows=20_000, tt_rank=8)
-    spread, shared = Layout((2, 4)), Layout((1, 1), expert=DEVICES)
+    spread, shared = Layout((2, 4)), Layout((1, 1), split=ModelSplit(expert=DEVICES))
     ways: dict[str, Placement] = {"by table": "table", "by row": "row", "by column": "column"}
     ways["auto: large by row, small replicated"] = "auto"
     split = {

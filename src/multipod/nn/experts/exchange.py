@@ -10,7 +10,6 @@ Source: arXiv:2006.16668 (GShard), section 3.2; the rounds are ours.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,14 @@ from jax import lax
 
 from multipod.nn.experts.routing import Choices, Routing, ranks
 from multipod.nn.experts.sorting import Dispatch, return_to_tokens, send_to_rows
+from multipod.pytrees import Pytree
 
 Axis = str | tuple[str, ...]
 """Names of mesh axes; () is none."""
 
-BySlots = Callable[[Any, jax.Array, jax.Array], jax.Array]
+Round = Callable[..., Pytree]
+"""One exchange, to be computed again in the backward pass."""
+BySlots = Callable[[Pytree, jax.Array, jax.Array], jax.Array]
 """Weights of this device's experts, slots [experts, slots, M] and the numbers of their choices, to what they make."""
 
 ROOM = 1.25
@@ -50,7 +52,7 @@ def first_group(axis: Axis, groups: int) -> jax.Array | int:
 
 
 def exchange_through(
-    by_slots: BySlots, weights: Any, x: jax.Array, choices: Choices, routing: Routing, slots: int, axis: Axis
+    by_slots: BySlots, weights: Pytree, x: jax.Array, choices: Choices, routing: Routing, slots: int, axis: Axis
 ) -> tuple[jax.Array, jax.Array]:
     """What all devices' experts make of x [G, S, M], and who was served, bool [G, S, K]. `slots` 0: everyone is.
 
@@ -73,7 +75,7 @@ def exchange_through(
 
 def _round(
     by_slots: BySlots,
-    weights: Any,
+    weights: Pytree,
     x: jax.Array,
     gate: jax.Array,
     expert: jax.Array,
@@ -112,7 +114,7 @@ def _further(
     again: Callable[..., jax.Array],
     rounds: jax.Array,
     slots: int,
-    weights: Any,
+    weights: Pytree,
     x: jax.Array,
     gate: jax.Array,
     expert: jax.Array,
@@ -123,15 +125,15 @@ def _further(
     return lax.fori_loop(1, rounds, step, jnp.zeros_like(x))
 
 
-def _further_forward(again: Any, rounds: jax.Array, slots: int, *rest: Any) -> tuple[jax.Array, Any]:
+def _further_forward(again: Round, rounds: jax.Array, slots: int, *rest: Pytree) -> tuple[jax.Array, Pytree]:
     return _further(again, rounds, slots, *rest), (rounds, rest)
 
 
-def _further_backward(again: Any, slots: int, kept: Any, gradient: jax.Array) -> tuple[Any, ...]:
+def _further_backward(again: Round, slots: int, kept: Pytree, gradient: jax.Array) -> tuple[Pytree, ...]:
     """Each round is computed again: nothing of it was kept."""
     rounds, (weights, x, gate, expert, place) = kept
 
-    def step(number: jax.Array, total: Any) -> Any:
+    def step(number: jax.Array, total: Pytree) -> Pytree:
         one = lambda *moving: again(*moving, expert, place - number * slots)  # noqa: E731
         return jax.tree.map(jnp.add, total, jax.vjp(one, weights, x, gate)[1](gradient))
 

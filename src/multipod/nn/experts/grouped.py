@@ -6,13 +6,14 @@ expert's belong to none and give zero. `reference` is the definition; `product` 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from multipod.nn.experts import native
+from multipod.pytrees import Pytree
 
 Way = Literal["auto", "native", "blocks", "ragged"]
 """How `product` is computed. `native`: a C++ kernel, for CPUs with a compiler (`native.py`). `blocks`: loops over
@@ -42,11 +43,11 @@ def product(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, way: Way = "a
     return _chosen(way, native.rows_with_kernels, _rows_blocks, _rows_ragged)(rows, kernels, sizes, 1)
 
 
-def _forward(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, way: Way) -> tuple[jax.Array, Any]:
+def _forward(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, way: Way) -> tuple[jax.Array, Pytree]:
     return product(rows, kernels, sizes, way), (rows, kernels, sizes)
 
 
-def _backward(way: Way, kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(way: Way, kept: Pytree, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = kept
     back = _chosen(way, native.rows_with_kernels, _rows_blocks, _rows_ragged)(gradient, kernels, sizes, 2)
     return back, _chosen(way, native.rows_with_rows, _kernels_blocks, _kernels_ragged)(rows, gradient, sizes), None
@@ -145,11 +146,11 @@ def _over_blocks(
     value: jax.Array,
 ) -> jax.Array:
     """`each(size, begin, rows left, value)` over the blocks of `count` rows from `begin`: large ones, then small."""
-    done: Any = jnp.zeros_like(count)
+    done: jax.Array = jnp.zeros_like(count)
     for size in blocks:
         several = (count - done + size - 1) // size if size == blocks[-1] else (count - done) // size
 
-        def step(number: jax.Array, value: jax.Array, size: int = size, done: Any = done) -> jax.Array:
+        def step(number: jax.Array, value: jax.Array, size: int = size, done: jax.Array = done) -> jax.Array:
             past = done + number * size
             return each(size, begin + past, count - past, value)
 

@@ -3,12 +3,13 @@
 T tokens with K choices each; N = T K. Nothing of size [tokens, experts, slots] is made.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from multipod.nn.experts.routing import Choices, Routing, ranks
+from multipod.pytrees import Pytree
 
 
 class Dispatch(NamedTuple):
@@ -61,11 +62,11 @@ def return_to_tokens(y: jax.Array, gate: jax.Array, where: Dispatch) -> jax.Arra
     return jnp.einsum("tkm,tk->tm", _rows(y, where.row), gate)
 
 
-def _returned_forward(y: jax.Array, gate: jax.Array, where: Dispatch) -> tuple[jax.Array, Any]:
+def _returned_forward(y: jax.Array, gate: jax.Array, where: Dispatch) -> tuple[jax.Array, Pytree]:
     return return_to_tokens(y, gate, where), (y, gate, where)
 
 
-def _returned_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _returned_backward(kept: Pytree, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     y, gate, where = kept
     by_row = _rows(gradient, where.choice // gate.shape[1])
     weight = _rows(gate.reshape(-1), where.choice)

@@ -9,7 +9,7 @@ from jax import lax
 
 from multipod.errors import LayoutError
 from multipod.execute.sums import mean_in_order
-from multipod.layout.layout import DATA_AXES
+from multipod.layout.axes import DATA_AXES
 from multipod.nn.padding import example_mask
 
 Tile = Literal["all"] | tuple[int, int]

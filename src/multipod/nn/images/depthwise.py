@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from multipod.pytrees import Pytree
+
 Pads = tuple[tuple[int, int], tuple[int, int]]
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -52,11 +54,11 @@ def _depthwise(image: jax.Array, kernel: jax.Array, strides: tuple[int, int], pa
     )
 
 
-def _forward(image: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> tuple[jax.Array, Any]:
+def _forward(image: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> tuple[jax.Array, Pytree]:
     return _depthwise(image, kernel, strides, pads), (image, kernel)
 
 
-def _backward(strides: tuple[int, int], pads: Pads, saved: Any, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(strides: tuple[int, int], pads: Pads, saved: Pytree, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     image, kernel = saved
 
     def by_xla(image: jax.Array, kernel: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:

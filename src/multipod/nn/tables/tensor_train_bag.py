@@ -10,7 +10,7 @@ compute a chain for every id).
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from multipod.errors import NativeError, RecipeError
 from multipod.nn.tables import tensor_train_native as native
 from multipod.nn.tables.bags import Mode, check_bags, divide_sums, is_concrete, pool_bags
 from multipod.nn.tables.tensor_train import Cores, TensorTrain
+from multipod.pytrees import Pytree
 
 Way = Literal["auto", "jax", "native"]
+Weights = jax.Array | None
+"""A number for each id, float32 [ids]; None counts each once."""
 
 
 def bag(
@@ -29,7 +32,7 @@ def bag(
     cores: Cores,
     ids: jax.Array,
     offsets: jax.Array,
-    weights: jax.Array | None = None,
+    weights: Weights = None,
     mode: Mode = "sum",
     *,
     way: Way = "auto",
@@ -75,7 +78,7 @@ def jax_bag(
     cores: Cores,
     ids: jax.Array,
     offsets: jax.Array,
-    weights: jax.Array | None = None,
+    weights: Weights = None,
     *,
     distinct: int | None = None,
 ) -> jax.Array:
@@ -135,17 +138,23 @@ def _native(way: Way) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _kernel_or_jax(
-    tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
+    tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Weights
 ) -> jax.Array:
     return _sums(tt, distinct, False, cores, ids, offsets, weights)[0]
 
 
 def _sums(
-    tt: TensorTrain, distinct: int | None, keep: bool, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
+    tt: TensorTrain,
+    distinct: int | None,
+    keep: bool,
+    cores: Cores,
+    ids: jax.Array,
+    offsets: jax.Array,
+    weights: Weights,
 ) -> tuple[jax.Array, jax.Array]:
     """Sums of bags, and the kernel's order of the ids, which the JAX form has no use for."""
 
-    def by_jax(cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any) -> tuple[jax.Array, jax.Array]:
+    def by_jax(cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Weights) -> tuple[jax.Array, jax.Array]:
         sums = jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
         return sums, jnp.zeros(native.order_shape(ids, keep), jnp.uint32)
 
@@ -154,19 +163,24 @@ def _sums(
 
 
 def _forward(
-    tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any
-) -> tuple[jax.Array, Any]:
+    tt: TensorTrain, distinct: int | None, cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Weights
+) -> tuple[jax.Array, Pytree]:
     sums, order = _sums(tt, distinct, True, cores, ids, offsets, weights)
     return sums, (cores, ids, offsets, weights, order)
 
 
-def _backward(tt: TensorTrain, distinct: int | None, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(tt: TensorTrain, distinct: int | None, saved: Pytree, gradient: jax.Array) -> tuple[Pytree, ...]:
     """Gradients; the forward pass kept only the order of ids, so products are made again (arXiv:2101.11714, 5)."""
 
     def by_jax(
-        cores: Cores, ids: jax.Array, offsets: jax.Array, weights: Any, order: jax.Array, gradient: jax.Array
-    ) -> Any:
-        def sums(cores: Cores, weights: Any) -> jax.Array:
+        cores: Cores,
+        ids: jax.Array,
+        offsets: jax.Array,
+        weights: Weights,
+        order: jax.Array,
+        gradient: jax.Array,
+    ) -> Pytree:
+        def sums(cores: Cores, weights: Weights) -> jax.Array:
             return jax_bag(tt, cores, ids, offsets, weights, distinct=distinct)
 
         return jax.vjp(sums, cores, weights)[1](gradient)

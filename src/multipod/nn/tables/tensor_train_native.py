@@ -6,7 +6,6 @@ call to call.
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import numpy as np
 
 from multipod.nn import ffi
 from multipod.nn.tables.tensor_train import Cores, TensorTrain
+from multipod.pytrees import Pytree
 
 FORWARD, BACKWARD = "multipod_tt_forward", "multipod_tt_backward"
 
@@ -63,7 +63,7 @@ def backward(
     weights: jax.Array | None,
     order: jax.Array,
     gradient: jax.Array,
-) -> tuple[Cores, Any]:
+) -> tuple[Cores, Pytree]:
     """Gradients of the cores, and of the weights if there are any, from that of the sums."""
     given = _or_none(weights)
     shapes = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (given, *cores)]

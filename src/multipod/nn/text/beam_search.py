@@ -6,13 +6,15 @@ the next place, and the new cache.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-Cache = Any
+from multipod.pytrees import Pytree
+
+Cache = Pytree
 Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 _NEVER = -1e9
@@ -42,7 +44,7 @@ class _Search(NamedTuple):
 def greedy(step: Step, cache: Cache, rows: int, *, length: int, start: int, end: int) -> jax.Array:
     """The likeliest token at each place, int32 [rows, length], zeros behind `end`. Stops when all rows have ended."""
 
-    def place(carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array, Cache]) -> tuple[Any, ...]:
+    def place(carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array, Cache]) -> tuple[Pytree, ...]:
         position, last, ended, tokens, cache = carry
         logits, cache = step(last, position, cache)
         last = jnp.where(ended, 0, logits.argmax(-1).astype(jnp.int32))

@@ -11,6 +11,7 @@ from multipod.execute.pipeline.delays import PipelinePart
 from multipod.execute.pipeline.passes import PartFunction
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.execute.pipeline.setup import PipelineSetup
+from multipod.layout.compatible import conflict_of
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
@@ -30,7 +31,8 @@ def cut_of(recipe: Recipe, parts: int) -> Cut:
       LayoutError: more parts than layers, or a cut that is not of this model.
     """
     layers = [Layer(layer.name, layer.cost, layer.weights) for layer in layers_of(recipe)]
-    return as_asked(layers, parts, recipe.layout.cut) if recipe.layout.cut else balanced(layers, parts)
+    cut = recipe.layout.pipeline.cut if recipe.layout.pipeline else ()
+    return as_asked(layers, parts, cut) if cut else balanced(layers, parts)
 
 
 def pipe_of(
@@ -59,10 +61,8 @@ def pipe_of(
       LayoutError, ScheduleError: see `check_cut`.
     """
     if getattr(recipe.optimizer, "clip", 0):
-        raise RecipeError(
-            f"recipe {recipe.name}: optimizer.clip limits the norm over the whole model, and no stage of a pipeline "
-            "sees it. Set optimizer.clip=0."
-        )
+        conflict = conflict_of("pipeline", "clip")
+        raise RecipeError(f"recipe {recipe.name}: optimizer.clip {conflict.reason}. {conflict.remedy}")
     made, layers = proof.schedule, layers_of(recipe)
     cut = cut_of(recipe, made.parts)
     devices = 1
@@ -138,11 +138,8 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
     name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
     statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
     if statistics:
-        raise RecipeError(
-            f"{name} normalises over the batch: in a pipeline that would be a micro-batch, so the model would learn "
-            "something else than unsplit, and something else with every number of micro-batches. Take a model with "
-            "group or layer norm, or split images or the batch instead of layers (layout.spatial, layout.mesh)."
-        )
+        conflict = conflict_of("pipeline", "batch norm")
+        raise RecipeError(f"{name} normalises over the batch: {conflict.reason}. {conflict.remedy}")
     if not isinstance(recipe.model, Layered):
         raise RecipeError(
             f"{name} does not say its layers, so it cannot be cut into "

@@ -12,18 +12,19 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from multipod.data.source import example_of
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.pipeline.pipe import Pipe
-from multipod.layout.check import lay
+from multipod.layout.check import place_tensors
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
 from multipod.layout.rules import Tensor
+from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import Cut, micro_batches
 from multipod.nn.dims import dims_of
 from multipod.nn.layered import shapes_of
-from multipod.pipelines.build import PIPELINES, build
+from multipod.pipelines.build import build
 from multipod.pipelines.check import PipelineProof, check
 from multipod.pytrees import Shapes
 from multipod.recipe.recipe import Recipe
-from multipod.step.staged.checks import check_stages
-from multipod.step.staged.pipe import cut_of, pipe_of, split_params
+from multipod.step.checks import check_recipe
+from multipod.step.staged.pipe import cut_of, layers_of, pipe_of, split_params
 from multipod.step.staged.state import Piped, pipe_state, with_pipe_state
 from multipod.step.state import State, fresh_state
 from multipod.step.sync.reduction import vector_sum
@@ -36,6 +37,12 @@ class StagePlacement:
     recipe: Recipe
     mesh: Mesh | AbstractMesh
 
+    @property
+    def split(self) -> PipelineSplit:
+        """The stages of the layout."""
+        assert self.recipe.layout.pipeline is not None, "program_of makes this program for layouts with stages"
+        return self.recipe.layout.pipeline
+
     @cached_property
     def rows(self) -> int:
         """The rows of a batch on this mesh.
@@ -46,7 +53,7 @@ class StagePlacement:
         rows = padded_batch(self.recipe.batch, self.recipe.layout, self.mesh)
         if not self.recipe.layout.failed:
             return rows
-        pieces = self.devices * (self.recipe.layout.micro_batches or 1)
+        pieces = self.devices * (self.split.micro_batches or 1)
         return -(-rows // pieces) * pieces
 
     @property
@@ -72,13 +79,11 @@ class StagePlacement:
           LayoutError: micro-batches that do not divide the rows.
           ScheduleError: what the schedule's builder refuses.
         """
-        layout = self.recipe.layout
-        rows = self.rows // self.devices
-        count = micro_batches(layout.micro_batches, layout.stage, rows, rounds=layout.schedule == "interleaved")
+        split, rows = self.split, self.rows // self.devices
+        count = micro_batches(split.micro_batches, split.stages, rows, rounds=split.in_rounds)
         # Of an asynchronous pipeline so many updates that it is full, and its delays known.
-        updates = 3 + 2 * -(-2 * layout.stage // count) if layout.asynchronous else 1
-        options = {name: getattr(layout, name) for name in PIPELINES[layout.schedule].options}
-        return check(build(layout.schedule, layout.stage, count, updates, **options))
+        updates = 3 + 2 * -(-2 * split.stages // count) if split.asynchronous else 1
+        return check(build(split.schedule, split.stages, count, updates, **split.options))
 
     @cached_property
     def cut(self) -> Cut:
@@ -93,7 +98,8 @@ class StagePlacement:
           RecipeError: a model that cannot be cut.
           LayoutError, ScheduleError: what does not fit.
         """
-        check_stages(self.recipe)
+        layers_of(self.recipe)
+        check_recipe(self.recipe)
         return pipe_of(
             self.recipe,
             self.proof,
@@ -110,7 +116,7 @@ class StagePlacement:
     def _over_data(self) -> Callable[[Any], Any] | None:
         """The layout's own sum over the data axes; None leaves it to the pipeline, which takes XLA's."""
         layout = self.recipe.layout
-        if layout.gradient_sum == "xla":
+        if layout.sync.gradient_sum == "xla":
             return None
         total = vector_sum(layout, self.mesh, data_axes(self.mesh))
         return partial(all_reduce_tree, total=total, devices=self.devices)
@@ -122,12 +128,12 @@ class StagePlacement:
         Raises:
           LayoutError: all that is wrong with the layout for this model.
         """
-        if self.recipe.layout.model == 1:
+        if self.recipe.layout.split.model == 1:
             return {}
         dims = dims_of(self.recipe.model)
         shapes: dict[str, Any] = shapes_of(self.recipe.model)  # type: ignore[arg-type]
         tensors = {name: Tensor(s.shape, dims.get(name, ()), s.dtype.itemsize) for name, s in shapes.items()}
-        return {name: to_spec(placed.axes) for name, placed in lay(self.recipe.layout, tensors).items()}
+        return {name: to_spec(placed.axes) for name, placed in place_tensors(self.recipe.layout, tensors).items()}
 
     @cached_property
     def splits(self) -> dict[str, tuple[str, ...]]:

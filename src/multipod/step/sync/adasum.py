@@ -13,7 +13,7 @@ import optax
 from multipod.collectives.adasum import leaves
 from multipod.execute.adasum.devices import combine_tree
 from multipod.execute.adasum.operator import refuse_poisoned
-from multipod.layout.layout import DATA_AXES
+from multipod.layout.axes import DATA_AXES
 from multipod.layout.mesh import batch_spec, topology_of
 from multipod.pytrees import Grads, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
@@ -35,14 +35,14 @@ class _Adasum(GradientSync, abc.ABC):
     @cached_property
     def _mean_axes(self) -> tuple[str, ...]:
         """The axes over which the mean is taken instead: those inside a row of the mesh."""
-        return DATA_AXES[1:] if self.placement.recipe.layout.gradient_sum == "adasum-rows" else ()
+        return DATA_AXES[1:] if self.placement.recipe.layout.sync.gradient_sum == "adasum-rows" else ()
 
     def _combined(self, tree: Pytree) -> tuple[Pytree, Report]:
         layout = self.placement.recipe.layout
         tree_of = Topology((self._axes[DATA_AXES[0]],)) if self._mean_axes else topology_of(layout, self.placement.mesh)
         combined, report = combine_tree(tree, self.specs, self._axes, leaves(tree_of), self._mean_axes)
         values = {"poisoned": report.poisoned}
-        if layout.report_orthogonality:
+        if layout.sync.report_orthogonality:
             names = tensor_names(self.specs)
             values |= {f"orthogonality/{name}": value for name, value in zip(names, report.orthogonality, strict=True)}
         return combined, values
@@ -63,7 +63,7 @@ class AdasumOfGradients(_Adasum):
     @staticmethod
     def serves(recipe: Recipe) -> bool:
         """Whether gradients are combined by Adasum."""
-        return recipe.layout.combines
+        return recipe.layout.sync.combines
 
     def combine(self, gradients: Grads) -> tuple[Grads, Report]:
         """Adasum of the devices' shares of the mean loss's gradient, scaled to be the mean where all are parallel."""
@@ -82,7 +82,7 @@ class AdasumOfChanges(_Adasum):
     @staticmethod
     def serves(recipe: Recipe) -> bool:
         """Whether every device has an optimizer state of its own."""
-        return recipe.layout.local_state
+        return recipe.layout.sync.local_state
 
     def fresh(self, optimizer: OptState) -> OptState:
         """One first state for each device."""

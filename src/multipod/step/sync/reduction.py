@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from multipod.execute.bucketing import all_gather_tree, reduce_scatter_tree
 from multipod.execute.sums import SUMS, VectorSum, build_scheduled_sum, sum_in_tile_first
-from multipod.layout.layout import DATA_AXES, Layout
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
 from multipod.layout.mesh import data_axes, inner_axes, names_of, only, topology_of
 from multipod.pytrees import Grads, Params, Pytree, Specs
 from multipod.step.specs import flat_specs, is_spec
@@ -53,12 +54,12 @@ class Reduction:
 
     def sum(self, tree: Grads) -> Grads:
         """The sum of `tree` over the data axes, each tensor split as `specs` says."""
-        total = self._on_parts(self._sum)(_cast(tree, self.layout.sum_dtype))
+        total = self._on_parts(self._sum)(_cast(tree, self.layout.sync.sum_dtype))
         return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
 
     def gather(self, tree: Params) -> Params:
         """Tensors whole over the data axes, of the shares that `specs` says, in `layout.gather_dtype`."""
-        return self._on_parts(self._gather)(_cast(tree, self.layout.gather_dtype))
+        return self._on_parts(self._gather)(_cast(tree, self.layout.sync.gather_dtype))
 
     def of(self, places: Sequence[int]) -> "Reduction":
         """The reduction of a list of some tensors alone."""
@@ -96,7 +97,7 @@ class Reduction:
 
     def _sum(self, tree: Grads) -> Grads:
         def in_buckets(group: SumGroup, tensors: list[jax.Array], specs: Specs) -> Iterator[jax.Array]:
-            for bucket in buckets([tensor.nbytes for tensor in tensors], self.layout.bucket_bytes):
+            for bucket in buckets([tensor.nbytes for tensor in tensors], self.layout.sync.bucket_bytes):
                 part = slice(bucket.start, bucket.stop)
                 yield from reduce_scatter_tree(tensors[part], specs[part], group.axes, group.total)
 
@@ -137,12 +138,12 @@ def vector_sum(layout: Layout, mesh: Mesh | AbstractMesh, axes: Sequence[str] = 
     Over an axis inside the tiles, as `expert`, the sum goes first, within each tile: the tiles then exchange a share.
     """
     inside = tuple(axis for axis in axes if axis not in DATA_AXES)
-    if layout.combines:
+    if layout.sync.combines:
         total = SUMS["xla"](DATA_AXES)
-    elif layout.gradient_sum in SUMS:
-        total = SUMS[layout.gradient_sum](DATA_AXES)
+    elif layout.sync.gradient_sum in SUMS:
+        total = SUMS[layout.sync.gradient_sum](DATA_AXES)
     else:
-        total = build_scheduled_sum(layout.gradient_sum, topology_of(layout, mesh), DATA_AXES)
+        total = build_scheduled_sum(layout.sync.gradient_sum, topology_of(layout, mesh), DATA_AXES)
     return sum_in_tile_first(total, inside, math.prod(mesh.shape[axis] for axis in DATA_AXES)) if inside else total
 
 

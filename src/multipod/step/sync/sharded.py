@@ -46,7 +46,7 @@ class _StoredShares(GradientSync):
 
 
 class FullySharded(_StoredShares):
-    """FSDP (`layout.shard_weights`, arXiv:1910.02054, stage 3).
+    """FSDP (`Sync.fsdp`, arXiv:1910.02054, stage 3).
 
     The weights of a layer are gathered before they are used, and again in the backward pass; their gradients are summed
     to shares where they are made.
@@ -55,7 +55,7 @@ class FullySharded(_StoredShares):
     @staticmethod
     def serves(recipe: Recipe) -> bool:
         """Whether the weights are to be kept split."""
-        return recipe.layout.shard_weights
+        return recipe.layout.sync.fsdp
 
     def differentiate(self, loss: Loss, params: Params, batch: Batch) -> tuple[Grads, Aside]:
         """Summed gradients of the shares, a pass that gathers each layer's weights when it needs them."""
@@ -69,12 +69,12 @@ class FullySharded(_StoredShares):
 
 
 class ShardedMasters(_StoredShares):
-    """ZeRO-1 with `layout.gather_dtype`: float32 weights stay split, and each update gathers them in a smaller type."""
+    """ZeRO-1 with `Sync.gather_dtype`: float32 weights stay split, and each update gathers them in a smaller type."""
 
     @staticmethod
     def serves(recipe: Recipe) -> bool:
         """Whether updated weights are gathered in a type of their own."""
-        return recipe.layout.keeps_shares
+        return recipe.layout.sync.stores_shards
 
     def with_weights(self, step: GradientStep) -> GradientStep:
         """`step` on gathered weights; its gradients in the type of the shares."""

@@ -43,7 +43,7 @@ class GradientSync(abc.ABC):
     @classmethod
     def of(cls, placement: MeshPlacement) -> Self:
         """This way for a placement; buckets are sent in the order in which the backward pass fills them."""
-        return cls(placement, gradient_order(placement) if placement.recipe.layout.bucket_bytes else ())
+        return cls(placement, gradient_order(placement) if placement.recipe.layout.sync.bucket_bytes else ())
 
     @staticmethod
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class GradientSync(abc.ABC):
         """The `PartitionSpec` of each tensor of the optimizer's state, as it is kept."""
         mesh = self.placement.mesh
         sizes = {axis: mesh.shape[axis] for axis in data_axes(mesh)}
-        splits = self.placement.recipe.layout.splits_update
+        splits = self.placement.recipe.layout.sync.shards_update
 
         def other(leaf: Any) -> PartitionSpec:
             return update_spec(leaf.shape, sizes) if splits else WHOLE

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from multipod.errors import LayoutError, RecipeError
+from multipod.errors import RecipeError
 from multipod.layout.mesh import data_axes
 from multipod.nn.model import ReadsRows, rows_name
 from multipod.optim.optimizer import SparseOptimizer
-from multipod.optim.sparse import RowGradient, row_gradient
+from multipod.optim.sparse import RowGradient, make_row_gradient
 from multipod.pytrees import Batch, Grads, KeyPath, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
+from multipod.step.checks import check_recipe
 from multipod.step.loss import Aside, Loss
 from multipod.step.placement import MeshPlacement
 from multipod.step.specs import WHOLE
@@ -100,7 +101,7 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
 
     Raises:
       RecipeError: a model without tables of vectors.
-      LayoutError: names what of the recipe needs gradients of whole tables.
+      LayoutError: all that does not go with the layout, as what needs gradients of whole tables.
     """
     if not (isinstance(recipe.optimizer, SparseOptimizer) and recipe.optimizer.sparse):
         return ()
@@ -110,26 +111,14 @@ def row_tables(recipe: Recipe) -> tuple[str, ...]:
             f"optimizer.sparse=true: {type(model).__name__} has no tables of vectors. Leave it out, or see "
             "multipod.nn.model.ReadsRows for what a model needs."
         )
-    layout = recipe.layout
-    needs_whole_tables = {
-        f"layout.gradient_sum={layout.gradient_sum}": layout.combines,
-        "layout.shard_update=true": layout.shard_update,
-        "layout.shard_weights=true": layout.shard_weights,
-        f"accumulate={recipe.accumulate}": recipe.accumulate > 1,
-    }
-    wrong = [name for name, asked in needs_whole_tables.items() if asked]
-    if wrong:
-        raise LayoutError(
-            f"{' and '.join(wrong)} with optimizer.sparse=true: that needs gradients of whole tables. Set one or the "
-            "other."
-        )
+    check_recipe(recipe)
     return tuple(model.row_tables())
 
 
 def exchange(gradient: RowGradient, rows: int, axes: Sequence[str]) -> RowGradient:
     """The sum of all devices' gradients of a table with `rows` rows, the same on each; inside `over_data`."""
     every = jax.tree.map(lambda part: lax.all_gather(part, tuple(axes), tiled=True), gradient)
-    return row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
+    return make_row_gradient(every.ids.reshape(-1), every.rows.reshape(-1, *every.rows.shape[2:]), rows)
 
 
 def step_rows(
