@@ -94,7 +94,7 @@ class Sum:
     """The messages in which gradients are summed over the data axes.
 
     Attributes:
-      name: who adds them (`Layout.gradient_sum`).
+      name: who adds them (`layout.sync.gradient_sum`).
       devices: that they are summed over.
       messages: how many.
       nbytes: of all of them together, on one device.

@@ -22,7 +22,7 @@ def post_update_of(recipe: Recipe, optimizer: optax.GradientTransformation) -> P
     """The hook of the recipe's model; nothing, at no cost, for one without `multipod.nn.model.Rearranging`.
 
     Optimizer state moves with the rows that it belongs to; that of new rows begins as the optimizer begins. Where every
-    device has a state of its own (`layout.local_state`), its first dim counts devices.
+    device has a state of its own (`layout.sync.local_state`), its first dim counts devices.
     """
     model = recipe.model
     if not isinstance(model, Rearranging) or not (names := model.rearranged_params()):
