@@ -268,11 +268,11 @@ def test_the_number_of_micro_batches_follows_the_rows():
 def test_layouts_of_stages_as_text_and_as_tables():
     text = "data=1x2,stage=4,schedule=interleaved,micro=8,chunks=3,cut=1x1x1x1x1x1x1x1x1x1x1x2"
     assert spelled(override(digits(), layout_changes(text)).layout) == f"{text},sum=ordered"
-    from multipod.cli.show import _staged
+    from multipod.cli.printing.recipe import stage_tables
 
     layout = Layout((1, 2), pipeline=PipelineSplit(4, schedule="pipemare", micro_batches=4))
     recipe = replace(mlp_small(), layout=layout)
-    first, second = _staged(program_of(recipe, make_mesh(layout)))
+    first, second = stage_tables(program_of(recipe, make_mesh(layout)))
     cells = {column.header: list(column.cells) for column in first.columns}
     assert cells["layers"] == ["first, layer 0", "layer 1, layer 2", "layer 3, layer 4", "layer 5, last"]
     assert cells["parameters"] == ["8,320", "8,320", "8,320", "4,810"]
