@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import jax
 
-from multipod.elastic.straggling import Probe
 from multipod.elastic.worker.jax_world import WorldConnection
 from multipod.elastic.worker.peer_reports import PeerReports
+from multipod.elastic.worker.probe import Probe
 from multipod.elastic.worker.snapshots import Mirror, SnapshotMemory, take_snapshot
 from multipod.elastic.worker.update_buffer import UpdateBuffer
 from multipod.elastic.worker.worker import ElasticWorker
