@@ -94,11 +94,7 @@ class Sum:
     """The messages in which gradients are summed over the data axes.
 
     Attributes:
-<<<<<<< HEAD
-      name: who adds them (`layout.sync.gradient_sum`).
-=======
       name: who adds them (`Sync.gradient_sum`).
->>>>>>> f115ab11bcfabe199292f413a512364ecc85f86f
       devices: that they are summed over.
       messages: how many.
       nbytes: of all of them together, on one device.
