@@ -25,7 +25,7 @@ from multipod.step.specs import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
-    """The model of `recipe` in `parts`: as `layout.cut` says, or of balanced cost.
+    """The model of `recipe` in `parts`: as `layout.pipeline.cut` says, or of balanced cost.
 
     Raises:
       RecipeError: a model that does not say its layers.
