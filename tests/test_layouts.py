@@ -17,13 +17,14 @@ from multipod.layout.compiled import facts_of
 from multipod.layout.fields import from_fields
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
-from multipod.layout.split import ModelSplit
+from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.layout.sync import Sync
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.step.program import program_of
 from multipod.step.state import device_bytes
+from multipod.step.unstaged import UnstagedProgram
 from multipod.train.evaluation import evaluate
 
 MADE = {"words": words, "pictures": pictures}
@@ -275,7 +276,9 @@ def test_axes_that_split_nothing_or_need_other_devices():
     assert "layout.tile=(2, 3) is not 4 devices" in refused(words, model=4, tile=(2, 3))
     assert "needs the angles of whole tensors" in refused(words, (1, 2), gradient_sum="adasum", model=2)
     assert "accumulate=3 does not divide the 8 rows" in refused(functools.partial(words, accumulate=3), (1, 2))
-    assert "whole models, which have no stages" in refused(words, (1, 2), stage=2)
+    staged = words(Layout((1, 2), pipeline=PipelineSplit(2)))
+    with pytest.raises(LayoutError, match="whole models, which have no stages"):
+        _ = UnstagedProgram(staged, make_mesh(staged.layout)).shapes
     clipped = functools.partial(words, optimizer=Sgd(WarmUp(Cosine(1e-3), 0.1), clip=1.0, clip_before_sum=True))
     assert "has none to clip" in refused(clipped, (1, 2), shard_weights=True)
     assert "nothing is gathered" in refused(words, (1, 2), gather_dtype="bfloat16")

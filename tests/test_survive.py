@@ -250,7 +250,7 @@ def test_a_layout_that_the_seats_cannot_carry_is_refused():
     with pytest.raises(LayoutError, match="mesh 2x4 needs 8 devices, and 2 processes have 4"):
         mesh_of_survivors(Layout(mesh=(2, 4)), devices, 2)
     with pytest.raises(
-        LayoutError, match=r"the 1 processes that are left have 2 devices each, and with tiles of model=4"
+        LayoutError, match=r"the 1 processes that are left have 2 devices each, and with replicas of model=4"
     ):
         mesh_of_survivors(Layout(split=ModelSplit(model=4)), {0: jax.devices()[:2]}, 2)
 
