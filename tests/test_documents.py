@@ -495,6 +495,19 @@ def test_contracts_are_in_the_files_that_the_table_names():
             assert re.search(rf"^(class {name}\b|{name} = |{name}: )", text, re.MULTILINE), (name, where)
 
 
+def test_the_glossary_names_what_its_files_hold():
+    """The second cell's names stand in the file of the last."""
+    page = ROOT / "docs" / "glossary.md"
+    words = [row for row in rows(page) if len(row) == 4 and row[0] != "you look for" and set(row[0]) != {"-"}]
+    assert len(words) > 40
+    for theirs, ours, _, where in words:
+        file = PACKAGE / where.strip("`")
+        assert file.is_file(), (theirs, where)
+        names = [name for name in SPAN.findall(ours) if DOTTED.fullmatch(name) or IDENTIFIER.fullmatch(name)]
+        text = file.read_text(encoding="utf-8")
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], (theirs, where)
+
+
 def test_names_are_in_the_files_named_beside_them(tree):
     """Where a text says `SUMS` (`execute/sums.py`), or `Source` in `data/source.py`."""
     beside = re.compile(r"`(\w+)`,? (?:\(|in |of )`([\w/]+\.(?:py|h))`")

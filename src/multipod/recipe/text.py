@@ -96,7 +96,9 @@ def _kind(value: Any) -> str:
 
 def _flat_fields(text: str) -> dict[str, Any]:
     """Returns the fields of a recipe's text in today's form, by the names that `--set` takes."""
-    return {_flat_name(name): value for name, value in _flat(upgrade(tomllib.loads(text))).items()}
+    fields = _flat(upgrade(tomllib.loads(text)))
+    short = {name: _flat_name(name) for name in fields}
+    return {name if short[name] in fields else short[name]: value for name, value in fields.items()}
 
 
 def _flat_name(name: str) -> str:

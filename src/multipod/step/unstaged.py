@@ -160,7 +160,7 @@ class UnstagedProgram:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The same gradients on other devices."""
+        """Makes an update's gradients on other devices."""
         return replay_of(self.placement, self.sync)
 
 

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from multipod.layout.mesh import batch_spec, data_axes, is_split, update_spec
-from multipod.optim.optimizer import RegularizedOptimizer
+from multipod.optim.optimizer import ActsBeforeSum
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import GradientStep
@@ -106,7 +106,7 @@ class GradientSync(abc.ABC):
     def before_sum(self, gradients: Grads) -> Grads:
         """What the optimizer does to each device's gradients before they are summed, if it has such a method."""
         optimizer = self.placement.recipe.optimizer
-        if not isinstance(optimizer, RegularizedOptimizer):
+        if not isinstance(optimizer, ActsBeforeSum):
             return gradients
         return optimizer.before_sum(gradients, self.placement.devices)
 
