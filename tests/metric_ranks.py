@@ -20,7 +20,8 @@ from multipod.errors import MetricError  # noqa: E402
 from multipod.layout.axes import DATA_AXES  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.mesh import make_mesh  # noqa: E402
-from multipod.metrics.hosts import JaxProcesses, gather_parts  # noqa: E402
+from multipod.metrics.hosts import gather_parts  # noqa: E402
+from multipod.metrics.jax_processes import JaxProcesses  # noqa: E402
 from multipod.metrics.ranking import auc  # noqa: E402
 from multipod.metrics.scores import ScoreBuffer, buffered_auc, record_scores, score_buffer  # noqa: E402
 

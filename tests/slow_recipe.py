@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiny_recipe import tiny
 
-from multipod.elastic.straggling import Probe
+from multipod.elastic.worker.probe import Probe
 
 __all__ = ["tiny"]
 

@@ -138,5 +138,5 @@ def test_a_command_is_a_function_and_a_line(monkeypatch):
 
 def test_every_table_is_named_in_the_contribution_guide():
     guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for table in ("ALGORITHMS", "FORMATS", "RECIPES", "COMMANDS", "OPTIMIZERS", "OBSERVERS"):
+    for table in ("ALGORITHMS", "FORMATS", "RECIPES", "COMMANDS", "OPTIMIZERS", "OBSERVERS", "AXES"):
         assert f"`{table}` (" in guide

@@ -41,7 +41,7 @@ def updates_done(folder: Path) -> list[tuple[float, int]]:
 
 
 def fault_effects(folder: Path, ranks: int) -> list[FaultEffect]:
-    """What happened, from the records, in the order of time."""
+    """Reads from the records what happened, in the order of time."""
     seen = updates_done(folder)
     fired = sorted(
         (record for rank in range(ranks) for record in records(folder / f"fired-{rank}.jsonl")), key=lambda r: r["t"]
@@ -79,7 +79,7 @@ class ExampleUse:
 
 
 def compare_examples(disturbed: Path, undisturbed: Path, ranks: int) -> ExampleUse:
-    """From the records of both runs; an update that was done again counts as it was done last."""
+    """Compares the examples of both runs by their records; an update that was done again counts as it was done last."""
     mine, theirs = (_used(folder, ranks) for folder in (disturbed, undisturbed))
     counts = Counter(number for numbers in mine.values() for number in numbers)
     least = min(counts.values(), default=0)
@@ -126,7 +126,7 @@ def read_parameters(run: Path) -> dict[str, np.ndarray]:
 
 
 def largest_difference(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """Between tensors of the same name, over their largest number; infinite if the names or shapes differ."""
+    """The difference between tensors of the same name, over their largest; infinite if names or shapes differ."""
     if left.keys() != right.keys() or any(left[name].shape != right[name].shape for name in left):
         return float("inf")
     floats = [name for name in left if np.issubdtype(left[name].dtype, np.floating) and left[name].size]
@@ -138,7 +138,7 @@ def largest_difference(left: dict[str, np.ndarray], right: dict[str, np.ndarray]
 
 
 def loss_difference(run: Path, other: Path) -> float:
-    """Between the losses of the same updates of two runs, over the largest; infinite if the updates differ.
+    """The difference between the losses of two runs, over the largest; infinite if the updates differ.
 
     Updates done again count as they were done last. Two runs whose sums are rounded otherwise, on more or fewer
     processes, agree in this longer than in their parameters: Adam divides by what small gradients are like, which is

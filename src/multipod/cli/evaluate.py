@@ -13,7 +13,7 @@ from multipod.cli.options import where_options
 from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
-    from multipod.runs.evaluation import Answer, Evaluation
+    from multipod.runs.evaluation import Answer, EvaluationResult
 
 
 @click.command("eval")
@@ -33,7 +33,7 @@ def evaluate(run: Path, at: int | None, tell: int, where: RuntimeOptions) -> Non
         Console().print(answers_table(tell_answers(opened, tell)))
 
 
-def values_table(run: Path, evaluation: "Evaluation") -> Table:
+def values_table(run: Path, evaluation: "EvaluationResult") -> Table:
     """The values of an evaluation; beside those that count examples, how many of how many."""
     count = evaluation.count
     table = Table(title=f"{run} after {evaluation.update} updates", show_header=False)

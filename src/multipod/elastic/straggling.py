@@ -1,47 +1,13 @@
 """Which rank is steadily slower than the others: each times a small fixed computation of its own.
 
 In a synchronous run the slowest rank sets everybody's time, so the times of updates say nothing of who it is. What each
-does alone does: some milliseconds on its first device, about each second, between two updates.
+does alone does: some milliseconds on its first device, about each second (`elastic/worker/probe.py`).
 """
 
 import statistics
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-EVERY_S = 1.0
-SIZE, TIMES = 192, 8
-
-
-class Probe:
-    """Times the computation: `TIMES` products of square matrices, a few milliseconds on a CPU."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        import jax
-        import jax.numpy as jnp
-
-        def work(x: jax.Array) -> jax.Array:
-            for _ in range(TIMES):
-                x = jnp.tanh(x @ x)
-            return x
-
-        device = jax.local_devices()[0]
-        self._x = jax.device_put(jnp.full((SIZE, SIZE), 0.01), device)
-        self._work = jax.jit(work)
-        jax.block_until_ready(self._work(self._x))
-        self._clock, self._last_s = clock, clock()
-
-    def __call__(self) -> float:
-        """Seconds of the computation; 0 if it is not yet time for the next."""
-        import jax
-
-        if self._clock() - self._last_s < EVERY_S:
-            return 0.0
-        start = self._clock()
-        jax.block_until_ready(self._work(self._x))
-        self._last_s = self._clock()
-        return self._last_s - start
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from multipod.errors import LayoutError, nearest
 from multipod.layout.axes import AXES
 from multipod.layout.layout import Layout
-from multipod.layout.rules import Placement, Tensor, place
+from multipod.layout.rules import ParamTensor, Placement, place
 
-Tensors = Mapping[str, Tensor]
+Tensors = Mapping[str, ParamTensor]
 """The parameters of a model by their path."""
 
 

@@ -18,6 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
 from multipod.errors import LayoutError
 from multipod.layout.hlo import Collective, Product, Text
 
@@ -113,7 +118,6 @@ def compile_for(
     Raises:
       LayoutError: no `libtpu`, no such topology, or XLA refuses the program for it.
     """
-    import jax
 
     absent_devices(topology_name)
     arguments = [
@@ -132,7 +136,6 @@ def facts_of_lowered(lowered: Any, topology_name: str, cache: Path | None = None
     Raises:
       LayoutError: XLA refuses the program, most often because it needs more memory than a device has.
     """
-    import jax
 
     file = None if cache is None else cache / f"{_key(lowered, topology_name)}.json"
     if file is not None and (known := _read(file)) is not None:
@@ -162,7 +165,6 @@ def absent_devices(topology_name: str) -> list[Any]:
     Raises:
       LayoutError: no `libtpu`, or it knows no such topology.
     """
-    from jax.experimental import topologies
 
     if not has_libtpu():
         raise LayoutError(
@@ -188,8 +190,6 @@ def absent_mesh(topology_name: str, sizes: Mapping[str, int]) -> Any:
     Raises:
       LayoutError: the sizes do not multiply to the number of devices.
     """
-    import numpy as np
-    from jax.sharding import AxisType, Mesh
 
     devices = sorted(absent_devices(topology_name), key=lambda d: (*reversed(d.coords), d.core_on_chip))
     needed = int(np.prod(list(sizes.values())))
@@ -215,7 +215,6 @@ def has_libtpu() -> bool:
 @contextmanager
 def _no_jax_cache() -> Iterator[None]:
     """JAX's own cache of programs can write those of absent devices and not read them again: it is left out."""
-    import jax
 
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
@@ -229,7 +228,6 @@ def _no_jax_cache() -> Iterator[None]:
 
 
 def _shape(leaf: Any, sharding: Any) -> Any:
-    import jax
 
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

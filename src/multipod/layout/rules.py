@@ -14,7 +14,7 @@ Axes = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ParamTensor:
     """What a layout needs to know of a tensor.
 
     Attributes:
@@ -101,7 +101,7 @@ def parts(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     return math.prod(sizes.get(axis, 1) for axis in axes)
 
 
-def place(path: str, tensor: Tensor, rules: Sequence[Rule], sizes: Mapping[str, int]) -> Placement:
+def place(path: str, tensor: ParamTensor, rules: Sequence[Rule], sizes: Mapping[str, int]) -> Placement:
     """How the tensor at `path` lies on a mesh with axes of `sizes`: the first path rule that fits, or its dims' names.
 
     Axes of size 1 split nothing and are left out.
@@ -124,7 +124,7 @@ def place(path: str, tensor: Tensor, rules: Sequence[Rule], sizes: Mapping[str, 
     return Placement(axes, covered, tuple(_problems(path, tensor, axes, sizes)))
 
 
-def _problems(path: str, tensor: Tensor, axes: Axes, sizes: Mapping[str, int]) -> Iterable[str]:
+def _problems(path: str, tensor: ParamTensor, axes: Axes, sizes: Mapping[str, int]) -> Iterable[str]:
     used = [axis for dim in axes for axis in dim]
     for axis in sorted({axis for axis in used if used.count(axis) > 1}):
         dims = [k for k, names in enumerate(axes) if axis in names]

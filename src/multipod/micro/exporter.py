@@ -13,7 +13,7 @@ from multipod.micro.lowering.lower import Unroll, lower
 from multipod.micro.offline import plan_offline
 from multipod.micro.operators.table import PRIMITIVES
 from multipod.micro.quantising.options import Quantisation
-from multipod.micro.quantising.quantise import Layer, Quantised, quantise
+from multipod.micro.quantising.quantise import OperatorNoise, Quantised, quantise
 from multipod.micro.quantising.ranges import check_calibration
 from multipod.micro.rules import simplify
 from multipod.micro.write import pack_offline_plan, write
@@ -31,7 +31,7 @@ class Exported:
 
     model: bytes
     graph: Graph
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[OperatorNoise, ...] = ()
     quantised: Quantised | None = None
 
 

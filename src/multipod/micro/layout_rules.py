@@ -6,7 +6,7 @@ import numpy as np
 
 from multipod.micro.graph import Op, Tensor, constant
 from multipod.micro.lowering.constants import shrink
-from multipod.micro.match import Const, Match, Rule, make_op, node
+from multipod.micro.match import Const, Match, Rewrite, make_op, node
 from multipod.micro.operators.table import OPERATORS
 
 UNARY, BINARY = (
@@ -155,22 +155,22 @@ _TURN = node("TRANSPOSE", "x", Const("order"), name="turn")
 _TURN2 = node("TRANSPOSE", "y", Const("second"))
 _FLAT = node("RESHAPE", "x", name="reshape")
 
-LAYOUT: list[Rule] = [
-    Rule("reshape of reshape", node("RESHAPE", node("RESHAPE", "x")), _reshape_once),
-    Rule("reshape to the same", node("RESHAPE", "x"), _same_shape),
-    Rule("reshape below f", node(UNARY, _FLAT), _sink_reshape),
-    *(Rule("reshape below a constant", node(BINARY, *operands), _sink_reshape_beside)
+LAYOUT: list[Rewrite] = [
+    Rewrite("reshape of reshape", node("RESHAPE", node("RESHAPE", "x")), _reshape_once),
+    Rewrite("reshape to the same", node("RESHAPE", "x"), _same_shape),
+    Rewrite("reshape below f", node(UNARY, _FLAT), _sink_reshape),
+    *(Rewrite("reshape below a constant", node(BINARY, *operands), _sink_reshape_beside)
       for operands in ((_FLAT, Const("c")), (Const("c"), _FLAT))),
-    Rule("reshape below a reduction", node("SUM|MEAN|REDUCE_MAX|REDUCE_MIN", _FLAT, Const("axes")),
+    Rewrite("reshape below a reduction", node("SUM|MEAN|REDUCE_MAX|REDUCE_MIN", _FLAT, Const("axes")),
          _sink_reshape_reduce),
-    Rule("reshapes below a sum", node(BINARY, _FLAT, node("RESHAPE", "y")), _sink_reshape_pair),
-    Rule("transpose of transpose", node("TRANSPOSE", _TURN, Const("second")), _transpose_twice),
-    Rule("transpose of ones", _TURN, _transpose_of_ones),
-    Rule("transpose below f", node(UNARY, _TURN), _sink_transpose),
-    *(Rule("transpose below a constant", node(BINARY, *operands), _sink_transpose_beside)
+    Rewrite("reshapes below a sum", node(BINARY, _FLAT, node("RESHAPE", "y")), _sink_reshape_pair),
+    Rewrite("transpose of transpose", node("TRANSPOSE", _TURN, Const("second")), _transpose_twice),
+    Rewrite("transpose of ones", _TURN, _transpose_of_ones),
+    Rewrite("transpose below f", node(UNARY, _TURN), _sink_transpose),
+    *(Rewrite("transpose below a constant", node(BINARY, *operands), _sink_transpose_beside)
       for operands in ((_TURN, Const("c")), (Const("c"), _TURN))),
-    Rule("transposes below a sum", node(BINARY, _TURN, _TURN2), _sink_transpose_pair),
-    Rule("transpose below a reduction", node("SUM|MEAN|REDUCE_MAX|REDUCE_MIN", _TURN, Const("axes")),
+    Rewrite("transposes below a sum", node(BINARY, _TURN, _TURN2), _sink_transpose_pair),
+    Rewrite("transpose below a reduction", node("SUM|MEAN|REDUCE_MAX|REDUCE_MIN", _TURN, Const("axes")),
          _sink_transpose_reduce),
-    Rule("transpose below padding", node("PAD|PADV2", _TURN, Const("widths")), _sink_transpose_pad),
+    Rewrite("transpose below padding", node("PAD|PADV2", _TURN, Const("widths")), _sink_transpose_pad),
 ]  # fmt: skip

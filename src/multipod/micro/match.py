@@ -55,7 +55,7 @@ root's output equals; or None: not this one after all."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rewrite:
     """A rewrite: where `pattern` matches, the operator at its root is replaced by what `build` returns."""
 
     name: str
@@ -83,7 +83,7 @@ def becomes(kind: str, *names: str, **options: object) -> Builder:
     return lambda match: [make_op(kind, [match[name] for name in names], match.op.output, match.op.source, **options)]
 
 
-def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
+def rewrite(graph: Graph, rules: Sequence[Rewrite]) -> Graph:
     """The graph after every rule has been applied wherever it fits, again and again; graphs inside it as well."""
     for _ in range(10_000):
         changed = _sweep(graph, rules)
@@ -93,7 +93,7 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
     raise AssertionError("rewrite rules undo each other")
 
 
-def _inside(graph: Graph, rules: Sequence[Rule]) -> Graph:
+def _inside(graph: Graph, rules: Sequence[Rewrite]) -> Graph:
     def deep(op: Op) -> Op:
         if not inner_graphs(op):
             return op
@@ -102,10 +102,10 @@ def _inside(graph: Graph, rules: Sequence[Rule]) -> Graph:
     return replace(graph, ops=tuple(deep(op) for op in graph.ops))
 
 
-def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
+def _sweep(graph: Graph, rules: Sequence[Rewrite]) -> Graph | None:
     """The graph with every match of one pass replaced, or None. Matches of a pass do not share operators."""
     makers, uses = graph.producer, graph.uses
-    by_kind: dict[str, list[Rule]] = {}
+    by_kind: dict[str, list[Rewrite]] = {}
     for rule in rules:
         for kind in rule.pattern.kind.split("|"):
             by_kind.setdefault(kind, []).append(rule)
@@ -138,8 +138,8 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph | None:
 
 
 def _matches(
-    op: Op, rules: Sequence[Rule], makers: Mapping[Tensor, Op], uses: Mapping[Tensor, int]
-) -> Iterator[tuple[Match, Rule]]:
+    op: Op, rules: Sequence[Rewrite], makers: Mapping[Tensor, Op], uses: Mapping[Tensor, int]
+) -> Iterator[tuple[Match, Rewrite]]:
     for rule in rules:
         for match in _op(rule.pattern, op, Match(op, uses=uses, makers=makers), makers):
             yield match, rule

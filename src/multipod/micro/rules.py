@@ -13,7 +13,7 @@ from multipod.micro.graph import Graph, Op, Tensor, constant, merge_equal
 from multipod.micro.layout_rules import LAYOUT
 from multipod.micro.lowering.constants import shrink
 from multipod.micro.lowering.padding import same_padding
-from multipod.micro.match import Builder, Const, Match, Rule, change_op, make_op, node, rewrite
+from multipod.micro.match import Builder, Const, Match, Rewrite, change_op, make_op, node, rewrite
 from multipod.micro.operators.operator import Weighted
 from multipod.micro.operators.slices import TRUSTED_INDEX
 from multipod.micro.operators.table import OPERATORS, weights_of
@@ -244,45 +244,46 @@ def _over_root(match: Match) -> list[Op]:
 
 _PAD = node("PAD", "x", Const("widths"))
 
-TIDY: list[Rule] = [
-    Rule("divide by a constant", node("DIV", "x", Const("c")), _division),
-    Rule("subtract a constant", node("SUB", "x", Const("c")), _difference),
-    Rule("product of products", node("MUL", node("MUL", "x", Const("c")), Const("d")), _two_constants("MUL")),
-    Rule("sum of sums", node("ADD", node("ADD", "x", Const("c")), Const("d")), _two_constants("ADD")),
-    Rule("times one", node("MUL", "x", Const("c")), _identity(1.0)),
-    Rule("plus zero", node("ADD", "x", Const("c")), _identity(0.0)),
-    Rule("NaN is not equal to itself", node("SELECT_V2", node("NOT_EQUAL", "x", "x"), "a", "b"), lambda f: f["b"]
+TIDY: list[Rewrite] = [
+    Rewrite("divide by a constant", node("DIV", "x", Const("c")), _division),
+    Rewrite("subtract a constant", node("SUB", "x", Const("c")), _difference),
+    Rewrite("product of products", node("MUL", node("MUL", "x", Const("c")), Const("d")), _two_constants("MUL")),
+    Rewrite("sum of sums", node("ADD", node("ADD", "x", Const("c")), Const("d")), _two_constants("ADD")),
+    Rewrite("times one", node("MUL", "x", Const("c")), _identity(1.0)),
+    Rewrite("plus zero", node("ADD", "x", Const("c")), _identity(0.0)),
+    Rewrite("NaN is not equal to itself", node("SELECT_V2", node("NOT_EQUAL", "x", "x"), "a", "b"), lambda f: f["b"]
          if f["b"].shape == f.op.output.shape else None),
-    Rule("x / sqrt(v)", node("DIV", "x", node("SQRT", "v"), name="div"), _over_root),
-    *(Rule("broadcast in " + operator.name, node(operator.name, *operands), _drop_broadcast)
+    Rewrite("x / sqrt(v)", node("DIV", "x", node("SQRT", "v"), name="div"), _over_root),
+    *(Rewrite("broadcast in " + operator.name, node(operator.name, *operands), _drop_broadcast)
       for operator in OPERATORS.values() if operator.broadcasts
       for operands in ((node("BROADCAST_TO", "x", name="wide"),), ("y", node("BROADCAST_TO", "x", name="wide")))),
     *TRUSTED_INDEX,
     *LAYOUT,
 ]  # fmt: skip
 
-RECOGNISE: list[Rule] = [
+RECOGNISE: list[Rewrite] = [
     *(rule for operator in OPERATORS.values() for rule in operator.recognised),
-    Rule("squares are not below zero", node("RELU", node("MEAN|SUM", node("SQUARE", "x"))), lambda f: f.op.input(0)),
-    Rule("variance", node("SUB", node("MEAN", node("SQUARE", "x"), Const("axes"), name="squares"),
+    Rewrite("squares are not below zero", node("RELU", node("MEAN|SUM", node("SQUARE", "x"))), lambda f: f.op.input(0)),
+    Rewrite("variance", node("SUB", node("MEAN", node("SQUARE", "x"), Const("axes"), name="squares"),
                           node("SQUARE", node("MEAN", "x", Const("axes2"), name="mean"))), _centred_variance),
     *TIDY,
 ]  # fmt: skip
 
-FOLD: list[Rule] = [
-    Rule("scale into weights", node("MUL", node(WEIGHTED, once=True, name="w"), Const("c")), _fold_scale),
-    Rule("sum into bias", node("ADD", node(WEIGHTED, once=True, name="w"), Const("c")), _fold_bias),
-    Rule("scale of the input into weights",
+FOLD: list[Rewrite] = [
+    Rewrite("scale into weights", node("MUL", node(WEIGHTED, once=True, name="w"), Const("c")), _fold_scale),
+    Rewrite("sum into bias", node("ADD", node(WEIGHTED, once=True, name="w"), Const("c")), _fold_bias),
+    Rewrite("scale of the input into weights",
          node("CONV_2D|DEPTHWISE_CONV_2D|FULLY_CONNECTED", node("MUL", "x", Const("c"), once=True)), _fold_input_scale),
-    Rule("normalisation as product and sum", node("MUL", node("ADD", "x", Const("a"), once=True), Const("m")),
+    Rewrite("normalisation as product and sum", node("MUL", node("ADD", "x", Const("a"), once=True), Const("m")),
          _distribute),
-    Rule("patches into convolution", node("FULLY_CONNECTED", node("CONCATENATION", name="cat")),
+    Rewrite("patches into convolution", node("FULLY_CONNECTED", node("CONCATENATION", name="cat")),
          _convolution_of_patches),
-    Rule("padding into convolution", node("CONV_2D|DEPTHWISE_CONV_2D", _PAD), _fold_padding),
+    Rewrite("padding into convolution", node("CONV_2D|DEPTHWISE_CONV_2D", _PAD), _fold_padding),
 ]  # fmt: skip
 
-FINISH: list[Rule] = [
-    Rule("activation into operator", node("RELU|RELU6|RELU_N1_TO_1", node(FUSING, once=True, name="w")), _fuse),
-    Rule("reduction drops dims", node("RESHAPE", node("MEAN|SUM|REDUCE_MAX|REDUCE_MIN", "x", Const("axes"), once=True,
-                                                      name="reduce")), _reduce_reshape),
+FINISH: list[Rewrite] = [
+    Rewrite("activation into operator", node("RELU|RELU6|RELU_N1_TO_1", node(FUSING, once=True, name="w")), _fuse),
+    Rewrite("reduction drops dims",
+            node("RESHAPE", node("MEAN|SUM|REDUCE_MAX|REDUCE_MIN", "x", Const("axes"), once=True, name="reduce")),
+            _reduce_reshape),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Each optimizer is a dataclass in a file of its own, and `multipod.optim.optimize
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import optax
 
@@ -39,6 +39,27 @@ class Builds(Protocol):
     def build(self, updates: int) -> optax.GradientTransformation:
         """Returns the Optax transformation for a run of `updates`."""
         ...
+
+
+@runtime_checkable
+class ActsBeforeSum(Protocol):
+    """What an optimizer has if each device is to change its own gradients before they are summed."""
+
+    def before_sum(self, gradients: Any, devices: int) -> Any:
+        """Returns what a device sends into the sum over `devices`."""
+        ...
+
+
+@runtime_checkable
+class Clips(Protocol):
+    """What an optimizer has if it limits the global norm of the gradient."""
+
+    clip: float
+
+
+def clip_of(optimizer: Builds) -> float:
+    """The largest global norm of the gradient under this optimizer; 0 is no limit."""
+    return optimizer.clip if isinstance(optimizer, Clips) else 0.0
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Decay(Rate):
 
 @dataclass(frozen=True)
 class Constant(Decay):
-    """The same rate at every update."""
+    """One rate for every update."""
 
     def after(self, warmup: int, updates: int) -> optax.Schedule:
         """Returns the peak for every update."""

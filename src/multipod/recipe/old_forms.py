@@ -36,7 +36,7 @@ def _recipe(old: Table) -> Table:
 
 
 def _optimizer(old: Table) -> Table:
-    """Of one type with the fields of all optimizers and rates, takes what its optimizer read."""
+    """Takes what the optimizer read from an old table, one type with the fields of all optimizers and rates."""
     kind = OPTIMIZERS[old["name"]]
     known = old | {"beta1": old["momentum"], "rules": {"kind": _name(TensorRules)}}
     known["rules"] |= {"skip": old["skip"], "stacked": old["stacked"]}

@@ -34,7 +34,7 @@ class HasLayout(typing.Protocol):
     layout: Layout
 
 
-class Target(NamedTuple):
+class ChangeTarget(NamedTuple):
     """What a dotted name leads to: a field of a draft, or the draft itself where `field` is empty."""
 
     draft: Draft
@@ -152,12 +152,12 @@ def _set(root: Draft, value: Any, name: str, text: str) -> None:
         raise RecipeError(f"{name} is a group of fields. Set one of them: {', '.join(fields)}.")
 
 
-def _group(target: Target) -> Draft | None:
+def _group(target: ChangeTarget) -> Draft | None:
     """Returns the draft at a target; None where a plain value stands."""
     return target.draft.child(target.field) if target.field else target.draft
 
 
-def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> Target:
+def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> ChangeTarget:
     """Returns what a dotted name leads to; if it `wraps`, wrappers are put where the name asks for them."""
     draft = root
     for number, head in enumerate(path[:-1]):
@@ -169,11 +169,11 @@ def _find(root: Draft, path: Sequence[str], wraps: bool = True) -> Target:
         draft = inner
     alias = aliases_of(draft.kind).get(path[-1])
     if alias == "":
-        return Target(draft, "")
+        return ChangeTarget(draft, "")
     return _follow(draft, [path[-1]] if alias is None else alias.split("."), path[:-1], wraps)
 
 
-def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: bool) -> Target:
+def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: bool) -> ChangeTarget:
     """Returns what plain field names lead to from a draft, at the end of `path`."""
     for name in fields[:-1]:
         target = _holder(draft, name, path, wraps)
@@ -184,18 +184,18 @@ def _follow(draft: Draft, fields: Sequence[str], path: Sequence[str], wraps: boo
     return _holder(draft, fields[-1], path, wraps)
 
 
-def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> Target:
+def _holder(draft: Draft, name: str, path: Sequence[str], wraps: bool) -> ChangeTarget:
     """Returns the target of a field: in the draft, in what it wraps, or in the wrapper that is then put around it."""
     if draft.has(name):
-        return Target(draft, name)
+        return ChangeTarget(draft, name)
     inner = draft.child(draft.choice.inside) if draft.kind is draft.choice.wrapper else None
     if inner is not None:
         if inner.has(name):
-            return Target(inner, name)
+            return ChangeTarget(inner, name)
         raise _Unknown(inner, path)
     if wraps and draft.can_wrap(name):
         draft.wrap()
-        return Target(draft, name)
+        return ChangeTarget(draft, name)
     raise _Unknown(draft, path)
 
 

@@ -21,7 +21,7 @@ from multipod.train.evaluation import evaluate as evaluate_state
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What a run makes of its test data.
 
     Attributes:
@@ -39,7 +39,7 @@ class Evaluation:
 
 def evaluate_run(
     run: str | Path | OpenedRun, *, at: int | None = None, options: RuntimeOptions | None = None
-) -> Evaluation:
+) -> EvaluationResult:
     """Evaluates a run, opened or in this folder, on all of its test examples.
 
     Raises:
@@ -48,7 +48,7 @@ def evaluate_run(
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
     sums = evaluate_state(opened.program, opened.state, opened.recipe.data.test())
     values = report_of(opened.recipe.objective, sums)
-    return Evaluation(int(opened.state.update), int(sums["count"]), values, dict(sums))
+    return EvaluationResult(int(opened.state.update), int(sums["count"]), values, dict(sums))
 
 
 @dataclass(frozen=True)

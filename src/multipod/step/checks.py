@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from multipod.errors import LayoutError
 from multipod.layout.compatible import LayoutUse, check_compatible
+from multipod.optim.optimizer import clip_of
 from multipod.recipe.recipe import Recipe
 
 
@@ -18,7 +19,7 @@ def layout_use(recipe: Recipe) -> LayoutUse:
         layout.sync,
         layout.failed,
         accumulate=recipe.accumulate,
-        clip=getattr(optimizer, "clip", 0.0),
+        clip=clip_of(optimizer),
         clip_before_sum=getattr(optimizer, "clip_before_sum", False),
         sparse=getattr(optimizer, "sparse", False),
         bad_updates=recipe.bad_updates.action if recipe.bad_updates.watches else "",

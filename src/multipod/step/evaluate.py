@@ -23,7 +23,7 @@ ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()]
 
 @dataclass(frozen=True)
 class WholeEvaluation:
-    """`program.Evaluation` of a model that is not cut into stages."""
+    """`program.Evaluator` of a model that is not cut into stages."""
 
     placement: MeshPlacement
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from multipod.layout.mesh import batch_sharding, data_devices, replicated
 from multipod.pytrees import Grads, OptState, Params, Statistics
+from multipod.recipe.recipe import Recipe
 from multipod.step.state import Sums
 
 Learnt = tuple[Params, Statistics, OptState]
@@ -34,28 +35,6 @@ class Controls(NamedTuple):
     stop: jax.Array
     limits: jax.Array | None = None
     flip: jax.Array | None = None
-
-
-class UpdateGuard(Protocol):
-    """Decides on the devices whether an update counts."""
-
-    def control_shapes(self) -> Any:
-        """`Controls` as shapes with shardings."""
-        ...
-
-    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
-        """The controls of an update, as arrays on the mesh; all but `stop` are ignored where nobody reads them."""
-        ...
-
-    def disturb(self, gradients: Grads, flip: jax.Array | None) -> Grads:
-        """A device's gradients with the fault that was asked for, int32 [1] as in `Controls`."""
-        ...
-
-    def judge(
-        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
-    ) -> tuple[Learnt, Sums]:
-        """What is kept of an update, and what is told of it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -137,6 +116,16 @@ class Guarded:
         per_example = norm * sums["count"]  # like every sum: divided by the count on the host
         sums = sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": per_example}
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), sums
+
+
+UpdateGuard = Unguarded | Guarded
+"""What decides on the devices whether an update counts, and what the host may tell the update."""
+
+
+def guard_of(recipe: Recipe, mesh: Mesh | AbstractMesh, faulty: bool = False) -> UpdateGuard:
+    """The guard that a recipe asks for; one of a `faulty` program can flip bits."""
+    watches = recipe.bad_updates.watches
+    return Guarded(mesh, watches, faulty) if watches or faulty else Unguarded(mesh)
 
 
 def flip_bit(gradients: Grads, flip: jax.Array | None) -> Grads:

@@ -22,7 +22,7 @@ from multipod.step.unstaged import UnstagedProgram
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A parameter on a device, or several that differ in their layer alone.
 
     Attributes:
@@ -44,9 +44,9 @@ class Part:
     device_bytes: int
 
 
-def parts(program: UnstagedProgram) -> list[Part]:
+def parts(program: UnstagedProgram) -> list[TensorPart]:
     """The parameters of a program, those of equal layers in one line."""
-    found: dict[tuple[Any, ...], Part] = {}
+    found: dict[tuple[Any, ...], TensorPart] = {}
     leaves = jax.tree.leaves(program.shapes.params)
     stored, updated = (flat_specs(specs) for specs in (program.sync.stored_specs, program.sync.specs))
     rows = zip(program.placement.tensors.items(), leaves, stored, updated, strict=True)
@@ -60,7 +60,7 @@ def parts(program: UnstagedProgram) -> list[Part]:
             _axes(update_spec, tensor.shape),
         )
         before = found.get(alike)
-        one = Part(name, 1, *alike[1:], device_bytes(leaf))
+        one = TensorPart(name, 1, *alike[1:], device_bytes(leaf))
         found[alike] = (
             one
             if before is None

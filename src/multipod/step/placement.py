@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from multipod.layout.check import place_tensors
 from multipod.layout.mesh import data_axes, data_devices, names_of, splits_of, to_spec, update_spec
-from multipod.layout.rules import Placement, Tensor
+from multipod.layout.rules import ParamTensor, Placement
 from multipod.nn.dims import dims_of
 from multipod.pytrees import Specs
 from multipod.recipe.recipe import Recipe
@@ -51,12 +51,12 @@ class MeshPlacement:
         return splits_of(self.recipe.layout, self.mesh)
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, ParamTensor]:
         """The parameters by their path, in the order of the tree's leaves."""
         dims = dims_of(self.recipe.model)
         leaves = jax.tree_util.tree_flatten_with_path(self.state.params)[0]
         named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-        return {name: Tensor(leaf.shape, dims.get(name, ()), leaf.dtype.itemsize) for name, leaf in named.items()}
+        return {name: ParamTensor(leaf.shape, dims.get(name, ()), leaf.dtype.itemsize) for name, leaf in named.items()}
 
     @cached_property
     def placements(self) -> dict[str, Placement]:

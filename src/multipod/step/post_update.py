@@ -22,11 +22,10 @@ def post_update_of(recipe: Recipe, optimizer: optax.GradientTransformation) -> P
     """The hook of the recipe's model; nothing, at no cost, for one without `multipod.nn.model.Rearranging`.
 
     Optimizer state moves with the rows that it belongs to; that of new rows begins as the optimizer begins. Where every
-    device has a state of its own (`layout.local_state`), its first dim counts devices.
+    device has a state of its own (`layout.sync.local_state`), its first dim counts devices.
     """
     model = recipe.model
-    names = model.rearranged_params() if isinstance(model, Rearranging) else ()
-    if not isinstance(model, Rearranging) or not names:
+    if not isinstance(model, Rearranging) or not (names := model.rearranged_params()):
         return lambda learnt, update: learnt
     return partial(_rearrange, model, names, optimizer, recipe.layout.sync.local_state)
 

@@ -19,7 +19,7 @@ from multipod.step.state import PortableState, State, Sums
 from multipod.step.unstaged import UnstagedProgram
 
 
-class Evaluation(Protocol):
+class Evaluator(Protocol):
     """How a program evaluates a state."""
 
     def rows(self, examples: int) -> int:
@@ -168,7 +168,7 @@ class Program(Protocol):
         ...
 
     @property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> Evaluator:
         """How a state is evaluated."""
         ...
 
@@ -179,7 +179,7 @@ class Program(Protocol):
 
     @property
     def replay(self) -> Replay | None:
-        """The same gradients on other devices; None where no device can work out a share of a batch alone."""
+        """Makes an update's gradients on other devices; None where no device can work out a share of a batch alone."""
         ...
 
 

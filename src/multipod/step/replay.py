@@ -36,7 +36,7 @@ class Replay:
     sync: GradientSync
 
     def fingerprints(self, state: State, batch: Batch, controls: Controls, shift: int) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the gradients of each share of the batch, every share `shift` devices further than in an update.
+        """Fingerprints of each share's gradients, every share of the batch `shift` devices further than in an update.
 
         Returns uint32 [devices, 2], two sums modulo 2^32 over all bits of the gradients of a share (one of them knows
         the places), and bool [devices], whether a share's loss and gradients are finite; both in the order of the

@@ -37,11 +37,11 @@ class BySize:
 
     @property
     def input_formats(self) -> Any:
-        """Those of the largest."""
+        """The formats of the largest batch's inputs."""
         return self._largest.input_formats
 
     def memory_analysis(self) -> Any:
-        """That of the largest."""
+        """The memory that the largest batch's program takes."""
         return self._largest.memory_analysis()
 
 

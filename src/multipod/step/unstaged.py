@@ -13,7 +13,7 @@ from multipod.layout.mesh import replicated
 from multipod.pytrees import Batch, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.evaluate import WholeEvaluation
-from multipod.step.guard import NO_LIMITS, Controls, Guarded, Unguarded, UpdateGuard
+from multipod.step.guard import NO_LIMITS, Controls, guard_of
 from multipod.step.memory_layout import InputFormats, MemoryLayout, lower_update
 from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import post_update_of
@@ -102,16 +102,9 @@ class UnstagedProgram:
         """Whether an update looks at its own numbers (`step.guard`)."""
         return self.recipe.bad_updates.watches or self.faulty
 
-    @cached_property
-    def guard(self) -> UpdateGuard:
-        """What decides whether an update counts."""
-        return (
-            Guarded(self.mesh, self.recipe.bad_updates.watches, self.faulty) if self.watched else Unguarded(self.mesh)
-        )
-
     def controls(self, stop: int = 0, limits: tuple[float, float] = NO_LIMITS, flip: int = 0) -> Controls:
         """What an update is told beside its batch."""
-        return self.guard.controls(stop, limits, flip)
+        return self.step.guard.controls(stop, limits, flip)
 
     def place_batch(self, host: HostBatch, rows: np.ndarray, total: int, formats: InputFormats | None = None) -> Batch:
         """A host batch on the mesh."""
@@ -122,7 +115,8 @@ class UnstagedProgram:
     @cached_property
     def step(self) -> UpdateStep:
         """The parts of an update."""
-        return UpdateStep(self.placement, self.sync, post_update_of(self.recipe, self.placement.optimizer), self.guard)
+        post_update = post_update_of(self.recipe, self.placement.optimizer)
+        return UpdateStep(self.placement, self.sync, post_update, guard_of(self.recipe, self.mesh, self.faulty))
 
     def update(self, state: State, batch: Batch, controls: Controls) -> tuple[State, Sums]:
         """One update, to be compiled."""
@@ -136,7 +130,7 @@ class UnstagedProgram:
     def _lowered(self, example: HostBatch, layout: MemoryLayout = "") -> jax.stages.Lowered:
         out = jax.tree.map(lambda leaf: leaf.sharding, self.shapes), replicated(self.mesh)
         batch = self.placement.batches.shapes(example)
-        return lower_update(self.update, self.shapes, batch, self.guard.control_shapes(), out, layout)
+        return lower_update(self.update, self.shapes, batch, self.step.guard.control_shapes(), out, layout)
 
     def compile_update(self, layout: MemoryLayout = "") -> Callable[[State, Batch, Controls], tuple[State, Sums]]:
         """`update`, compiled; for batches of several sizes, one program for each."""
@@ -160,7 +154,7 @@ class UnstagedProgram:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The same gradients on other devices."""
+        """Makes an update's gradients on other devices."""
         return replay_of(self.placement, self.sync)
 
 

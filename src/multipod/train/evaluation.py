@@ -15,7 +15,7 @@ from multipod.data.reading import InputOptions
 from multipod.data.source import HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
-from multipod.metrics.hosts import JaxProcesses
+from multipod.metrics.jax_processes import JaxProcesses
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import report_of
 from multipod.metrics.scores import batched_auc

@@ -1,4 +1,4 @@
-"""What the loop is handed and calls, and what may end it from outside: it knows nothing of who stands behind these."""
+"""Hooks that the loop calls, and what may end it from outside; it does not know who stands behind them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ class WorldLeft(Exception):
 
 
 class Faults(Protocol):
-    """What goes wrong in a process on purpose, asked by the loop around each update."""
+    """Faults on purpose in a process; the loop asks for them around each update."""
 
     sticky: bool
     """Whether a bit that is flipped stays so when the update is done again."""
@@ -30,7 +30,7 @@ class Faults(Protocol):
     """Whether a bit is to flip in some process: the update must then be compiled for it."""
 
     def of_run(self, checkpoints: Path, world: int = 0) -> "Faults":
-        """These faults, told where the run saves, and the number of the world that it is in."""
+        """Notes where the run saves, and the number of its world; returns the faults."""
         ...
 
     def before(self, update: int, given: Callable[[], list[int]]) -> int:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from jax._src import distributed
+
 
 def service() -> Any:
     """Returns this process's client of JAX's coordination service; None where the process is alone."""
-    from jax._src import distributed
-
     return distributed.global_state.client

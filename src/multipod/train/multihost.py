@@ -1,4 +1,4 @@
-"""What the processes of a run must decide once, and the same."""
+"""Agreement among the processes of a run: barriers, broadcasts, and checks that they are the same."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def barrier(name: str, timeout_s: float) -> None:
 
 
 def broadcast_from_0(decide: Callable[[], str]) -> str:
-    """The text that `decide` returns on process 0, on all processes.
+    """Returns, on all processes, the text that `decide` returns on process 0.
 
     Raises:
       RunFolderError: on all processes, if `decide` refused on process 0.
@@ -58,24 +58,26 @@ def broadcast_from_0(decide: Callable[[], str]) -> str:
 
 
 def assert_same(identity: str) -> None:
-    """Refuses to train with processes of which one has another `identity` (`train.member.identity`).
+    """Refuses to train with processes of which one has another `identity` (`elastic.worker.worker.identity_of`).
 
     All processes call it at the same point; it is a message between all of them.
 
     Raises:
       ClusterError: on all processes, with every process that differs from the first.
     """
-    said = gather_lines(identity)
-    others = [f"process {number} has {one}" for number, one in enumerate(said) if one != said[0]]
+    identities = gather_lines(identity)
+    others = [f"process {number} has {theirs}" for number, theirs in enumerate(identities) if theirs != identities[0]]
     if others:
         raise ClusterError(
-            "not all processes would train the same:\n  " + "\n  ".join([f"process 0 has {said[0]}", *others]) + "\n"
+            "not all processes would train the same:\n  "
+            + "\n  ".join([f"process 0 has {identities[0]}", *others])
+            + "\n"
             "Use the same versions, recipe and data on all hosts."
         )
 
 
 def gather_lines(line: str) -> list[str]:
-    """What every process said, in the order of the processes, without those that said nothing.
+    """Returns the line of every process, in the order of the processes, without empty ones.
 
     All processes call it at the same point; it is a message between all of them.
     """
@@ -86,4 +88,4 @@ def gather_lines(line: str) -> list[str]:
     message[: len(encoded)] = encoded
     rows = np.asarray(multihost_utils.process_allgather(message)).reshape(-1, SHORT)
     lines = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
-    return [said for said in lines if said]
+    return [text for text in lines if text]

@@ -35,7 +35,7 @@ class Finding:
 
 
 def compare_placements(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]) -> Finding:
-    """From the fingerprints of each placement k, in which share s is worked out by device s + k (mod devices).
+    """Compares the fingerprints of each placement k, in which device s + k (mod devices) works out share s.
 
     Raises:
       ValueError: the devices differ so widely that no few of them can be wrong: their results depend on neighbours.
@@ -69,16 +69,16 @@ def find_cause(program: Program, before: State, batch: Batch, controls: Controls
     tried = [replay.fingerprints(before, batch, controls, shift % devices) for shift in shifts]
     hosts = multihost.gather_lines(socket.gethostname())
     try:
-        found = compare_placements([words for words, _ in tried], [finite for _, finite in tried])
+        finding = compare_placements([words for words, _ in tried], [finite for _, finite in tried])
     except ValueError as error:
         return f"bad again in place; elsewhere {error}, which their talk with neighbours may explain"
-    if found.devices:
-        named = ", ".join(_named(program, device, hosts) for device in found.devices)
-        which = "" if found.sure else "one of "
+    if finding.devices:
+        named = ", ".join(_named(program, device, hosts) for device in finding.devices)
+        which = "" if finding.sure else "one of "
         return f"bad chip: {which}{named} works out other bits than others do from the same examples"
     rows = program.rows // devices
-    if found.shares:
-        first = ", ".join(f"{share * rows} to {(share + 1) * rows - 1}" for share in found.shares[:4])
+    if finding.shares:
+        first = ", ".join(f"{share * rows} to {(share + 1) * rows - 1}" for share in finding.shares[:4])
         return f"bad batch: rows {first} are not finite on {len(tried)} different devices, bit for bit"
     return f"bad batch: {len(tried)} different devices agree bit for bit on every share"
 

@@ -31,7 +31,7 @@ class CheckpointStore(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until all is committed; raises CheckpointError."""
+        """Waits until all is committed; raises CheckpointError."""
         ...
 
 
@@ -44,7 +44,7 @@ class RetryingSaver:
 
     Args:
       store: of checkpoints; None saves nothing.
-      tell: is told each save, and each failure.
+      notify: given each save, and each failure.
       clock: in seconds.
       sleep: waits.
     """
@@ -52,11 +52,11 @@ class RetryingSaver:
     def __init__(
         self,
         store: CheckpointStore | None,
-        tell: Callable[[Event], None],
+        notify: Callable[[Event], None],
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store, self._tell, self._clock, self._sleep = store, tell, clock, sleep
+        self._store, self._notify, self._clock, self._sleep = store, notify, clock, sleep
         self._failures = self._next = 0
 
     def is_owed(self, update: int) -> bool:
@@ -77,10 +77,10 @@ class RetryingSaver:
         except CheckpointError as error:
             self._next = update + min(2**self._failures, LONGEST_PAUSE)
             self._failures += 1
-            self._tell(SaveFailed(update, str(error).splitlines()[0], self._next, self._clock() - start))
+            self._notify(SaveFailed(update, str(error).splitlines()[0], self._next, self._clock() - start))
         else:
             self._failures = 0
-            self._tell(Saved(update, self._clock() - start))
+            self._notify(Saved(update, self._clock() - start))
 
     def save_last(self, state: State, update: int) -> None:
         """Saves and waits until it is on disk.
@@ -98,11 +98,11 @@ class RetryingSaver:
             except CheckpointError as error:
                 if pause_s is None:
                     raise
-                self._tell(SaveFailed(update, str(error).splitlines()[0], update, self._clock() - start))
+                self._notify(SaveFailed(update, str(error).splitlines()[0], update, self._clock() - start))
                 self._sleep(pause_s)
                 start = self._clock()
             else:
-                self._tell(Saved(update, self._clock() - start))
+                self._notify(Saved(update, self._clock() - start))
                 return
 
     def settle(self, update: int) -> None:
@@ -112,4 +112,4 @@ class RetryingSaver:
             if self._store is not None:
                 self._store.wait()
         except CheckpointError as error:
-            self._tell(SaveFailed(update, str(error).splitlines()[0], update, self._clock() - start))
+            self._notify(SaveFailed(update, str(error).splitlines()[0], update, self._clock() - start))

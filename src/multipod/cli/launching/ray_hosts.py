@@ -31,7 +31,7 @@ Command = Callable[[int, str], tuple[Sequence[str], Mapping[str, str]]]
 
 @dataclass(frozen=True)
 class RayResources:
-    """What Ray sets aside for a process."""
+    """Resources that Ray sets aside for a process."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -39,7 +39,7 @@ class RayResources:
 
 @dataclass(repr=False)  # Ray puts the name of an actor before each of its lines
 class RayHost:
-    """What runs in an actor: one process, and what it said last."""
+    """An actor's process, and the last lines of its output."""
 
     process: subprocess.Popen[bytes] | None = None
     folder: str = ""
@@ -61,7 +61,7 @@ class RayHost:
         self.process, ours = spawn_rank(1, command, {**os.environ, **environment})
         assert self.process.stdout is not None
         with ours, self.process.stdout as output:
-            threading.Thread(target=self._hear, args=(ours.dup(),), daemon=True).start()
+            threading.Thread(target=self._read_beats, args=(ours.dup(),), daemon=True).start()
             for line in output:
                 text = line.decode(errors="replace").rstrip("\n")
                 self.lines = [*self.lines[-19:], text]
@@ -74,7 +74,7 @@ class RayHost:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
-    def _hear(self, beats: socket.socket) -> None:
+    def _read_beats(self, beats: socket.socket) -> None:
         with suppress(OSError, ValueError), beats, beats.makefile() as lines:
             for line in lines:
                 beat = json.loads(line)
@@ -100,34 +100,34 @@ def run_on_ray(command: Command, processes: int, address: str, each: RayResource
         with count_signals() as early:  # of its own: Ray sets a handler for SIGTERM
             ray.init(address=address, log_to_driver=True, include_dashboard=False if here else None, **here)
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ClusterError(
-            f"--ray {address}: {said}. Start a cluster with `ray start --head`, or say local."
+            f"--ray {address}: {reason}. Start a cluster with `ray start --head`, or say local."
         ) from error
     try:
         made = ray.remote(num_cpus=each.cpus, num_gpus=each.gpus, max_concurrency=4)(RayHost)
         hosts = [made.remote() for _ in range(processes)]
-        with count_signals() as presses:
-            presses.count = early.count
-            meeting = _met(ray, hosts, presses)
-            if meeting is None:
+        with count_signals() as stops:
+            stops.count = early.count
+            coordinator = _wait_for_hosts(ray, hosts, stops)
+            if coordinator is None:
                 return RunOutcome(INTERRUPTED, reason=BEFORE_FIRST)
-            if not meeting:
+            if not coordinator:
                 raise ClusterError(
                     f"--ray {address}: no room for {processes} processes of {each.cpus:g} CPUs and {each.gpus:g} GPUs "
                     f"in {START_S:.0f} s; the cluster has {ray.cluster_resources()}. Ask for fewer."
                 )
             cwd = os.getcwd()
-            refs = [host.run.remote(rank, *command(rank, meeting), cwd) for rank, host in enumerate(hosts)]
-            return _watched(ray, hosts, refs, presses)
+            refs = [host.run.remote(rank, *command(rank, coordinator), cwd) for rank, host in enumerate(hosts)]
+            return _watch(ray, hosts, refs, stops)
     finally:
         ray.shutdown()
 
 
-def _met(ray: Any, hosts: Sequence[Any], presses: StopSignals) -> str | None:
-    """Where the processes meet, once Ray has placed all actors; empty if it does not in time, None if interrupted."""
+def _wait_for_hosts(ray: Any, hosts: Sequence[Any], stops: StopSignals) -> str | None:
+    """The coordinator's address, once Ray has placed all actors; empty if it does not in time, None if interrupted."""
     refs, until_s = [host.address.remote() for host in hosts], time.monotonic() + START_S
-    while not presses.count:
+    while not stops.count:
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=POLL_S)
         if len(ready) == len(refs):
             address: str = ray.get(refs[0])
@@ -137,14 +137,14 @@ def _met(ray: Any, hosts: Sequence[Any], presses: StopSignals) -> str | None:
     return None
 
 
-def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: StopSignals) -> RunOutcome:
+def _watch(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], stops: StopSignals) -> RunOutcome:
     """Waits for all, or for the first that fails."""
     waiting, ended, asked = list(refs), dict[int, dict[str, Any]](), False
     while waiting:
         ready, waiting = ray.wait(waiting, timeout=POLL_S)
-        if presses.count > 1:
+        if stops.count > 1:
             return _outcome(ended, INTERRUPTED, "the run was interrupted twice, and all processes were killed")
-        if presses.count and not asked:
+        if stops.count and not asked:
             asked = True
             hosts[0].stop.remote()
         for ref in ready:
@@ -156,19 +156,19 @@ def _watched(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], presses: StopS
                 return _outcome(ended, 1, lost, rank)
             code = ended[rank]["code"]
             if code not in (0, INTERRUPTED) and not asked:
-                return _failed(ray, hosts, refs, ended)
-    stopped = any(one["code"] == INTERRUPTED for one in ended.values())
+                return _blame(ray, hosts, refs, ended)
+    stopped = any(end["code"] == INTERRUPTED for end in ended.values())
     return _outcome(ended, INTERRUPTED if stopped else 0, "the run was interrupted" if stopped else "")
 
 
-def _failed(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int, Any]) -> RunOutcome:
-    """Who was the cause among those that end within a moment of the first: one that lost a peer is none."""
+def _blame(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int, Any]) -> RunOutcome:
+    """Finds the cause among the ranks that end within a moment of the first: one that lost a peer is none."""
     late, _ = ray.wait([ref for rank, ref in enumerate(refs) if rank not in ended], num_returns=1, timeout=2 * POLL_S)
     for ref in late:
         with suppress(ray.exceptions.RayError):
             ended[refs.index(ref)] = ray.get(ref)
     victims = (0, INTERRUPTED, PeerLostError.exit_code, -signal.SIGABRT)
-    causes = [rank for rank, one in ended.items() if one["code"] not in victims] or list(ended)
+    causes = [rank for rank, end in ended.items() if end["code"] not in victims] or list(ended)
     for host in hosts:
         ray.kill(host)
     rank, code = causes[0], ended[causes[0]]["code"]
@@ -177,7 +177,7 @@ def _failed(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int
 
 
 def _outcome(ended: Mapping[int, dict[str, Any]], code: int, reason: str, culprit: int | None = None) -> RunOutcome:
-    folder = next((one["folder"] for one in ended.values() if one["folder"]), "")
-    saved = [one["saved"] for one in ended.values() if one["saved"] is not None]
+    folder = next((end["folder"] for end in ended.values() if end["folder"]), "")
+    saved = [end["saved"] for end in ended.values() if end["saved"] is not None]
     lines = tuple(ended[culprit]["lines"]) if culprit is not None and culprit in ended else ()
     return RunOutcome(code, culprit, reason, lines=lines, folder=folder, saved=max(saved, default=None))

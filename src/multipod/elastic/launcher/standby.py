@@ -1,4 +1,4 @@
-"""How the launcher starts a process, and processes that wait, with all imported, for the place of one that ended.
+"""Starts processes, and processes that wait, with all imported, for the place of one that ended.
 
 Most of a restart is the start of Python, `import jax`, Orbax, the recipe's own packages, and then compiling: many
 seconds on a busy machine. A `StandbyProcess` has that behind it, and has met the others that wait. It receives what it
@@ -53,7 +53,7 @@ def spawn_rank(
 
 @dataclass(frozen=True)
 class StandbyProcess:
-    """A process that waits: what it was started with, and the socket on which it hears."""
+    """A process that waits: what it was started with, and the socket over which its command comes."""
 
     process: subprocess.Popen
     socket: socket.socket
@@ -71,7 +71,7 @@ class StandbyProcess:
 
     @property
     def run_environment(self) -> dict[str, str]:
-        """Its environment once it waits no more."""
+        """The environment of the process once it waits no more."""
         return {name: value for name, value in self.environment.items() if name != STANDBY_VARIABLE}
 
     def end(self) -> None:

@@ -140,7 +140,7 @@ class _Progress:
 
 @dataclass
 class _Replacements:
-    """For which ranks another process is started: not for one of another recipe, nor for one that keeps dying early."""
+    """Knows the ranks for which no other process is started: of another recipe, or dying early again and again."""
 
     show: LineSink
     reaped: set[int] = field(default_factory=set)
@@ -203,7 +203,7 @@ class _ElasticRun:
         self.world, self.progress = _CurrentWorld(), _Progress()
         self.replacements, self.stragglers = _Replacements(show), _StragglerWatch(policy, show)
         self.kill_reasons: dict[int, str] = {}  # of ranks that the launcher itself ended
-        self.interrupted_pid = -1  # the process that was told of an interrupt
+        self.interrupted_pid = -1  # the process that an interrupt was passed on to
 
     @property
     def ranks(self) -> list[Rank]:

@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 import jax.extend.backend
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax
 
 from multipod.elastic.sockets import ESTABLISHED, LISTENING, list_sockets
 from multipod.elastic.world import World
@@ -36,17 +38,17 @@ class WorldConnection:
         self.peer_ports: set[int] = set()
 
     def publish(self, name: str, text: str) -> None:
-        """Puts `text` where all processes of this world can read it, as what this one says of `name`."""
+        """Puts `text` where all processes of this world can read it, as what this one publishes as `name`."""
         self.client.key_value_set(f"multipod/{name}/{self.world.process_of(self.rank)}", text)
 
     def collect(self, name: str, look: Callable[[], None]) -> list[str]:
-        """What each process posted as `name`, in their order, once all did; `look` raises to end the wait."""
+        """Returns what each process published as `name`, in order, once all did; `look` raises to end the wait."""
         folder = f"multipod/{name}/"
         while True:
             look()
-            found = {key.rsplit("/", 1)[1]: text for key, text in self.client.key_value_dir_get(folder)}
-            if len(found) == len(self.world.ranks):
-                return [found[str(process)] for process in range(len(self.world.ranks))]
+            texts = {key.rsplit("/", 1)[1]: text for key, text in self.client.key_value_dir_get(folder)}
+            if len(texts) == len(self.world.ranks):
+                return [texts[str(process)] for process in range(len(self.world.ranks))]
             time.sleep(POLL_S)
 
     def cut(self) -> int:
@@ -55,13 +57,13 @@ class WorldConnection:
         Each leads to a port that gloo listens on, here (`ports`) or at a peer (`peer_ports`, once that is known).
         One of its ends would do, but from a host that is cut off nothing is heard. Returns how many were.
         """
-        found = 0
+        count = 0
         for descriptor, local, remote in list_sockets(ESTABLISHED):
             if local in self.ports or remote in self.peer_ports:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
-                    found += 1
-        return found
+                    count += 1
+        return count
 
 
 def join(world: World, rank: int, silent_s: float) -> WorldConnection:
@@ -73,9 +75,6 @@ def join(world: World, rank: int, silent_s: float) -> WorldConnection:
     Raises:
       PeerLostError: some process did not come.
     """
-    from jax._src import distributed
-    from jax._src.lib import _jax
-
     client = _jax.get_distributed_runtime_client(
         world.address,
         world.process_of(rank),
@@ -112,8 +111,6 @@ def keep_compiled() -> None:
     JAX keeps what process 0 compiles, for all; but on CPU a program's key differs between processes, and the others
     would compile all of it anew at each start and in each world.
     """
-    from jax._src import distributed
-
     if jax.default_backend() == "cpu":
         distributed.global_state.process_id = 0  # the devices know their process; nothing else here asks this
 
@@ -123,8 +120,6 @@ def leave(connection: WorldConnection | None) -> None:
 
     Without a connection only what is left of an abandoned world is forgotten, not closed.
     """
-    from jax._src import distributed
-
     state: Any = distributed.global_state
     state.client = state.preemption_sync_manager = None
     state.process_id, state.num_processes = 0, 1  # of devices that somebody asks for before the next world is joined
@@ -139,8 +134,6 @@ def leave(connection: WorldConnection | None) -> None:
 
 def has_devices() -> bool:
     """Whether JAX has made this process's devices: it can then join no world but by `join`."""
-    from jax._src import xla_bridge
-
     return bool(xla_bridge.backends_are_initialized())
 
 

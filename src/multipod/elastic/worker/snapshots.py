@@ -9,7 +9,7 @@ it (`_Gathering`), by a sum to which only one process gives anything.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from multipod.pytrees import Pytree, Shapes
 
 Key = tuple[int, tuple[int, ...]]
 """A piece of the state: the number of its leaf, and where it begins in each dim."""
@@ -44,7 +46,7 @@ class Snapshot:
 
 @dataclass
 class SnapshotMemory:
-    """What one process keeps: the last two snapshots.
+    """The last two snapshots of one process.
 
     Attributes:
       every: updates between two.
@@ -59,7 +61,7 @@ class SnapshotMemory:
         self.snapshots = [*(old for old in self.snapshots[-1:] if old.stamp[0] < snapshot.stamp[0]), snapshot]
 
     def manifest(self) -> str:
-        """What is here, for the others to read."""
+        """The pieces of all snapshots, as text for the other processes."""
         return json.dumps(
             [
                 [
@@ -93,12 +95,12 @@ class CopyChoice:
 
     @property
     def source(self) -> str:
-        """As `Regrouped` names it."""
+        """Where the state comes from, in the words of `Regrouped`."""
         return "mirror" if self.mirrored else "memory" if self.local else "peers"
 
 
-def take_snapshot(state: Any, stamp: Stamp) -> Snapshot:
-    """A copy of what this process's devices hold of `state`, each piece once. Waits for the devices."""
+def take_snapshot(state: Pytree, stamp: Stamp) -> Snapshot:
+    """Copies what this process's devices hold of `state`, each piece once. Waits for the devices."""
     pieces: dict[Key, np.ndarray] = {}
     for number, leaf in enumerate(jax.tree.leaves(state)):
         for shard in leaf.addressable_shards:
@@ -108,30 +110,32 @@ def take_snapshot(state: Any, stamp: Stamp) -> Snapshot:
     return Snapshot(stamp, pieces)
 
 
-def sole_pieces(shapes: Any) -> dict[int, dict[Key, tuple[int, ...]]]:
-    """By process, the pieces that it alone holds: what dies with it, and what is mirrored."""
-    found: dict[int, dict[Key, tuple[int, ...]]] = {}
+def sole_pieces(shapes: Shapes) -> dict[int, dict[Key, tuple[int, ...]]]:
+    """The pieces that each process alone holds: what dies with it, and what is mirrored."""
+    sole: dict[int, dict[Key, tuple[int, ...]]] = {}
     for key, (shape, owners) in _owners(shapes).items():
         if len(owners) == 1:
-            found.setdefault(min(owners), {})[key] = shape
-    return found
+            sole.setdefault(min(owners), {})[key] = shape
+    return sole
 
 
-def mirror_bytes(shapes: Any) -> int:
+def mirror_bytes(shapes: Shapes) -> int:
     """Bytes that the busiest process sends to its neighbour, and that one keeps, at each copy."""
     kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-    sizes = [sum(_nbytes(shape, kinds[key[0]]) for key, shape in own.items()) for own in sole_pieces(shapes).values()]
+    sizes = [
+        sum(_nbytes(shape, kinds[key[0]]) for key, shape in pieces.items()) for pieces in sole_pieces(shapes).values()
+    ]
     return max(sizes, default=0)
 
 
-def copy_bytes(shapes: Any) -> int:
+def copy_bytes(shapes: Shapes) -> int:
     """Bytes of a copy of what this process's devices hold, each piece once."""
     kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
     here = jax.process_index()
     return sum(_nbytes(shape, kinds[key[0]]) for key, (shape, owners) in _owners(shapes).items() if here in owners)
 
 
-def _owners(shapes: Any) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
+def _owners(shapes: Shapes) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
     owners: dict[Key, tuple[tuple[int, ...], set[int]]] = {}
     for number, leaf in enumerate(jax.tree.leaves(shapes)):
         part = leaf.sharding.shard_shape(leaf.shape)
@@ -146,9 +150,9 @@ class Mirror:
     One `ppermute` of all its bytes. Nothing is sent where nothing is held alone, or by a process alone in its world.
     """
 
-    def __init__(self, shapes: Any, mesh: Mesh) -> None:
+    def __init__(self, shapes: Shapes, mesh: Mesh) -> None:
         self.kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-        self.alone = sole_pieces(shapes)
+        self.sole = sole_pieces(shapes)
         self.ring = _one_each(mesh)
         self.size = -(-mirror_bytes(shapes) // 4)
         count = self.ring.size
@@ -165,16 +169,16 @@ class Mirror:
             return snapshot
         here = jax.process_index()
         row = np.zeros(self.size, np.uint32)
-        _write(row, (snapshot.pieces[key] for key in sorted(self.alone.get(here, {}))))
+        _write(row, (snapshot.pieces[key] for key in sorted(self.sole.get(here, {}))))
         sent = self._moved(_rows(self.ring, row))
-        theirs = self.alone.get((here - 1) % self.ring.size, {})
+        theirs = self.sole.get((here - 1) % self.ring.size, {})
         received = np.array(sent.addressable_shards[0].data)[0]
         parts = _read(received, [(theirs[key], self.kinds[key[0]]) for key in sorted(theirs)])
         kept = dict(zip(sorted(theirs), parts, strict=True))
         return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept))
 
 
-def choose_copy(manifests: Sequence[str], shapes: Any) -> CopyChoice | None:
+def choose_copy(manifests: Sequence[str], shapes: Shapes) -> CopyChoice | None:
     """The newest copy that is whole between processes with these manifests; None if there is none.
 
     A pure function of its arguments: all processes choose alike.
@@ -194,68 +198,68 @@ def choose_copy(manifests: Sequence[str], shapes: Any) -> CopyChoice | None:
                     filled = volumes.setdefault(stamp, {})
                     filled[number] = filled.get(number, 0) + size
                 having.append(process)
-    whole = {number: leaf.size for number, leaf in enumerate(jax.tree.leaves(shapes))}
+    sizes = {number: leaf.size for number, leaf in enumerate(jax.tree.leaves(shapes))}
     for stamp in sorted(holders, reverse=True):
-        if volumes[stamp] == whole:
-            found = {key: tuple(processes) for key, processes in holders[stamp].items()}
-            local = all(len(processes) == len(manifests) for processes in found.values())
-            return CopyChoice(stamp, found, local, mirrored=found.keys() != originals.get(stamp, set()))
+        if volumes[stamp] == sizes:
+            pieces_of = {key: tuple(processes) for key, processes in holders[stamp].items()}
+            local = all(len(processes) == len(manifests) for processes in pieces_of.values())
+            return CopyChoice(stamp, pieces_of, local, mirrored=pieces_of.keys() != originals.get(stamp, set()))
     return None
 
 
-def restore_copy(choice: CopyChoice, own: Snapshot | None, shapes: Any, mesh: Mesh) -> Any:
+def restore_copy(choice: CopyChoice, snapshot: Snapshot | None, shapes: Shapes, mesh: Mesh) -> Pytree:
     """The state of `choice` on this mesh, split as `shapes` says. All processes of the mesh call it.
 
     Leaf after leaf becomes whole in the memory of the host, then the devices take their parts of it: a process needs
     room for `CHUNK_BYTES` or the largest leaf, whichever is more, twice.
     """
     leaves, structure = jax.tree.flatten(shapes)
-    gathering = _Gathering(choice, own, mesh)
+    gathering = _Gathering(choice, snapshot, mesh)
     results = []
     for batch in _chunks(leaves):
-        for number, whole in zip(batch, gathering.whole([(number, leaves[number]) for number in batch]), strict=True):
+        for number, full in zip(batch, gathering.gather([(number, leaves[number]) for number in batch]), strict=True):
             leaf = leaves[number]
-            results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, partial(_part, whole)))
+            results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, partial(_slice, full)))
     return jax.tree.unflatten(structure, results)
 
 
 class _Gathering:
     """Makes leaves whole on every process, of the pieces that each has."""
 
-    def __init__(self, choice: CopyChoice, own: Snapshot | None, mesh: Mesh) -> None:
-        self.choice, self.own = choice, own
+    def __init__(self, choice: CopyChoice, snapshot: Snapshot | None, mesh: Mesh) -> None:
+        self.choice, self.snapshot = choice, snapshot
         self.ring = _one_each(mesh)
-        rows, whole = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
-        self._summed: Any = jax.jit(_added, in_shardings=rows, out_shardings=whole)
+        rows, replicated = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
+        self._summed: Any = jax.jit(_sum_rows, in_shardings=rows, out_shardings=replicated)
 
-    def whole(self, leaves: Sequence[tuple[int, Any]]) -> list[np.ndarray]:
-        made = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves]
+    def gather(self, leaves: Sequence[tuple[int, jax.ShapeDtypeStruct]]) -> list[np.ndarray]:
+        full = [np.zeros(leaf.shape, leaf.dtype) for _, leaf in leaves]
         here = jax.process_index()
-        places = {number: place for place, (number, _) in enumerate(leaves)}
+        order = {number: index for index, (number, _) in enumerate(leaves)}
         for key, processes in self.choice.holders.items():
-            if key[0] in places and here in processes and (self.choice.local or here == processes[0]):
-                assert self.own is not None
-                piece = self.own.pieces[key]
-                made[places[key[0]]][_index(key[1], piece.shape)] = piece
+            if key[0] in order and here in processes and (self.choice.local or here == processes[0]):
+                assert self.snapshot is not None
+                piece = self.snapshot.pieces[key]
+                full[order[key[0]]][_index(key[1], piece.shape)] = piece
         if self.choice.local:
-            return made
-        size = -(-sum(array.nbytes for array in made) // 4)
+            return full
+        size = -(-sum(array.nbytes for array in full) // 4)
         row = np.zeros(1 << max(8, (size - 1).bit_length()), np.uint32)  # few sizes, so few programs
-        _write(row, made)
+        _write(row, full)
         total = np.array(self._summed(_rows(self.ring, row)).addressable_shards[0].data)
         return _read(total, [(leaf.shape, leaf.dtype) for _, leaf in leaves])
 
 
-def _part(whole: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-    part: np.ndarray = whole[index]
+def _slice(full: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    part: np.ndarray = full[index]
     return part
 
 
-def _added(rows: jax.Array) -> jax.Array:
+def _sum_rows(rows: jax.Array) -> jax.Array:
     return rows.sum(axis=0, dtype=jnp.uint32)
 
 
-def _chunks(leaves: Sequence[Any]) -> Iterator[list[int]]:
+def _chunks(leaves: Sequence[jax.ShapeDtypeStruct]) -> Iterator[list[int]]:
     batch: list[int] = []
     filled = 0
     for number, leaf in enumerate(leaves):
@@ -281,7 +285,7 @@ def _rows(ring: Mesh, row: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback((ring.size, len(row)), sharding, lambda index: row[None])
 
 
-def _write(row: np.ndarray, arrays: Any) -> None:
+def _write(row: np.ndarray, arrays: Iterable[np.ndarray]) -> None:
     """The bytes of `arrays`, one after the other, into `row`."""
     target, at = row.view(np.uint8), 0
     for array in arrays:
@@ -289,7 +293,7 @@ def _write(row: np.ndarray, arrays: Any) -> None:
         at += array.nbytes
 
 
-def _read(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
+def _read(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[np.ndarray]:
     """The inverse of `_write`, given shapes and dtypes."""
     source, at, arrays = row.view(np.uint8), 0, []
     for shape, kind in parts:
@@ -299,7 +303,7 @@ def _read(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], Any]]) -> list
     return arrays
 
 
-def _nbytes(shape: Sequence[int], kind: Any) -> int:
+def _nbytes(shape: Sequence[int], kind: np.dtype) -> int:
     return math.prod(shape) * np.dtype(kind).itemsize
 
 

@@ -8,6 +8,7 @@ and it ends at its next look at the clock or when its time-out comes.
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -189,8 +190,6 @@ def _report_broken(worker: ElasticWorker, world: World, error: BaseException) ->
 
 def identity_of(recipe_text: str, versions: dict[str, Any], data: dict[str, str]) -> str:
     """What processes must have in common to train together, as one line of text a person can read."""
-    import zlib
-
     parts = [f"{name} {versions[name]}" for name in ("multipod", "jax", "jaxlib") if name in versions]
     return ", ".join(
         [

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from multipod.micro.graph import Op, Tensor, constant
-from multipod.micro.match import Builder, Const, Match, Rule, becomes, change_op, make_op, node
+from multipod.micro.match import Builder, Const, Match, Rewrite, becomes, change_op, make_op, node
 from multipod.micro.operators.arithmetic import FUSED
 from multipod.micro.operators.formula import FormulaWriter, formula_of
 from multipod.micro.operators.operator import AnyScale, AsTable, FixedScale, Operator, Options, SameScale
@@ -19,7 +19,7 @@ from multipod.micro.operators.values import ACTIVATIONS, elementwise
 # --- what is recognised ---------------------------------------------------------------------------------------------
 
 
-def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
+def _bounds(kind: str, low: float, high: float) -> tuple[Rewrite, Rewrite]:
     """Rules for a function that keeps its input between two numbers, in either order."""
 
     def build(match: Match) -> list[Op] | None:
@@ -30,8 +30,8 @@ def _bounds(kind: str, low: float, high: float) -> tuple[Rule, Rule]:
 
     name = kind.lower()
     return (
-        Rule(name, node("MINIMUM", node("MAXIMUM", "x", Const("low")), Const("high")), build),
-        Rule(f"{name}, the other way", node("MAXIMUM", node("MINIMUM", "x", Const("high")), Const("low")), build),
+        Rewrite(name, node("MINIMUM", node("MAXIMUM", "x", Const("low")), Const("high")), build),
+        Rewrite(f"{name}, the other way", node("MAXIMUM", node("MINIMUM", "x", Const("high")), Const("low")), build),
     )
 
 
@@ -94,10 +94,10 @@ _TANH_GATE = node("TANH", node("MUL", node("ADD", "x", node("MUL", _CUBE, Const(
 _ERF_GATE = node("ERF", node("MUL", "x", Const(number=_ROOT_HALF)))
 
 _GELU = (
-    Rule("gelu by erfc", node("MUL", node("MUL", "x", Const(number=_HALF)),
+    Rewrite("gelu by erfc", node("MUL", node("MUL", "x", Const(number=_HALF)),
                               node("ERFC", node("MUL", "x", Const(number=-_ROOT_HALF)))),
          becomes("GELU", "x", approximate=False)),
-    *(Rule(f"gelu by {name}, {where}", pattern, becomes("GELU", "x", approximate=name == "tanh"))
+    *(Rewrite(f"gelu by {name}, {where}", pattern, becomes("GELU", "x", approximate=name == "tanh"))
       for name, gate in (("tanh", _TANH_GATE), ("erf", _ERF_GATE))
       for where, pattern in {
           "half inside": node("MUL", "x", node("MUL", node("ADD", gate, Const(number=1.0)), Const(number=_HALF))),
@@ -144,7 +144,7 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
         quantised=SameScale(("int8",)), in_place=True,
         recognised=(
             *_bounds("RELU6", 0.0, 6.0),
-            Rule("relu6 of relu", node("MINIMUM", node("RELU", "x"), Const(number=6.0)), becomes("RELU6", "x")),
+            Rewrite("relu6 of relu", node("MINIMUM", node("RELU", "x"), Const(number=6.0)), becomes("RELU6", "x")),
         ),
     ),
     _activation(
@@ -153,20 +153,20 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
     ),
     _activation(
         "RELU", jax.nn.relu, versions={"int8": (2, "2.1.0"), "int16": (3, "2.5.0")}, quantised=AnyScale(("int8",)),
-        in_place=True, recognised=(Rule("relu", node("MAXIMUM", "x", Const(number=0.0)), _relu),),
+        in_place=True, recognised=(Rewrite("relu", node("MAXIMUM", "x", Const(number=0.0)), _relu),),
     ),
     Operator(
         "LEAKY_RELU", Options(75, {"alpha": (0, "float32", 0)}), since="1.13.1", elementwise=1, in_place=True,
         versions={"int8": (2, "2.3.0"), "int16": (2, "2.3.0")}, quantised=AnyScale(),
         evaluate=lambda op, xs: jnp.where(xs[0] >= 0, xs[0], op.options["alpha"] * xs[0]),
         recognised=(
-            Rule("leaky relu", node("SELECT_V2", _POSITIVE, "x", _BELOW), _leaky),
-            Rule("leaky relu as a maximum", node("MAXIMUM", "x", _BELOW), _leaky),
+            Rewrite("leaky relu", node("SELECT_V2", _POSITIVE, "x", _BELOW), _leaky),
+            Rewrite("leaky relu as a maximum", node("MAXIMUM", "x", _BELOW), _leaky),
         ),
     ),
     _activation(
         "ELU", jax.nn.elu, since="1.14.0", quantised=AnyScale(("int8",)),
-        recognised=(Rule("elu", node("SELECT_V2", _POSITIVE, "x",
+        recognised=(Rewrite("elu", node("SELECT_V2", _POSITIVE, "x",
                                      node("EXPM1", node("SELECT_V2", _POSITIVE, Const(number=0.0), "x"))),
                          becomes("ELU", "x")),),
     ),
@@ -174,9 +174,9 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
         "HARD_SWISH", jax.nn.hard_swish, options=Options(91), since="1.15.0", quantised=AnyScale(("int8",)),
         in_place=True,
         recognised=(
-            Rule("hard swish", node("MUL", "x", node("MUL", _SHIFTED6, Const(number=1 / 6))),
+            Rewrite("hard swish", node("MUL", "x", node("MUL", _SHIFTED6, Const(number=1 / 6))),
                  becomes("HARD_SWISH", "x")),
-            Rule("hard swish, later", node("MUL", node("MUL", "x", _SHIFTED6), Const(number=1 / 6)),
+            Rewrite("hard swish, later", node("MUL", node("MUL", "x", _SHIFTED6), Const(number=1 / 6)),
                  becomes("HARD_SWISH", "x")),
         ),
     ),
@@ -186,7 +186,7 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
     ),
     _activation(
         "SOFTPLUS", jax.nn.softplus, quantised=AsTable(), formula=formula_of(_softplus),
-        recognised=(Rule("softplus", node("ADD", node("RELU", "x"), node("LOG1P", node("EXP", node(
+        recognised=(Rewrite("softplus", node("ADD", node("RELU", "x"), node("LOG1P", node("EXP", node(
             "MUL", node("ABS", "x"), Const(number=-1.0))))), becomes("SOFTPLUS", "x")),),
     ),
     Operator(
@@ -194,16 +194,16 @@ OPERATORS = (  # RELU6 before RELU: of max(min(x, 6), 0) both match the maximum
         evaluate=lambda op, xs: jax.nn.softmax(op.options["beta"] * xs[0], axis=-1),
         quantised=FixedScale({"int8": (1 / 256, -128), "int16": (1 / 32768, 0)}),
         recognised=(
-            Rule("softmax", node("DIV", _EXP, node("SUM", _EXP, Const("axes2"))), _softmax("SOFTMAX", beta=1.0)),
-            Rule("softmax without a maximum", node("DIV", _FREE_EXP, node("SUM", _FREE_EXP, Const("axes"))),
+            Rewrite("softmax", node("DIV", _EXP, node("SUM", _EXP, Const("axes2"))), _softmax("SOFTMAX", beta=1.0)),
+            Rewrite("softmax without a maximum", node("DIV", _FREE_EXP, node("SUM", _FREE_EXP, Const("axes"))),
                  _softmax("SOFTMAX", beta=1.0)),
-            Rule("softmax of a multiple", node("SOFTMAX", node("MUL", "x", Const("c"))), _beta),
+            Rewrite("softmax of a multiple", node("SOFTMAX", node("MUL", "x", Const("c"))), _beta),
         ),
     ),
     Operator(
         "LOG_SOFTMAX", Options(36), since="1.14.0", versions={"int8": (2, "1.14.0")},
         evaluate=lambda op, xs: jax.nn.log_softmax(xs[0], axis=-1), quantised=FixedScale({"int8": (16 / 256, 127)}),
-        recognised=(Rule("log softmax", node("SUB", node("SUB", "x", node("REDUCE_MAX", "x", Const("axes"))),
+        recognised=(Rewrite("log softmax", node("SUB", node("SUB", "x", node("REDUCE_MAX", "x", Const("axes"))),
                                              node("LOG", node("SUM", _EXP, Const("axes2")))),
                          _softmax("LOG_SOFTMAX")),),
     ),

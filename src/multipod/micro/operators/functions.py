@@ -11,13 +11,13 @@ from jax import lax
 from multipod.micro.graph import Tensor, constant
 from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
-from multipod.micro.match import Const, Rule, becomes, node
+from multipod.micro.match import Const, Rewrite, becomes, node
 from multipod.micro.operators.formula import FormulaWriter, formula_of
 from multipod.micro.operators.operator import AsTable, FixedScale, Operator, Options
 from multipod.micro.operators.values import elementwise
 
 ONE = np.ones((), np.float32)
-LOGISTIC = Rule(
+LOGISTIC = Rewrite(
     "logistic",
     node("DIV", Const(number=1.0), node("ADD", node("EXP", node("MUL", "x", Const(number=-1.0))), Const(number=1.0))),
     becomes("LOGISTIC", "x"),

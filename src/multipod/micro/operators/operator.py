@@ -6,7 +6,7 @@ from typing import Any
 
 from multipod.micro.graph import Op
 from multipod.micro.lowering.lower import PrimitiveRule
-from multipod.micro.match import Rule
+from multipod.micro.match import Rewrite
 from multipod.micro.schema import FIRST_RUNTIME, NUMBERS
 
 Evaluate = Callable[[Op, Sequence[Any]], Any]
@@ -119,7 +119,7 @@ class Operator:
     broadcasts: bool = False
     fuses: bool = False
     primitives: Mapping[str, PrimitiveRule] = field(default_factory=dict)
-    recognised: Sequence[Rule] = ()
+    recognised: Sequence[Rewrite] = ()
     formula: Formula | None = None
 
     def __post_init__(self) -> None:

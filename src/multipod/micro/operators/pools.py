@@ -11,7 +11,7 @@ from multipod.micro.lowering.constants import shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.lowering.moves import emit_pad, emit_reshape
 from multipod.micro.lowering.padding import padding_of, same_padding, sizes_after
-from multipod.micro.match import Const, Match, Rule, change_op, node
+from multipod.micro.match import Const, Match, Rewrite, change_op, node
 from multipod.micro.operators.operator import Operator, Options, SameScale
 from multipod.micro.operators.values import apply_activation
 
@@ -113,7 +113,7 @@ OPERATORS = (
     Operator(
         "AVERAGE_POOL_2D", OPTIONS, versions={"int8": (2, "1.14.0"), "int16": (3, "2.3.0")}, evaluate=_evaluate,
         quantised=SameScale(), primitives={"reduce_window_sum": _pool("AVERAGE_POOL_2D")},
-        recognised=(Rule("average without the padding", node("MUL", _PADDED_POOL, Const("c")), _average_of_inside),),
+        recognised=(Rewrite("average without the padding", node("MUL", _PADDED_POOL, Const("c")), _average_of_inside),),
     ),
     Operator(
         "MAX_POOL_2D", OPTIONS, versions={"int8": (2, "1.14.0"), "int16": (3, "2.3.0")}, evaluate=_evaluate,

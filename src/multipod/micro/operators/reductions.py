@@ -11,7 +11,7 @@ from multipod.micro.graph import Op
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, PrimitiveRule, Value
 from multipod.micro.lowering.moves import emit_reshape
-from multipod.micro.match import Const, Match, Rule, is_all, node
+from multipod.micro.match import Const, Match, Rewrite, is_all, node
 from multipod.micro.operators.operator import AnyScale, Operator, Options, SameScale
 
 REDUCE = Options(27, {"keep_dims": (0, "bool", 0)})
@@ -100,7 +100,7 @@ OPERATORS = (
     _reduction(
         "MEAN", jnp.mean, since="1.6.0", versions={"int8": (2, "1.14.0"), "int16": (3, "2.4.0")}, quantised=AnyScale(),
         recognised=(
-            Rule("mean", node("MUL", node("SUM", "x", Const("axes"), name="sum"), Const("c")), _mean),
+            Rewrite("mean", node("MUL", node("SUM", "x", Const("axes"), name="sum"), Const("c")), _mean),
         ),
     ),
     _reduction(

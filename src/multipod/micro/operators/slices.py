@@ -11,7 +11,7 @@ from multipod.micro.graph import Op, Tensor
 from multipod.micro.lowering.constants import ints, shape_of
 from multipod.micro.lowering.lower import CannotLowerError, Lowering, Value
 from multipod.micro.lowering.moves import emit_reshape, emit_slice, emit_transpose
-from multipod.micro.match import Const, Match, Rule, change_op, node
+from multipod.micro.match import Const, Match, Rewrite, change_op, node
 from multipod.micro.operators.operator import Operator, Options, SameScale
 
 
@@ -143,8 +143,8 @@ _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_ax
 _WRAP = node("SELECT_V2", node("LESS", "i", Const("zero")), node("ADD", "i", Const()), "i")
 
 TRUSTED_INDEX = (
-    Rule("index that may be negative", node("GATHER", "table", _WRAP), _index),
-    Rule("index that may be negative, reshaped", node("GATHER", "table", node("RESHAPE", _WRAP, name="flat")),
+    Rewrite("index that may be negative", node("GATHER", "table", _WRAP), _index),
+    Rewrite("index that may be negative, reshaped", node("GATHER", "table", node("RESHAPE", _WRAP, name="flat")),
          _index_reshaped),
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ BIAS_LIMIT = 2**30
 
 
 @dataclass(frozen=True)
-class Layer:
+class OperatorNoise:
     """How well an operator's output survives: signal over quantisation noise on the calibration set, in decibels."""
 
     name: str
@@ -88,7 +88,7 @@ class Quantised:
         hook = self.rounding()
         return jax.jit(lambda *xs: [evaluate(self.graph, xs, hook)[t] for t in self.graph.outputs])
 
-    def layers(self, arrays: Sequence[np.ndarray], reference: Graph | None = None) -> list[Layer]:
+    def layers(self, arrays: Sequence[np.ndarray], reference: Graph | None = None) -> list[OperatorNoise]:
         """The error of each operator, against `reference` (the graph before quantising, whose tensors are ours)."""
         tensors = float_tensors(self.graph)
         exact, rounded = compile_values(reference or self.graph), compile_values(self.graph, hook=self.rounding())
@@ -102,7 +102,7 @@ class Quantised:
         for tensor, s, n in zip(tensors, signal, noise, strict=True):
             op = makers.get(tensor)
             db = 10 * np.log10(s / n) if n > 0 and s > 0 else np.inf
-            rows.append(Layer(tensor.name, op.kind if op else "input", float(db), op.source if op else ""))
+            rows.append(OperatorNoise(tensor.name, op.kind if op else "input", float(db), op.source if op else ""))
         return rows
 
 

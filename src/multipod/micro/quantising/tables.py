@@ -12,23 +12,23 @@ import numpy as np
 
 from multipod.micro.evaluate import run
 from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sort_ops, substitute
-from multipod.micro.match import Const, Rule, make_op, node, rewrite
+from multipod.micro.match import Const, Rewrite, make_op, node, rewrite
 from multipod.micro.quantising.kernels import becomes_table, is_joinable
 
 
 def prepare(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
     """The float graph written with what has integer kernels: squares as products, quotients as products, tables."""
     rules = [
-        Rule("square", node("SQUARE", "x"), lambda f: [make_op("MUL", [f["x"], f["x"]], f.op.output, f.op.source)]),
-        Rule("quotient of a constant", node("DIV", Const("c"), "y"), lambda f: _quotient(f.op, f["c"], f["y"])),
-        Rule("quotient", node("DIV", "x", "y"), lambda f: _quotient(f.op, f["x"], f["y"])),
+        Rewrite("square", node("SQUARE", "x"), lambda f: [make_op("MUL", [f["x"], f["x"]], f.op.output, f.op.source)]),
+        Rewrite("quotient of a constant", node("DIV", Const("c"), "y"), lambda f: _quotient(f.op, f["c"], f["y"])),
+        Rewrite("quotient", node("DIV", "x", "y"), lambda f: _quotient(f.op, f["x"], f["y"])),
     ]
     if activations == "int16":  # TFLM's RELU has no int16 kernel, its MAXIMUM has
         zero = constant(np.zeros((), np.float32))
         rules.append(
-            Rule("relu", node("RELU", "x"), lambda f: [make_op("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)])
+            Rewrite("relu", node("RELU", "x"), lambda f: [make_op("MAXIMUM", [f["x"], zero], f.op.output, f.op.source)])
         )
-        rules.append(Rule("relu6", node("RELU6", "x"), lambda f: _relu6(f.op, f["x"])))
+        rules.append(Rewrite("relu6", node("RELU6", "x"), lambda f: _relu6(f.op, f["x"])))
     graph = rewrite(graph, [rule for rule in rules if rule.pattern.kind not in keep_float])
     if activations == "int16":
         return graph

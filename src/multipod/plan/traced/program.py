@@ -19,7 +19,7 @@ from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowere
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
-from multipod.optim.optimizer import Builds
+from multipod.optim.optimizer import Builds, clip_of
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan.machine import Machine
 from multipod.plan.placing import on_machine
@@ -254,7 +254,7 @@ def _arguments(program: Program) -> tuple[Any, Any]:
 def _layers(recipe: Recipe) -> int:
     """How many parts the model can be cut into; 1 if it cannot be cut."""
     try:
-        return len(layers_of(recipe)) if not getattr(recipe.optimizer, "clip", 0) else 1
+        return len(layers_of(recipe)) if not clip_of(recipe.optimizer) else 1
     except RecipeError:
         return 1
 

@@ -20,7 +20,7 @@ from multipod.step.state import State, Sums
 
 @dataclass(frozen=True)
 class StagedEvaluation:
-    """`program.Evaluation` of a model in stages."""
+    """`program.Evaluator` of a model in stages."""
 
     placement: StagePlacement
 

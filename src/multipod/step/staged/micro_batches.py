@@ -13,6 +13,9 @@ from multipod.pytrees import Batch, Specs
 from multipod.step.specs import WHOLE
 from multipod.step.state import State, update_key
 
+STAGE_AXIS = "stage"
+"""The axis of the mesh whose devices hold the stages."""
+
 
 def cut_rows(batch: Batch, mesh: Mesh | AbstractMesh, count: int) -> Batch:
     """[count, rows of a micro-batch over all data devices, ...]: each device's rows in `count` parts."""
@@ -42,5 +45,5 @@ def over_stages(
     function: Callable[..., Any], mesh: Mesh | AbstractMesh, in_specs: tuple[Specs, ...], out_specs: Specs
 ) -> Callable[..., Any]:
     """`function` in `jax.shard_map`, manual over the stages and the data axes, automatic over all others."""
-    names = {*data_axes(mesh), "stage"}
+    names = {*data_axes(mesh), STAGE_AXIS}
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)

@@ -17,6 +17,7 @@ from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
 from multipod.nn.logical_axes import Splits, logical_axis_rules
 from multipod.nn.padding import padding_mask
+from multipod.optim.optimizer import clip_of
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
@@ -24,7 +25,7 @@ from multipod.step.specs import state_specs
 
 
 def cut_of(recipe: Recipe, parts: int) -> Cut:
-    """The model of `recipe` in `parts`: as `layout.cut` says, or of balanced cost.
+    """The model of `recipe` in `parts`: as `layout.pipeline.cut` says, or of balanced cost.
 
     Raises:
       RecipeError: a model that does not say its layers.
@@ -60,7 +61,7 @@ def pipe_of(
       RecipeError: a model that does not say its layers, or a global limit on the gradient.
       LayoutError, ScheduleError: see `check_cut`.
     """
-    if getattr(recipe.optimizer, "clip", 0):
+    if clip_of(recipe.optimizer):
         conflict = conflict_of("pipeline", "clip")
         raise RecipeError(f"recipe {recipe.name}: optimizer.clip {conflict.reason}. {conflict.remedy}")
     made, layers = proof.schedule, layers_of(recipe)

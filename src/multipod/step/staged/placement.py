@@ -14,7 +14,7 @@ from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.pipeline.pipe import Pipe
 from multipod.layout.check import place_tensors
 from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded_batch, replicated, splits_of, to_spec
-from multipod.layout.rules import Tensor
+from multipod.layout.rules import ParamTensor
 from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import Cut, micro_batches
 from multipod.nn.dims import dims_of
@@ -132,7 +132,7 @@ class StagePlacement:
             return {}
         dims = dims_of(self.recipe.model)
         shapes: dict[str, Any] = shapes_of(self.recipe.model)  # type: ignore[arg-type]
-        tensors = {name: Tensor(s.shape, dims.get(name, ()), s.dtype.itemsize) for name, s in shapes.items()}
+        tensors = {name: ParamTensor(s.shape, dims.get(name, ()), s.dtype.itemsize) for name, s in shapes.items()}
         return {name: to_spec(placed.axes) for name, placed in place_tensors(self.recipe.layout, tensors).items()}
 
     @cached_property

@@ -19,7 +19,7 @@ from multipod.step.guard import NO_LIMITS, Controls, Unguarded
 from multipod.step.memory_layout import InputFormats, MemoryLayout, lower_update
 from multipod.step.staged.convert import StagedConversion
 from multipod.step.staged.evaluate import StagedEvaluation
-from multipod.step.staged.micro_batches import cut_rows, micro_keys, over_stages
+from multipod.step.staged.micro_batches import STAGE_AXIS, cut_rows, micro_keys, over_stages
 from multipod.step.staged.pipe import join_params
 from multipod.step.staged.placement import StagePlacement
 from multipod.step.staged.state import pipe_state, with_pipe_state
@@ -135,7 +135,7 @@ class StagedProgram:
 
     def sum_alone(self) -> Callable[[Grads], Grads]:
         """The gradient sum over the data axes as a program of its own, to be timed."""
-        stage = jax.tree.map(lambda _: PartitionSpec("stage"), self.shapes.params)
+        stage = jax.tree.map(lambda _: PartitionSpec(STAGE_AXIS), self.shapes.params)
         summed = lambda gradients: add_first_dim(self.placement.pipe.sum_gradients(drop_first_dim(gradients)))  # noqa: E731
         return jax.jit(over_stages(summed, self.mesh, (stage,), stage))
 

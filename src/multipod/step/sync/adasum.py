@@ -14,7 +14,7 @@ from multipod.collectives.adasum import leaves
 from multipod.execute.adasum.devices import combine_tree
 from multipod.execute.adasum.operator import refuse_poisoned
 from multipod.layout.axes import DATA_AXES
-from multipod.layout.mesh import topology_of
+from multipod.layout.mesh import batch_spec, topology_of
 from multipod.pytrees import Grads, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.specs import data_specs, tensor_names
@@ -91,7 +91,7 @@ class AdasumOfChanges(_Adasum):
 
     def optimizer_specs(self, optimizer: OptState) -> Specs:
         """Each device's state on that device."""
-        return jax.tree.map(lambda _: self.device_spec, optimizer)
+        return jax.tree.map(lambda _: batch_spec(self.placement.mesh), optimizer)
 
     def visible_state(self, optimizer: OptState) -> OptState:
         """The optimizers' states: they run inside `over_data`."""
@@ -113,7 +113,7 @@ class AdasumOfChanges(_Adasum):
     @property
     def reduced_specs(self) -> Specs:
         """How the data axes split the changes, and the optimizers' states."""
-        return data_specs(self.placement.mesh, self.specs), self.device_spec
+        return data_specs(self.placement.mesh, self.specs), batch_spec(self.placement.mesh)
 
     def apply(self, reduced: Pytree, optimizer: OptState, params: Params) -> tuple[Params, OptState]:
         """The parameters with the combined changes, and the optimizers' states."""

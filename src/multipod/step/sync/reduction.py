@@ -58,7 +58,7 @@ class Reduction:
         return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
 
     def gather(self, tree: Params) -> Params:
-        """Tensors whole over the data axes, of the shares that `specs` says, in `layout.gather_dtype`."""
+        """Tensors whole over the data axes, of the shares that `specs` says, in the sync's `gather_dtype`."""
         return self._on_parts(self._gather)(_cast(tree, self.layout.sync.gather_dtype))
 
     def of(self, places: Sequence[int]) -> "Reduction":

@@ -9,7 +9,7 @@ from multipod.pytrees import Batch, Grads, OptState, Params, Specs, Statistics
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import GradientStep
 from multipod.step.loss import Aside, Loss
-from multipod.step.sync.sync import GradientSync, Report
+from multipod.step.sync.sync import GradientSync, Report, combine_alone
 
 GATHERED = "gathered"
 """The name of weights that were gathered for use: what the backward pass gathers again and does not keep."""
@@ -33,7 +33,7 @@ class _StoredShares(GradientSync):
 
     def sum_alone(self) -> Callable[[Params], Params]:
         """The gathering and the sum as a program of its own, to be timed; takes stored parameters."""
-        return jax.jit(lambda params: self.combine_alone(self.all_gather(params)))
+        return jax.jit(lambda params: combine_alone(self, self.all_gather(params)))
 
     def _gather_for_use(self, shares: Params) -> Params:
         """Whole weights, a layer in a message; their gradients become sums of shares."""

@@ -6,7 +6,7 @@ from multipod.step.sync.sync import GradientSync, Report
 
 
 class SummedGradients(GradientSync):
-    """Sums gradients, whole or (`layout.shard_update`, ZeRO-1) in shares, and gathers the updated weights."""
+    """Sums gradients, whole or (`layout.sync.shards_update`, ZeRO-1) in shares, and gathers the updated weights."""
 
     @staticmethod
     def serves(recipe: Recipe) -> bool:

@@ -10,8 +10,8 @@ import jax
 import optax
 from jax.sharding import PartitionSpec
 
-from multipod.layout.mesh import batch_spec, data_axes, is_split, update_spec
-from multipod.optim.optimizer import RegularizedOptimizer
+from multipod.layout.mesh import data_axes, is_split, update_spec
+from multipod.optim.optimizer import ActsBeforeSum
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import GradientStep
@@ -31,7 +31,7 @@ class GradientSync(abc.ABC):
 
     An update calls, on each device inside `over_data`: `with_weights`, `differentiate`, `reduce`; and on global arrays
     outside of it: `apply`, `gather`. What a class does not say is as in the plain way: weights and optimizer state are
-    kept by every device, or, under `layout.shard_update`, the optimizer's state is split over them (ZeRO-1).
+    kept by every device, or, under `layout.sync.shards_update`, the optimizer's state is split over them (ZeRO-1).
 
     Attributes:
       order: the places of the parameters in the order in which their gradients are sent; empty is their own order.
@@ -106,7 +106,7 @@ class GradientSync(abc.ABC):
     def before_sum(self, gradients: Grads) -> Grads:
         """What the optimizer does to each device's gradients before they are summed, if it has such a method."""
         optimizer = self.placement.recipe.optimizer
-        if not isinstance(optimizer, RegularizedOptimizer):
+        if not isinstance(optimizer, ActsBeforeSum):
             return gradients
         return optimizer.before_sum(gradients, self.placement.devices)
 
@@ -147,13 +147,7 @@ class GradientSync(abc.ABC):
 
     def sum_alone(self) -> Callable[[Params], Params]:
         """The sum and the gathering as a program of its own, to be timed; takes stored parameters for gradients."""
-        return jax.jit(lambda params: self.all_gather(self.combine_alone(params)))
-
-    def combine_alone(self, params: Params) -> Params:
-        """`combine` of global arrays that are whole over the data axes."""
-        mesh = self.placement.mesh
-        whole, shares = (data_specs(mesh, specs) for specs in (self.placement.base, self.specs))
-        return over_data(lambda tree: self.combine(tree)[0], mesh, (whole,), shares)(params)
+        return jax.jit(lambda params: self.all_gather(combine_alone(self, params)))
 
     @cached_property
     def reduction(self) -> Reduction:
@@ -161,7 +155,9 @@ class GradientSync(abc.ABC):
         placement = self.placement
         return Reduction(placement.recipe.layout, placement.mesh, self.specs, placement.base, self.order)
 
-    @property
-    def device_spec(self) -> PartitionSpec:
-        """The spec of arrays whose first dim counts devices."""
-        return batch_spec(self.placement.mesh)
+
+def combine_alone(sync: GradientSync, params: Params) -> Params:
+    """`GradientSync.combine` of global arrays that are whole over the data axes."""
+    mesh = sync.placement.mesh
+    whole, shares = (data_specs(mesh, specs) for specs in (sync.placement.base, sync.specs))
+    return over_data(lambda tree: sync.combine(tree)[0], mesh, (whole,), shares)(params)

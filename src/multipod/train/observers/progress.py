@@ -55,20 +55,20 @@ class UpdateWindow:
             self.examples += event.rate * event.step_s
 
     def values(self) -> list[str]:
-        """Such as `loss 0.2345` and `accuracy 92.31 %`: means over the updates, the loss first."""
+        """Returns a text such as `loss 0.2345` and `accuracy 92.31 %`: means over the updates, the loss first."""
         named = sorted(self.sums.items(), key=lambda item: item[0] != "loss")
         return [text.value_text(name, total / self.updates) for name, total in named]
 
     def rate(self, unit: str) -> list[str]:
-        """Such as `48,211 images/s`; empty if no update was timed."""
+        """Returns a text such as `48,211 images/s`; empty if no update was timed."""
         return [f"{text.rate_text(self.examples / self.step_s)} {unit}/s"] if self.step_s > 0 else []
 
     def step(self) -> list[str]:
-        """Such as `12.3 ms/step`; empty if no update was timed."""
+        """Returns a text such as `12.3 ms/step`; empty if no update was timed."""
         return [f"{text.milliseconds(self.step_s / self.timed)}/step"] if self.step_s > 0 else []
 
     def data(self) -> list[str]:
-        """Such as `data wait 3 %`; empty if no update was timed."""
+        """Returns a text such as `data wait 3 %`; empty if no update was timed."""
         return [f"data wait {self.data_s / self.step_s:.0%}".replace("%", " %")] if self.step_s > 0 else []
 
 
@@ -107,7 +107,7 @@ class _RunProgress:
         return window
 
     def left(self) -> list[str]:
-        """Such as `48 s left`, at the mean pace since the first update, evaluations included."""
+        """Returns a text such as `48 s left`, at the mean pace since the first update, evaluations included."""
         if self._first is None or self.update == self._first[0]:
             return []
         pace_s = (self.clock() - self._first[1]) / (self.update - self._first[0])

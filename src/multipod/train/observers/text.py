@@ -33,7 +33,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
 
 
 def goodput_rows(ended: Ended) -> list[tuple[str, str]]:
-    """Such as `goodput: 83.1 % of 4 min 2 s; compile 8.1 s, start 5.0 s, repeated 2.2 s (12 updates)`."""
+    """Returns rows such as `goodput: 83.1 % of 4 min 2 s; compile 8.1 s, repeated 2.2 s (12 updates)`."""
     if not ended.run_s > 0:
         return []
     lost = sorted(ended.lost_s.items(), key=lambda item: -item[1])
@@ -51,13 +51,13 @@ def goodput_rows(ended: Ended) -> list[tuple[str, str]]:
 
 
 def save_failed_text(event: SaveFailed) -> str:
-    """Such as `NOT SAVED after update 40: ...; training goes on, next try after update 41`."""
+    """Returns a text such as `NOT SAVED after update 40: ...; training goes on, next try after update 41`."""
     then = "trying again" if event.retry == event.update else f"training goes on, next try after update {event.retry:,}"
     return f"NOT SAVED after update {event.update:,}: {event.reason.rstrip('.')}; {then}"
 
 
 def regrouped_text(event: Regrouped) -> str:
-    """Such as `after update 85, without rank 1: 3 of 4 processes; the state came from peers; 2 s without an update`."""
+    """Returns a text such as `after update 85, without rank 1: 3 of 4 processes; the state came from peers; ...`."""
     who = [f"without rank {', '.join(event.lost)}"] if event.lost else []
     who += [f"with rank {', '.join(map(str, event.came))}"] if event.came else []
     source = {
@@ -75,7 +75,7 @@ def regrouped_text(event: Regrouped) -> str:
 
 
 def troubled_text(event: BadUpdate) -> str:
-    """Such as `BAD UPDATE 40: loss spike (loss 81.2, at most 4.1; ...): left out. bad batch: ...`."""
+    """Returns a text such as `BAD UPDATE 40: loss spike (loss 81.2, at most 4.1; ...): left out. bad batch: ...`."""
     said = "; ".join(
         f"{name} {number(value)}" + (f", at most {number(limit)}" if math.isfinite(limit) else "")
         for name, value, limit in ((name, value, event.limits[name]) for name, value in event.values.items())
@@ -92,12 +92,12 @@ def troubled_text(event: BadUpdate) -> str:
 
 
 def skipped_text(event: Skipped) -> str:
-    """Such as `left out: train/n01440764/x.JPEG: it has no bytes`."""
+    """Returns a text such as `left out: train/n01440764/x.JPEG: it has no bytes`."""
     return f"left out: {event.name}: {event.reason}"
 
 
 def started_text(event: Started) -> str:
-    """Such as `digits: 480 updates of 64 examples on 8 cpu devices (y=2 x=4)`."""
+    """Returns a text such as `digits: 480 updates of 64 examples on 8 cpu devices (y=2 x=4)`."""
     facts = event.facts
     text = f"{facts.get('recipe', 'run')}: {event.updates:,} updates of {event.batch:,} {event.unit}"
     mesh = facts.get("mesh")
@@ -111,7 +111,7 @@ def started_text(event: Started) -> str:
 
 
 def broken_text(facts: Mapping[str, Any]) -> str:
-    """Such as `: 2x4 without (0, 1)`; empty for a whole mesh."""
+    """Returns a text such as `: 2x4 without (0, 1)`; empty for a whole mesh."""
     failed = [str(tuple(chip)) for chip in facts.get("failed", ())]
     if not failed:
         return ""
@@ -120,12 +120,12 @@ def broken_text(facts: Mapping[str, Any]) -> str:
 
 
 def compiled_text(event: Compiled) -> str:
-    """Such as `compiled in 7.9 s`."""
+    """Returns a text such as `compiled in 7.9 s`."""
     return f"compiled in {duration(event.seconds)}"
 
 
 def evaluated_text(event: Evaluated) -> str:
-    """Such as `test accuracy 98.61 % (355/360)  loss 0.0712`; counts where the sum is a whole number."""
+    """Returns a text such as `test accuracy 98.61 % (355/360)  loss 0.0712`; counts where the sum is a whole number."""
     texts = []
     whole = [(name, value) for name, value in event.values.items() if "/" not in name]
     for name, value in sorted(whole, key=lambda item: item[0] != "accuracy"):
@@ -137,7 +137,7 @@ def evaluated_text(event: Evaluated) -> str:
 
 
 def ended_text(event: Ended, updates: int, start: int = 0) -> str:
-    """Such as `done: 480 updates in 21 s`; the command line adds the command that goes on.
+    """Returns a text such as `done: 480 updates in 21 s`; the command line adds the command that goes on.
 
     Args:
       event: the end.
@@ -162,12 +162,12 @@ def number(value: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Such as `98.61 %`; `UNKNOWN` for NaN."""
+    """Returns a text such as `98.61 %`; `UNKNOWN` for NaN."""
     return f"{100 * share:.{digits}f} %" if math.isfinite(share) else UNKNOWN
 
 
 def share_text(share: float, of: str) -> str:
-    """Such as `11.4 % of the step`; `UNKNOWN` for NaN."""
+    """Returns a text such as `11.4 % of the step`; `UNKNOWN` for NaN."""
     return f"{percent(share)} {of}" if math.isfinite(share) else UNKNOWN
 
 
@@ -183,7 +183,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as `7.9 s`, `48 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `UNKNOWN` for NaN."""
+    """Returns a text such as `7.9 s`, `48 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `UNKNOWN` for NaN."""
     if not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 9.95:
@@ -197,7 +197,7 @@ def duration(seconds: float) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Such as `606 KiB`: three significant digits."""
+    """Returns a text such as `606 KiB`: three significant digits."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1023.5 and len(units) > 1:
         value, units = value / 1024, units[1:]
