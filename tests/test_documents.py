@@ -595,6 +595,13 @@ def test_the_lines_of_a_method_are_counted(tree):
             assert lines_of(method, tree) == number(count), (page, method)
 
 
+def test_every_command_has_its_call_from_python():
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    context = click.Context(cli)
+    commands = [name for name in cli.list_commands(context) if not cli.get_command(context, name).hidden]
+    assert [name for name in commands if f"`multipod {name}`" not in page] == []
+
+
 def test_every_room_has_one_line():
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     floors = re.search(r"<!-- floors.*?-->\n```\n(.*?)```", text, re.DOTALL)
