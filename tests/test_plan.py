@@ -19,9 +19,10 @@ from multipod.plan import network
 from multipod.plan.calibration.fit import Measurement, fit
 from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.mirror import mirroring
-from multipod.plan.predict import chips_of_weights, exposed_s, late_host_s, predict_step, update_s
+from multipod.plan.predict import late_host_s, predict_step, update_s
 from multipod.plan.price import op_s
 from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
+from multipod.plan.sync import chips_of_weights, exposed_s
 from multipod.plan.tables import v3
 from multipod.plan.tables.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.tables.models import MODELS, resnet_layers, ssd_layers

@@ -24,7 +24,7 @@ def with_mesh(layout: Layout, mesh: tuple[int, ...]) -> Layout:
 def block_of(layout: Layout) -> tuple[int, int]:
     """Rows and columns of the devices of a replica: along the row up to four (two chips of two), in two rows beyond.
 
-    They lie as `predict.chips_of_weights` prices them.
+    They lie as `sync.chips_of_weights` prices them.
     """
     rows = 1 if layout.replica_devices < 8 else 2
     return rows, layout.replica_devices // rows

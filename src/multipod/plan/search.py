@@ -15,7 +15,8 @@ from multipod.layout.sync import Sharding, Sync
 from multipod.plan import network
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import with_copies
-from multipod.plan.predict import Prediction, chips_of_weights, layout_words, predict_step, with_evaluations
+from multipod.plan.predict import Prediction, layout_words, predict_step, with_evaluations
+from multipod.plan.sync import chips_of_weights
 from multipod.plan.workload import Dtype, Workload
 from multipod.topology.topology import Topology
 

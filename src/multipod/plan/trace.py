@@ -11,8 +11,9 @@ from multipod.layout.split import PipelineSplit
 from multipod.pipelines.timing import time_schedule
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
-from multipod.plan.predict import Prediction, bucket_times, examples_of, micro_of
+from multipod.plan.predict import Prediction, examples_of, micro_of
 from multipod.plan.price import costs_of, op_s, parts_of, prices_of, schedule_of
+from multipod.plan.sync import bucket_times
 from multipod.plan.work import Op
 from multipod.plan.workload import Workload
 
