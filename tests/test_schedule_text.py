@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multipod.cli.main import COMMANDS
-from multipod.cli.schedule import schedule as command
+from multipod.cli.schedules.schedule import schedule as command
 from multipod.collectives import msccl, text
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, Step, Steps, even_bounds, make_step
@@ -557,7 +557,7 @@ def cli(*args: str):
 
 
 def test_the_command_builds_proves_writes_and_checks(tmp_path):
-    assert COMMANDS["schedule"] == "multipod.cli.schedule:schedule"
+    assert COMMANDS["schedule"] == "multipod.cli.schedules.schedule:schedule"
     file, xml = str(tmp_path / "s.json"), str(tmp_path / "s.xml")
     options = ("--on", "mesh:4x4", "--fail", "0-1,2-3", "--algorithm", "detour-ring", "--out", file, "--msccl", xml)
     done = cli("all-reduce", *options)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multipod.cli.simulate import simulate as command
+from multipod.cli.schedules.simulate import simulate as command
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COLLECTIVES, Schedule, even_bounds, make_step
 from multipod.collectives.text import write

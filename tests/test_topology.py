@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from multipod.cli.machine import BYTES
 from multipod.cli.main import main
-from multipod.cli.topology import topology as command
+from multipod.cli.schedules.machine import BYTES
+from multipod.cli.schedules.topology import topology as command
 from multipod.errors import TopologyError
 from multipod.topology.chips import CHIPS, Chip
 from multipod.topology.drawing import draw
@@ -677,7 +677,8 @@ def test_bad_words_end_with_one_message(monkeypatch, capsys):
 
 
 def test_topology_needs_no_jax():
-    modules = "multipod.cli.topology, multipod.topology.drawing, multipod.topology.measures, multipod.topology.routes"
+    modules = "multipod.cli.schedules.topology"
+    modules += "".join(f", multipod.topology.{name}" for name in ("drawing", "measures", "routes"))
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from multipod.cli.machine import failure_options
+from multipod.cli.schedules.machine import failure_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

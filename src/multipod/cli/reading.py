@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from multipod.cli.machine import BYTES
+from multipod.cli.schedules.machine import BYTES
 from multipod.data.reading import InputOptions
 
 if TYPE_CHECKING:

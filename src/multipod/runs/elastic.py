@@ -70,14 +70,14 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
     recipe = configure_recipe(request.recipe, request.changes, replace(options, fail=()))
     refuse_inelastic(recipe, options)
-    member = ElasticWorker(beat, options.cluster.process, options.timeouts)
+    worker = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     folder = HeldFolder(options.command)
     with stop_when_asked() as stop:
-        member.report_ready(identify(recipe))
-        run = ElasticRun(request, options, recipe, member, stop, faults, folder)
+        worker.report_ready(identify(recipe))
+        run = ElasticRun(request, options, recipe, worker, stop, faults, folder)
         try:
-            ended = run_worlds(member, run.train_in)
+            ended = run_worlds(worker, run.train_in)
         finally:
             folder.let_go()
         beat.close()
@@ -142,7 +142,7 @@ class ElasticRun:
     request: TrainRequest
     options: RuntimeOptions
     recipe: Recipe
-    member: ElasticWorker
+    worker: ElasticWorker
     stop: StopRequest
     faults: Faults
     held: HeldFolder
@@ -151,23 +151,23 @@ class ElasticRun:
 
     def train_in(self, connection: WorldConnection) -> Ended:
         """Trains in one world: to the end, or until `multipod.train.hooks.WorldLeft`."""
-        world, member, carried = connection.world, self.member, self.carried
+        world, worker, carried = connection.world, self.worker, self.carried
         program = self.program_in(connection, jax.devices())
         _ = program.lowered  # what does not fit the mesh is refused here
-        met = meet_peers(member, carried, connection)
-        folder = self.find_folder(program, met)
-        member.beat.note(folder=str(folder.path))
+        peers = meet_peers(worker, carried, connection)
+        folder = self.find_folder(program, peers)
+        worker.beat.note(folder=str(folder.path))
         began_s = time.monotonic()
         self.held.hold(folder)
         with ExitStack() as stack:
-            open_them = partial(open_checkpoints, folder, self.recipe, member.beat)
-            checkpoints = LazyCheckpoints(open_them, partial(member.check, world))
+            open_them = partial(open_checkpoints, folder, self.recipe, worker.beat)
+            checkpoints = LazyCheckpoints(open_them, partial(worker.check, world))
             stack.callback(checkpoints.abandon)
-            state, source = self.find_state(met, program, checkpoints)
+            state, source = self.find_state(peers, program, checkpoints)
             update = 0 if state is None else int(state.update)
-            past, repeated = self.read_past(folder, update, met, world.generation)
+            past, repeated = self.read_past(folder, update, peers, world.generation)
             observers = stack.enter_context(self.open_observers(folder, update, world.generation))
-            hooks = WorldHooks(connection, member, carried, program, source, update, met, observers, self.prepare)
+            hooks = WorldHooks(connection, worker, carried, program, source, update, peers, observers, self.prepare)
             wanted = self.request.log_examples
             log = stack.enter_context(open_example_log(wanted, folder, program, state, world.generation))
 
@@ -183,7 +183,7 @@ class ElasticRun:
                     on_phase=log.follow(hooks.on_phase),
                     barrier=hooks.barrier,
                     on_update=on_update,
-                    wants_restart=lambda: member.is_ending(world),
+                    wants_restart=lambda: worker.is_ending(world),
                     faults=self.faults.of_run(folder.checkpoints, world.generation),
                 ),
                 resumption=Resumption(past, repeated, due_first=world.generation > 0 and update > 0),
@@ -224,23 +224,25 @@ class ElasticRun:
         world = connection.world
         left = len(world.slots) - 1
         known = left in self.prepared or self.recipe.layout.sync.gradient_sum not in BUILT_IN_SUMS
-        if known or left < 1 or world.process_of(self.member.rank) >= left:
+        if known or left < 1 or world.process_of(self.worker.rank) >= left:
             return
         self.prepared.add(left)
         with suppress(Exception):  # if it is for nothing, the next world says why
             self.program_in(connection, devices, without=1).compile_update()
 
-    def find_folder(self, program: Program, met: PeerReports) -> RunFolder:
+    def find_folder(self, program: Program, peers: PeerReports) -> RunFolder:
         """The run's folder: known to a peer, or made now."""
-        known = met.folder
+        known = peers.folder
         folder = RunFolder(Path(known)) if known else prepare_folder(self.request, self.options, program)
         self.carried.folder = str(folder.path)
         return folder
 
-    def find_state(self, met: PeerReports, program: Program, checkpoints: LazyCheckpoints) -> tuple[State | None, str]:
+    def find_state(
+        self, peers: PeerReports, program: Program, checkpoints: LazyCheckpoints
+    ) -> tuple[State | None, str]:
         """The state to go on from, and where it came from: the peers' memory, else a checkpoint, else nothing."""
         request, memory = self.request, self.carried.memory
-        choice = choose_copy(met.manifests, program.shapes)
+        choice = choose_copy(peers.manifests, program.shapes)
         if choice is not None:
             mine = memory.at(choice.stamp)
             assert isinstance(program.mesh, jax.sharding.Mesh)
@@ -248,10 +250,10 @@ class ElasticRun:
             memory.snapshots = [] if mine is None else [mine]
             return state, choice.source
         memory.snapshots = []
-        first = not any(idle_s >= 0 for idle_s in met.idle_s)
+        first = not any(idle_s >= 0 for idle_s in peers.idle_s)
         if first and request.begin is not None:
             return request.begin(program), "start"
-        if first and request.resume is None and not met.folder:
+        if first and request.resume is None and not peers.folder:
             return None, "start"
         try:
             state = checkpoints.restore(program.shapes, request.at if first else None, print_warning)
@@ -262,15 +264,15 @@ class ElasticRun:
         return state, "checkpoint"
 
     def read_past(
-        self, folder: RunFolder, update: int, met: PeerReports, generation: int
+        self, folder: RunFolder, update: int, peers: PeerReports, generation: int
     ) -> tuple[dict[str, float], int]:
         """What the time of the run went into before this world, and the updates that are done again."""
         if jax.process_index() > 0 or not folder.metrics.exists() or not (generation or update):
             return {}, 0
         if not generation:
             return read_past(folder, update, self.options.started_s)
-        append_missing(folder.metrics, met.recent, update)
-        return past_seconds(read_events(folder), update, max(met.idle_s), cause="regroup")
+        append_missing(folder.metrics, peers.recent, update)
+        return past_seconds(read_events(folder), update, max(peers.idle_s), cause="regroup")
 
     @contextmanager
     def open_observers(self, folder: RunFolder, update: int, generation: int) -> Iterator[list[Observer]]:
@@ -292,7 +294,7 @@ def open_checkpoints(folder: RunFolder, recipe: Recipe, beat: Heartbeat) -> Chec
     return Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=lambda update: beat.note(saved=update))
 
 
-def meet_peers(member: ElasticWorker, carried: CarriedOver, connection: WorldConnection) -> PeerReports:
+def meet_peers(worker: ElasticWorker, carried: CarriedOver, connection: WorldConnection) -> PeerReports:
     """Tells the peers what this process has, and returns what they and it have."""
     world = connection.world
     carried.memory.every = world.mirror_every
@@ -304,9 +306,9 @@ def meet_peers(member: ElasticWorker, carried: CarriedOver, connection: WorldCon
         "idle_s": idle_s,
         "made": carried.made,
         "ports": sorted(connection.ports),
-        "recent": carried.recent.last_updates(all_of_them=speaker == member.rank),
+        "recent": carried.recent.last_updates(all_of_them=speaker == worker.rank),
     }
     connection.publish("met", msgspec.json.encode(report).decode())
-    reports = [msgspec.json.decode(text) for text in connection.collect("met", partial(member.check, world))]
+    reports = [msgspec.json.decode(text) for text in connection.collect("met", partial(worker.check, world))]
     connection.peer_ports = {port for report in reports for port in report["ports"]}
     return PeerReports(reports)

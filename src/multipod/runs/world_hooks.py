@@ -45,12 +45,12 @@ class WorldHooks:
 
     Args:
       connection: this process's part in the world.
-      member: what this process knows of the worlds.
+      worker: what this process knows of the worlds.
       carried: where copies and the last updates go.
       program: of this world.
       source: where its first state came from (`multipod.train.events.Regrouped`).
       update: the updates done in that state.
-      met: what the peers said when the world began.
+      peers: what the processes reported when the world began.
       observers: told how the world came to be.
       prepare: compiles ahead for the next world, given the connection and the devices.
     """
@@ -58,17 +58,17 @@ class WorldHooks:
     def __init__(
         self,
         connection: WorldConnection,
-        member: ElasticWorker,
+        worker: ElasticWorker,
         carried: CarriedOver,
         program: Program,
         source: str,
         update: int,
-        met: PeerReports,
+        peers: PeerReports,
         observers: Sequence[Observer],
         prepare: Callable[[WorldConnection, Sequence[jax.Device]], None],
     ) -> None:
-        self.connection, self.world, self.member, self.carried = connection, connection.world, member, carried
-        self.source, self.update, self.met, self.observers, self.prepare = source, update, met, observers, prepare
+        self.connection, self.world, self.worker, self.carried = connection, connection.world, worker, carried
+        self.source, self.update, self.peers, self.observers, self.prepare = source, update, peers, observers, prepare
         assert isinstance(program.mesh, jax.sharding.Mesh)
         self.mirror = Mirror(program.shapes, program.mesh)
         self.probe: Probe | None = None
@@ -77,17 +77,17 @@ class WorldHooks:
 
     def on_phase(self, phase: str, update: int) -> None:
         """Tells the launcher, and stops here if this world is over."""
-        self.member.check(self.world)
-        self.member.beat(phase, update)
+        self.worker.check(self.world)
+        self.worker.beat(phase, update)
 
     def barrier(self, name: str) -> None:
         """Waits until all processes of this world are here."""
         self.connection.publish(name, "")
-        self.connection.collect(name, lambda: self.member.check(self.world))
+        self.connection.collect(name, lambda: self.worker.check(self.world))
 
     def on_update(self, state: State, event: Updated, leaving: bool) -> float:
         """Copies the state to memory if that is due, and remembers the update; returns the seconds that it copied."""
-        self.member.check(self.world)
+        self.worker.check(self.world)
         memory, carried = self.carried.memory, self.carried
         update = int(state.update)  # not the event's, where the run has gone back to a checkpoint
         start = now = time.monotonic()
@@ -104,7 +104,7 @@ class WorldHooks:
 
     def begin(self, now: float) -> None:
         """Says that this world's first update is done, and begins to compile for the next world."""
-        self.member.beat.note(joined=True)
+        self.worker.beat.note(joined=True)
         ahead = (self.connection, jax.devices())
         threading.Thread(target=self.prepare, args=ahead, name="ahead", daemon=True).start()
         if self.world.generation:
@@ -118,11 +118,11 @@ class WorldHooks:
         self.probe = self.probe or Probe()
         seconds = self.probe()
         if seconds:
-            self.member.beat.note(speed_s=seconds)
+            self.worker.beat.note(speed_s=seconds)
 
     def regrouped(self, now: float) -> Regrouped:
         """What is told of how this world came to be."""
-        idle_s = max(self.met.idle_s)
+        idle_s = max(self.peers.idle_s)
         return Regrouped(
             update=self.update,
             generation=self.world.generation,
@@ -131,7 +131,7 @@ class WorldHooks:
             lost=self.world.lost,
             came=list(self.world.newcomers),
             source=self.source,
-            repeated=max(0, self.met.updates_done - self.update),
+            repeated=max(0, self.peers.updates_done - self.update),
             seconds=max(0.0, idle_s) + now - self.began_s,
             planned=self.world.planned,
         )

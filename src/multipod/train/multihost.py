@@ -58,7 +58,7 @@ def broadcast_from_0(decide: Callable[[], str]) -> str:
 
 
 def assert_same(identity: str) -> None:
-    """Refuses to train with processes of which one has another `identity` (`train.member.identity`).
+    """Refuses to train with processes of which one has another `identity` (`elastic.worker.worker.identity_of`).
 
     All processes call it at the same point; it is a message between all of them.
 

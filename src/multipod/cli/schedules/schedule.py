@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from multipod.cli.machine import machine_options
+from multipod.cli.schedules.machine import machine_options
 from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COLLECTIVES, Collective

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from multipod.cli.machine import BYTES, failure_options
+from multipod.cli.schedules.machine import BYTES, failure_options
 from multipod.collectives.schedule import COLLECTIVES
 from multipod.collectives.text import read
 from multipod.errors import ScheduleError, nearest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multipod.cli.machine import BYTES, failure_options, machine_options
+from multipod.cli.schedules.machine import BYTES, failure_options, machine_options
 from multipod.collectives.strength import strength as measure
 from multipod.topology.chips import CHIPS
 from multipod.topology.drawing import draw

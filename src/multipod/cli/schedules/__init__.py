@@ -1,0 +1,1 @@
+"""Commands about schedules and the machines that they run on; none of them needs devices or JAX."""
