@@ -129,7 +129,7 @@ def test_a_mesh_that_cannot_be_is_refused(layout, error, message):
 
 
 def test_an_algorithm_that_needs_every_chip_is_refused_with_those_that_do_not():
-    recipe = short(replace(ONE_FAILED, gradient_sum="row-column"))
+    recipe = short(replace(ONE_FAILED, sync=Sync("row-column")))
     with pytest.raises(ScheduleError, match=r"row-column needs every chip .* Use one that does not: detour-ring"):
         _ = program_of(recipe, make_mesh(recipe.layout)).lowered
 
