@@ -199,12 +199,15 @@ def test_names_are_in_the_files_named_beside_them(tree):
         assert re.search(rf"\b{name}\b", places[0].read_text(encoding="utf-8")), (file, name, where)
 
 
-def test_the_way_of_a_gradient_names_functions_with_their_files():
-    """Lines such as `over_data   step/specs.py   what happens`."""
-    page = ROOT / "docs" / "ARCHITECTURE.md"
-    found = re.findall(r"^ *(\w+(?:\.\w+)?) +([\w/]+\.py) ", "\n".join(text for *_, text in blocks(page)), re.MULTILINE)
-    assert len(found) > 5
-    for name, file in found:
+CALLS = re.compile(r"^ *(\w+(?:\.\w+)?) +([\w/]+\.py)(?: |$)", re.MULTILINE)
+"""Lines such as `over_data   step/specs.py   what happens`."""
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "design/house.md"])
+def test_a_way_through_the_code_names_functions_with_their_files(page):
+    calls = CALLS.findall("\n".join(text for *_, text in blocks(ROOT / "docs" / page)))
+    assert len(calls) > 5
+    for name, file in calls:
         text = (PACKAGE / file).read_text(encoding="utf-8")
         for part in name.split("."):
             assert re.search(rf"\b(def|class) {part}\b|^ +{part}: ", text, re.MULTILINE), (name, file)
@@ -253,8 +256,8 @@ def entries(dotted: str) -> int:
     """How many entries a table of the package has: `collectives.build.ALGORITHMS`."""
     module, name = dotted.rsplit(".", 1)
     for node in ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict) and ast.unparse(node.target) == name:
-            return len(node.value.keys)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
+            return len(node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts)
     raise AssertionError(f"no table {dotted}")
 
 
@@ -308,11 +311,14 @@ COUNTS = [
     (rf"holds {NUMBER} ways of summing", lambda: entries("execute.sums.SUMS")),
     (rf"TOUR.md\): {NUMBER} files to read in order", lambda: len(tour_stops()[0])),
     (rf"files to read in order, and {NUMBER} for the sums", lambda: len(tour_stops()[1])),
+    (rf"`WAYS` [^|]*\| the {NUMBER} that are there", lambda: entries("step.sync.choose.WAYS")),
+    (rf"`AXES` [^|]*\| the {NUMBER} that are there", lambda: entries("layout.axes.AXES")),
+    (rf"{NUMBER} calls, all downward", lambda: len(CALLS.findall((ROOT / "docs/design/house.md").read_text()))),
     (rf"# Tour: {NUMBER} files", lambda: len(tour_stops()[0])),
 ]
 
 
 @pytest.mark.parametrize(("phrase", "count"), COUNTS, ids=range(len(COUNTS)))
 def test_counts_are_true(phrase, count):
-    stated = [match for page in PAGES for match in re.findall(phrase, page.read_text(encoding="utf-8"))]
+    stated = [word for page in PAGES for word in re.findall(phrase, page.read_text(encoding="utf-8"), re.IGNORECASE)]
     assert [word for word in stated if number(word) != count()] == []
