@@ -11,9 +11,11 @@ from pathlib import Path
 
 import machine
 
-from multipod.plan import models, network, price, program, remembered, splits
+from multipod.plan import network, price
 from multipod.plan.machine import find
 from multipod.plan.search import Found, remember_costs, search
+from multipod.plan.tables import models
+from multipod.plan.traced import program, remembered, splits
 from multipod.recipes.find import load
 
 POD, MULTIPOD = "tpu-v3-pod:16x16", "tpu-v3-multipod"

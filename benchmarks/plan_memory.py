@@ -28,11 +28,11 @@ runtime.prepare(math.prod(MESH))  # before JAX is imported
 from multipod.errors import MultipodError  # noqa: E402
 from multipod.layout.layout import Layout  # noqa: E402
 from multipod.layout.split import ModelSplit  # noqa: E402
+from multipod.plan.calibration.host import memory_bytes  # noqa: E402
 from multipod.plan.machine import here  # noqa: E402
-from multipod.plan.measure import memory_bytes  # noqa: E402
 from multipod.plan.predict import predict_step  # noqa: E402
-from multipod.plan.program import workload_of  # noqa: E402
-from multipod.plan.splits import Splits  # noqa: E402
+from multipod.plan.traced.program import workload_of  # noqa: E402
+from multipod.plan.traced.splits import Splits  # noqa: E402
 from multipod.recipe.override import override  # noqa: E402
 from multipod.recipe.recipe import Recipe  # noqa: E402
 from multipod.recipes.find import RECIPES, load  # noqa: E402

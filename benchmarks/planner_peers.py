@@ -22,9 +22,9 @@ import machine
 from multipod.layout.layout import Layout
 from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
-from multipod.plan.layers import HALF, Attention, elementwise, looked_up, told_of
 from multipod.plan.machine import find
 from multipod.plan.predict import predict_step
+from multipod.plan.tables.layers import HALF, Attention, elementwise, looked_up, told_of
 from multipod.plan.work import Work
 from multipod.plan.workload import Workload
 

@@ -15,16 +15,18 @@ from multipod.errors import PlanError
 from multipod.layout.layout import Layout
 from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
-from multipod.plan import jaxpr, network, v3
-from multipod.plan.calibrate import Measurement, fit
-from multipod.plan.layers import Conv, Image, dense, fill, product_fill
+from multipod.plan import network
+from multipod.plan.calibration.fit import Measurement, fit
 from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.mirror import mirroring
-from multipod.plan.models import MODELS, resnet_layers, ssd_layers
 from multipod.plan.predict import chips_of_weights, exposed_s, late_host_s, predict_step, update_s
 from multipod.plan.price import op_s
-from multipod.plan.published import EXAMPLES, SHARDED, V06, V07, pod
 from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
+from multipod.plan.tables import v3
+from multipod.plan.tables.layers import Conv, Image, dense, fill, product_fill
+from multipod.plan.tables.models import MODELS, resnet_layers, ssd_layers
+from multipod.plan.tables.published import EXAMPLES, SHARDED, V06, V07, pod
+from multipod.plan.traced import jaxpr
 from multipod.plan.work import Op, Work, merged
 from multipod.topology.topology import Topology
 

@@ -16,12 +16,12 @@ from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.asked import asked_for, layout_of
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import HOST_BYTES_PER_S, mirroring, with_copies
-from multipod.plan.models import MODELS
 from multipod.plan.network import to_next_host_s
 from multipod.plan.placing import on_machine
 from multipod.plan.predict import predict_step
-from multipod.plan.published import SHARDED
 from multipod.plan.search import Every, Found, search
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import SHARDED
 from multipod.plan.trace import step_events
 from multipod.topology.topology import Topology
 

@@ -1,9 +1,11 @@
 """Stages, experts and precision in plans: against closed forms, and against what XLA makes of the same layouts."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
+import jax
 import layout_recipes
 import pytest
 
@@ -19,22 +21,22 @@ from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
 from multipod.pipelines.build import PIPELINES
 from multipod.pipelines.check import check
-from multipod.plan import jaxpr, program, remembered
 from multipod.plan import search as search_module
 from multipod.plan.asked import layout_of
-from multipod.plan.layers import Attention
 from multipod.plan.machine import find, here
-from multipod.plan.models import MODELS
 from multipod.plan.network import all_reduce_s, all_to_all_s, block, group_s
 from multipod.plan.placing import on_machine
 from multipod.plan.predict import predict_step
 from multipod.plan.price import deepest, schedule_of, work_s
-from multipod.plan.program import dtype_fields, expert_splits, workload_of
-from multipod.plan.published import SHARDED
-from multipod.plan.remembered import remember_traces
 from multipod.plan.saved import SavedPlan
 from multipod.plan.search import search
+from multipod.plan.tables.layers import Attention
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import SHARDED
 from multipod.plan.trace import step_events, write_step_trace
+from multipod.plan.traced import jaxpr, program, remembered
+from multipod.plan.traced.program import dtype_fields, expert_splits, workload_of
+from multipod.plan.traced.remembered import remember_traces
 from multipod.plan.work import Op, Work
 from multipod.plan.workload import Part, Workload
 from multipod.recipe.override import override
@@ -288,3 +290,40 @@ def test_a_second_plan_traces_nothing(tmp_path, monkeypatch):
             program._traced.__wrapped__(recipe, 2, 1)
     finally:
         remember_traces(None)
+
+
+def test_fully_sharded_weights_are_kept_in_shares_and_gathered_twice():
+    """Memory against XLA's program; on the wire 3/2 of an all-reduce, of the types that travel."""
+    recipe = layout_recipes.words()
+    whole, sharded = (Layout((1, 4), sync=Sync("xla", sharding)) for sharding in ("none", "fsdp"))
+    workload, machine = workload_of(recipe), here(4, 2)
+    priced = {laid: predict_step(workload, laid, 64, machine) for laid in (whole, sharded)}
+    held = {}
+    for laid in priced:
+        program = program_of(replace(recipe, batch=64, layout=laid), make_mesh(laid))
+        held[laid] = sum(
+            leaf.sharding.shard_shape(leaf.shape) != leaf.shape for leaf in jax.tree.leaves(program.shapes)
+        )
+        state = sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves((program.shapes.params, program.shapes.optimizer))
+        )
+        memory = priced[laid].memory
+        assert memory.parameters + memory.optimizer == pytest.approx(state, rel=0.1)
+    assert held[sharded] > held[whole] == 0
+    pod, bert = find("tpu-v3-pod:4x4").calibrated(message_s=0.0, hop_s=0.0), MODELS["bert"]
+    plain, gathered, half = (
+        predict_step(bert, layout_of(text), 512, pod).gradient_sum_s
+        for text in ("sum=torus-2d", "sum=torus-2d,fsdp", "sum=torus-2d,fsdp,gather=bfloat16,wire=bfloat16")
+    )
+    assert gathered == pytest.approx(3 / 2 * plain)
+    assert half == pytest.approx(3 / 2 * plain * 2 / bert.wire_bytes)
+
+
+def test_fsdp_is_found_where_nothing_else_fits(monkeypatch):
+    """A model whose state fits a device in shares alone, and which no axis splits."""
+    monkeypatch.setattr(search_module, "schedules", lambda topology: ("torus-2d",))
+    large = replace(MODELS["bert"], parameters=4e9, axes=(), cut=None, layers=26)
+    found = search(large, find("tpu-v3-pod:4x4"), 64)
+    assert found.best.layout.sync.fsdp
+    assert not any(step.fits for step in found.predictions if not step.layout.sync.fsdp)

@@ -12,12 +12,12 @@ from multipod.cli.train import planned
 from multipod.errors import MultipodError, PlanError
 from multipod.layout import compiled
 from multipod.plan.machine import find
-from multipod.plan.models import MODELS
 from multipod.plan.placing import on_machine
 from multipod.plan.predict import predict_step
-from multipod.plan.published import SHARDED, split_by
 from multipod.plan.saved import SavedPlan, read_plan, write_plan
 from multipod.plan.search import largest_batch, of_size, search
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import SHARDED, split_by
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from multipod.errors import MultipodError
 from multipod.layout import compiled
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
+from multipod.plan.calibration.steps import MeasuredStep, fit_steps, read_steps
 from multipod.plan.machine import find, read
-from multipod.plan.measured import MeasuredStep, fit_steps, read_steps
-from multipod.plan.models import MODELS
 from multipod.plan.predict import predict_step
+from multipod.plan.tables.models import MODELS
 from multipod.train.events import Ended
 from multipod.train.observers.history import RunFacts
 from multipod.train.observers.report import _planned

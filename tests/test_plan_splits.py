@@ -18,10 +18,10 @@ from multipod.layout.sync import Sync
 from multipod.plan.machine import find, here
 from multipod.plan.placing import on_machine
 from multipod.plan.predict import predict_step
-from multipod.plan.program import workload_of
-from multipod.plan.published import split_by
 from multipod.plan.saved import SavedPlan
-from multipod.plan.splits import Splits, filled
+from multipod.plan.tables.published import split_by
+from multipod.plan.traced.program import workload_of
+from multipod.plan.traced.splits import Splits, filled
 from multipod.recipe.override import override
 from multipod.step.fits import refuse_too_large
 from multipod.step.program import program_of

@@ -20,12 +20,66 @@ if TYPE_CHECKING:
     from multipod.plan.workload import Dtype, Workload
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+POSITIVE = click.FloatRange(0)
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="RECIPE | calibrate [FILE] | compare A B")
-@click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`.")
-@failure_options
+CACHE = click.option(
+    "--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]"
+)
+
+
+class PlanGroup(click.Group):
+    """Commands of the planner; words that name none of them go to `recipe`, whose name can be left out."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the name of the command in front, wherever it stands among the options."""
+        if args[:1] in (["--help"], ["-h"]):
+            return super().parse_args(ctx, args)
+        name = next((word for word in args if word in self.commands), "recipe")
+        if name in args:
+            args = [*args[: args.index(name)], *args[args.index(name) + 1 :]]
+        return super().parse_args(ctx, [name, *args])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, or `recipe`."""
+        return self.commands.get(cmd_name, self.commands["recipe"])
+
+
+@click.group(cls=PlanGroup)
+def plan() -> None:
+    """Plan RECIPE on a machine, calibrate a machine, or compare two plans.
+
+    \b
+    multipod plan resnet50 --on tpu-v3-multipod --batch 65536
+    multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
+    multipod plan calibrate                            measure this host, for --on here
+    multipod plan calibrate steps.json --on dgx-a100 --save a100.json      fit a machine to measured steps
+    multipod plan digits --on here:8 --save plan.json
+    multipod plan compare a.json b.json
+
+    The word `recipe` can be left out; `multipod plan RECIPE --help` has its options.
+    """
+
+
+def machine_options(command: Any) -> Any:
+    """Adds what says a machine: --on, failures, constants, hosts and price."""
+    for option in reversed((
+        click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`."),
+        failure_options,
+        click.option("--host-rate", type=POSITIVE, default=0.0, help="Examples a second that a host prepares."),
+        click.option("--host-spread", type=POSITIVE, default=0.0, help="Deviation of its batches over their mean."),
+        click.option("--failures", type=POSITIVE, default=0.0, help="Of one chip in an hour, as 2e-5."),
+        click.option("--price", type=POSITIVE, default=0.0, help="Of a chip for an hour, in any currency."),
+        click.option("--calibration", type=FILE, metavar="FILE", help="Constants, as `plan calibrate` writes."),
+        CACHE,
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@plan.command("recipe")
+@click.argument("names", nargs=-1, metavar="RECIPE")
+@machine_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
 @click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")
 @click.option("--explain", metavar="LAYOUT", help="Take one apart: its number in the table, or model=4,sum=torus-2d.")
@@ -35,54 +89,20 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--precision", type=click.Choice(["float32", "bfloat16", "any"]), help="Of products.  [default: its own]")
 @click.option("--evaluate-every", type=float, help="Updates between evaluations.  [default: the recipe's]")
 @click.option("--mirror-every", type=click.IntRange(0), default=0, help="As `launch --survive` has it; 0: no copies.")
-@click.option("--host-rate", type=click.FloatRange(0), default=0.0, help="Examples a second that a host prepares.")
-@click.option(
-    "--host-spread", type=click.FloatRange(0), default=0.0, help="Deviation of a host's batches over their mean."
-)
-@click.option("--failures", type=click.FloatRange(0), default=0.0, help="Of one chip in an hour, as 2e-5.")
-@click.option(
-    "--save-every", type=click.FloatRange(0), help="Seconds of work between checkpoints.  [default: the best]"
-)
-@click.option("--save-seconds", type=click.FloatRange(0), help="That one takes.  [default: 1 GB/s a host]")
-@click.option("--restart-seconds", type=click.FloatRange(0), default=120.0, show_default=True, help="After a failure.")
-@click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a chip for an hour, in any currency.")
-@click.option("--calibration", type=FILE, metavar="FILE", help="Constants of the machine, as `plan calibrate` writes.")
+@click.option("--save-every", type=POSITIVE, help="Seconds of work between checkpoints.  [default: the best]")
+@click.option("--save-seconds", type=POSITIVE, help="That one takes.  [default: 1 GB/s a host]")
+@click.option("--restart-seconds", type=POSITIVE, default=120.0, show_default=True, help="After a failure.")
 @click.option("--save", type=FILE, metavar="PLAN.json", help="Write the best layout, or --explain's, for train.")
 @click.option("--trace", type=FILE, metavar="OUT.json", help="A step, for ui.perfetto.dev: the best, or --explain's.")
 @click.option("--splits", is_flag=True, help="Also split a recipe's model: compiles its step here, once for each.")
 @click.option("--compile", "compiled", is_flag=True, help="Also ask XLA: compile a recipe's step for this TPU.")
-@click.option("--cache", metavar="DIR", help="Simulated costs; `off` for none.  [default: ~/.cache/multipod/plan]")
-def plan(names: tuple[str, ...], **asked: Any) -> None:
+def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
     """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
 
     RECIPE is a published model (resnet50, bert, transformer, ssd, maskrcnn), a name from `multipod list`, or
     FILE.py:FUNCTION. Pipeline stages and experts are searched where the model has them; other splits for published
-    models, and for recipes with --splits.
-
-    \b
-    multipod plan resnet50 --on tpu-v3-multipod --batch 65536
-    multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
-    multipod plan calibrate                            measure this host, for --on here
-    multipod plan calibrate steps.json --on dgx-a100 --save a100.json      fit a machine to measured steps
-    multipod plan digits --on here:8 --save plan.json
-    multipod plan compare a.json b.json
+    models, and for recipes with --splits. Fully sharded weights and large replicas are tried where nothing else fits.
     """
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    if names and names[0] == "compare":
-        from multipod.cli.plan_text import compare
-
-        compare(console, names[1:])
-        return
-    if names == ("calibrate",):
-        _calibrate(console)
-        return
-    if len(names) == 2 and names[0] == "calibrate":
-        _calibrate_from(console, Path(names[1]), asked)
-        return
     if len(names) != 1:
         raise click.UsageError("name one recipe, as `multipod plan resnet50 --on tpu-v3-pod`, or compare two plans.")
     if not asked["on"]:
@@ -92,7 +112,37 @@ def plan(names: tuple[str, ...], **asked: Any) -> None:
     for name in ("draw", "save", "trace"):
         if asked[name] is not None and not asked[name].absolute().parent.is_dir():
             raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
-    _plan(console, names[0], asked)
+    _plan(_console(), names[0], asked)
+
+
+@plan.command("calibrate")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@machine_options
+@click.option("--save", type=FILE, metavar="MACHINE.json", help="Where the constants go.  [default: --on here's own]")
+def plan_calibrate(file: Path | None, **asked: Any) -> None:
+    """Fit a machine's constants: to this host, measured now, or to the measured steps in FILE."""
+    if file is None:
+        _calibrate(_console())
+    else:
+        _calibrate_from(_console(), file, {**asked, "scale": None, "splits": False})
+
+
+@plan.command("compare")
+@click.argument("files", nargs=-1, metavar="A B")
+@click.option("--cache", hidden=True, expose_value=False)
+def plan_compare(files: tuple[str, ...]) -> None:
+    """Compare two plans that were saved, A and B."""
+    from multipod.cli.plan_text import compare
+
+    compare(_console(), files)
+
+
+def _console() -> "Console":
+    """The terminal, or a wide page where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
@@ -207,8 +257,8 @@ def _calibrate(console: "Console") -> None:
 
     runtime.prepare(cpu_devices=8, cache=runtime.default_cache())
     from multipod.cli import plan_text
+    from multipod.plan.calibration.host import calibrate
     from multipod.plan.machine import here, write
-    from multipod.plan.measure import calibrate
 
     with console.status("") as status:
         fit, measured = calibrate(here(8, os.cpu_count() or 1), told=status.update)
@@ -221,8 +271,8 @@ def _calibrate(console: "Console") -> None:
 def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> None:
     """Fits the constants of a machine to the measured steps in a file."""
     from multipod.cli import plan_text
+    from multipod.plan.calibration.steps import fit_steps, read_steps
     from multipod.plan.machine import write
-    from multipod.plan.measured import fit_steps, read_steps
 
     if not asked["on"] or asked["save"] is None:
         raise click.UsageError("say whose constants are fitted and where they go: --on dgx-a100 --save a100.json.")
@@ -252,9 +302,9 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
     """The workload, its batch, its updates (0 if nobody knows), and those between evaluations (0: none)."""
     batch: int | None = asked["batch"]
     from multipod.errors import PlanError, RecipeError, nearest
-    from multipod.plan.models import MODELS
-    from multipod.plan.published import EXAMPLES
     from multipod.plan.run import epochs_to_target
+    from multipod.plan.tables.models import MODELS
+    from multipod.plan.tables.published import EXAMPLES
 
     if name in MODELS:
         if batch is None:
@@ -269,9 +319,9 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
     runtime.prepare()
     from functools import partial
 
-    from multipod.plan.program import workload_of
-    from multipod.plan.remembered import remember_traces
-    from multipod.plan.splits import Splits
+    from multipod.plan.traced.program import workload_of
+    from multipod.plan.traced.remembered import remember_traces
+    from multipod.plan.traced.splits import Splits
     from multipod.recipes.find import RECIPES, load
 
     try:
@@ -308,7 +358,7 @@ def _compile(console: "Console", name: str, batch: int, machine: "Machine", foun
 
     from multipod import runtime
     from multipod.errors import PlanError
-    from multipod.plan.models import MODELS
+    from multipod.plan.tables.models import MODELS
 
     if name in MODELS:
         raise PlanError(
@@ -318,7 +368,7 @@ def _compile(console: "Console", name: str, batch: int, machine: "Machine", foun
     from multipod.layout.axes import DATA_AXES
     from multipod.layout.layout import Layout
     from multipod.plan.placing import on_machine
-    from multipod.plan.program import compiled_step
+    from multipod.plan.traced.program import compiled_step
     from multipod.recipes.find import load
 
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache().parent / "plan"
@@ -396,10 +446,10 @@ def _sizes(text: str) -> list[int]:
 def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
     from dataclasses import replace
 
-    from multipod.plan.models import MODELS
     from multipod.plan.placing import on_machine
     from multipod.plan.predict import micro_of
     from multipod.plan.saved import SavedPlan, write_plan
+    from multipod.plan.tables.models import MODELS
 
     if ".py:" in name:
         path, _, function = name.rpartition(":")
@@ -409,7 +459,7 @@ def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Predict
         micro = micro_of(layout, chosen.batch, machine)
         layout = replace(layout, pipeline=replace(layout.pipeline, micro_batches=micro))
     if asked["precision"] and name not in MODELS:
-        from multipod.plan.program import dtype_fields
+        from multipod.plan.traced.program import dtype_fields
         from multipod.recipes.find import load
 
         precision = dtype_fields(load(name))

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from multipod.plan.calibrate import Fit
+    from multipod.plan.calibration.fit import Fit
     from multipod.plan.machine import Machine
     from multipod.plan.predict import Prediction
     from multipod.plan.run import RunPrediction

@@ -11,8 +11,8 @@ from rich.console import Console
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
-from multipod.plan.models import MODELS
 from multipod.plan.saved import read_plan
+from multipod.plan.tables.models import MODELS
 from multipod.runs.options import RuntimeOptions
 from multipod.train.observers.table import OBSERVERS, PRINTED, ObservedRun, make_observers
 

@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
-from multipod.plan import v3
-from multipod.plan.calibrate import Fit
+from multipod.plan.calibration.fit import Fit
 from multipod.plan.machine import Machine
-from multipod.plan.models import MODELS
 from multipod.plan.network import cost
 from multipod.plan.predict import predict_step
-from multipod.plan.published import MASK_RCNN, V06, V07, PublishedStep, pod, split_by
 from multipod.plan.run import RunPrediction
+from multipod.plan.tables import v3
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import MASK_RCNN, V06, V07, PublishedStep, pod, split_by
 
 P1, P2, P4 = "arXiv:2011.03641", "arXiv:1909.09756", "arXiv:2011.00071"
 
@@ -211,11 +211,9 @@ def _predictions(runs: dict[str, RunPrediction], spreads: dict[str, tuple[float,
         rows.append((one.name, step, parts, f"{found.updates:,.0f}", f"{found.seconds:.1f}", one.source))
     text = (
         "No measurement of these runs was used, and none is in this repository. In brackets: the step when the rows "
-        "of one "
-        "model are left out of the fit. Parameters and FLOPs are those of the tables in `multipod.plan.models`, the "
-        "machine "
-        "is `tpu-v3-multipod` (or 64 x 32, or a slice of a pod), gradients are summed by `torus-2d`, the update is "
-        "sharded."
+        "of one model are left out of the fit. Parameters and FLOPs are those of the tables in "
+        "`multipod.plan.tables.models`, the machine is `tpu-v3-multipod` (or 64 x 32, or a slice of a pod), gradients "
+        "are summed by `torus-2d`, the update is sharded."
     )
     return Section(
         "Predictions of v0.7",

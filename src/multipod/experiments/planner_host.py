@@ -9,11 +9,20 @@ import numpy as np
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
-from multipod.plan.calibrate import Fit
+from multipod.plan.calibration.fit import Fit
+from multipod.plan.calibration.host import (
+    CALIBRATION,
+    calibrate,
+    images,
+    memory_bytes,
+    predict_recipe,
+    priced,
+    step_s,
+    words,
+)
 from multipod.plan.machine import Machine, here
-from multipod.plan.measure import CALIBRATION, calibrate, images, memory_bytes, predict_recipe, priced, step_s, words
-from multipod.plan.program import workload_of
-from multipod.plan.splits import Splits
+from multipod.plan.traced.program import workload_of
+from multipod.plan.traced.splits import Splits
 from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.digits import digits

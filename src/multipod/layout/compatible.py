@@ -6,7 +6,6 @@ Sizes that do not divide are not here: they depend on numbers, and the checks of
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from multipod.errors import LayoutError
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
@@ -252,9 +251,8 @@ CONFLICTS: tuple[Conflict, ...] = (
 """Which features exclude each other. What stands in no row goes together, and is tested so or was never tried."""
 
 
-@lru_cache(maxsize=1024)
 def conflicts(use: LayoutUse) -> tuple[str, ...]:
-    """All that is wrong with a layout in use, a sentence each; remembered, since a planner asks for thousands."""
+    """All that is wrong with a layout in use, a sentence each."""
     present = {name for name, feature in FEATURES.items() if feature.setting(use)}
     return tuple(
         conflict.text(use)

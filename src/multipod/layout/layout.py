@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from multipod.errors import LayoutError
 from multipod.layout.compatible import LayoutUse, conflicts
@@ -36,7 +36,7 @@ class Layout:
     replica_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = [*_wrong_shapes(self), *conflicts(LayoutUse(self.split, self.pipeline, self.sync, self.failed))]
+        wrong = [*_wrong_shapes(self), *_conflicts(self.split, self.pipeline, self.sync, self.failed)]
         if wrong:
             raise LayoutError("\n".join(wrong))
 
@@ -93,8 +93,18 @@ class Layout:
         return " x ".join(f"{axis}={size}" for axis, size in self.replica_sizes.items()) or "a replica of one device"
 
 
+@lru_cache(maxsize=4096)
+def _conflicts(
+    split: ModelSplit, pipeline: PipelineSplit | None, sync: Sync, failed: tuple[tuple[int, int], ...]
+) -> tuple[str, ...]:
+    """What does not go together in a layout; remembered, since a planner makes thousands."""
+    return conflicts(LayoutUse(split, pipeline, sync, failed))
+
+
 def _wrong_shapes(layout: Layout) -> list[str]:
-    wrong = []
+    wrong: list[str] = []
+    if not (layout.mesh or layout.replica_shape):
+        return wrong
     if layout.mesh and (len(layout.mesh) != 2 or min(layout.mesh) < 1):
         wrong.append(f"layout.mesh={layout.mesh} is no mesh of rows x columns. Give two positive sizes, as 2x4.")
     shape, devices = layout.replica_shape, layout.replica_devices

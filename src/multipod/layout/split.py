@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 
 from multipod.errors import LayoutError, nearest
 from multipod.layout.axes import AXES, DATA_AXES
@@ -132,7 +132,7 @@ class PipelineSplit:
     @property
     def options(self) -> dict[str, int]:
         """What the builder of the schedule takes beside stages and micro-batches."""
-        return {name: getattr(self, name) for name in PIPELINES[self.schedule].options}
+        return {name: getattr(self, name) for name in _options(self.schedule)}
 
     @property
     def parts(self) -> int:
@@ -142,12 +142,17 @@ class PipelineSplit:
     @property
     def in_rounds(self) -> bool:
         """Whether micro-batches come in rounds of as many as there are stages."""
-        return "chunks" in self.options
+        return "chunks" in _options(self.schedule)
 
     @property
     def asynchronous(self) -> bool:
         """Whether stages update at moments of their own, so that passes are under way between updates."""
         return self.schedule in ASYNCHRONOUS
+
+
+@cache
+def _options(schedule: str) -> tuple[str, ...]:
+    return tuple(PIPELINES[schedule].options)
 
 
 def _wrong_pipeline(pipeline: PipelineSplit) -> list[str]:

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from multipod.errors import PlanError
 from multipod.layout.layout import Layout
+from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import micro_batches
 from multipod.plan.machine import Machine
 from multipod.plan.network import all_reduce_s, quickest_s
@@ -213,8 +214,13 @@ def passes_of(workload: Workload, layout: Layout, batch: int, machine: Machine, 
             f"{machine}: a batch of {batch} does not divide over {replicas} pipelines. Take "
             f"{-(-batch // replicas) * replicas}."
         )
-    running = replace(pipeline, micro_batches=micro_of(layout, batch, machine))
+    running = _with_micro_batches(pipeline, micro_of(layout, batch, machine))
     return in_stages(workload, layout.split, running, machine, batch // replicas)
+
+
+@lru_cache(maxsize=1024)
+def _with_micro_batches(pipeline: PipelineSplit, count: int) -> PipelineSplit:
+    return replace(pipeline, micro_batches=count)
 
 
 def examples_of(layout: Layout, batch: int, machine: Machine) -> int:

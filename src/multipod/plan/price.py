@@ -37,6 +37,7 @@ class Passes:
     activation_bytes: float
 
 
+@lru_cache(maxsize=4096)
 def at_once(
     workload: Workload, split: ModelSplit, machine: Machine, batch: int, replicas: int, norm_group: int
 ) -> Passes:

@@ -32,7 +32,7 @@ GRADIENTS = {"ResNet-50": 102.2e6, "BERT-Large": 672e6}
 """Bytes: 25.6 M parameters in float32, 336 M in bfloat16, as Google's MLPerf v0.7 code sends them."""
 
 STEPS_S = {512: 44.2e-3, 1024: 25.25e-3}
-"""ResNet-50 on so many chips, batch 32,768: from the logs of MLPerf v0.6 (as `plan.published`)."""
+"""ResNet-50 on so many chips, batch 32,768: from the logs of MLPerf v0.6 (as `plan.tables.published`)."""
 
 ALGORITHMS = ("tree-packing", "detour-ring")
 FAILED = ((), ("5",), ("5", "6"), ("5", "6", "9", "10"))

@@ -21,11 +21,11 @@ from multipod.layout.mesh import abstract_mesh
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
 from multipod.optim.optimizer import Builds, clip_of
 from multipod.optim.optimizers import OPTIMIZERS
-from multipod.plan import jaxpr
 from multipod.plan.machine import Machine
 from multipod.plan.placing import on_machine
-from multipod.plan.remembered import remembered
-from multipod.plan.splits import Splits
+from multipod.plan.traced import jaxpr
+from multipod.plan.traced.remembered import remembered
+from multipod.plan.traced.splits import Splits
 from multipod.plan.work import Message, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
 from multipod.recipe.override import override

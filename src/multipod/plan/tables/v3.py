@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from multipod.plan.calibrate import Fit, Measurement, fit
+from multipod.plan.calibration.fit import Fit, Measurement, fit
 from multipod.plan.machine import Machine, find
 from multipod.plan.network import all_reduce_s
 from multipod.plan.predict import Prediction, predict_step, with_evaluations
-from multipod.plan.published import (
+from multipod.plan.run import RunPrediction, predict_run
+from multipod.plan.tables.published import (
     EFFICIENTNET,
     EXAMPLES,
     LINKS,
@@ -21,7 +22,6 @@ from multipod.plan.published import (
     PublishedStep,
     pod,
 )
-from multipod.plan.run import RunPrediction, predict_run
 from multipod.plan.workload import Workload
 
 NAMES = ("convolution", "matmul", "memory", "op_s", "link", "hop_s", "message_s")

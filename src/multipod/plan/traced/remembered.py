@@ -70,7 +70,7 @@ def _code() -> str | None:
     loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     files = {Path(name) for name in loaded if name and not name.startswith(installed)}
     found = []
-    for file in files | set(Path(__file__).parent.parent.rglob("*.py")):
+    for file in files | set(Path(__file__).parents[2].rglob("*.py")):
         try:
             state = file.stat()
         except OSError:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from multipod.plan.layers import fill, product_fill
+from multipod.plan.tables.layers import fill, product_fill
 from multipod.plan.work import Kind, Op
 
 FREE = {

@@ -21,10 +21,10 @@ from multipod.models.resnet import SmallResNet
 from multipod.optim.adamw import AdamW
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
-from multipod.plan.calibrate import Fit, Measurement, fit
+from multipod.plan.calibration.fit import Fit, Measurement, fit
 from multipod.plan.machine import Machine
 from multipod.plan.predict import Prediction, predict_step
-from multipod.plan.program import workload_of
+from multipod.plan.traced.program import workload_of
 from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import program_of

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from multipod.errors import MultipodError, PlanError, nearest
 from multipod.layout.layout import Layout
 from multipod.plan.asked import layout_of
-from multipod.plan.calibrate import Fit, Measurement, fit
+from multipod.plan.calibration.fit import Fit, Measurement, fit
 from multipod.plan.files import read_object
 from multipod.plan.machine import Machine, find
 from multipod.plan.network import network_of

@@ -7,7 +7,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
 from multipod.plan.machine import Machine, find
-from multipod.plan.models import MODELS
+from multipod.plan.tables.models import MODELS
 from multipod.plan.workload import Workload
 
 LOG6 = "medians of the MLPerf v0.6 result logs, Google's entries (mlcommons/training_results_v0.6); arXiv:1909.09756"
@@ -30,7 +30,7 @@ class PublishedStep:
     """A measured step.
 
     Attributes:
-      model: a name of `multipod.plan.models.MODELS`.
+      model: a name of `multipod.plan.tables.models.MODELS`.
       chips: of TPU v3.
       batch: examples in an update.
       layout: how it lay.

@@ -21,7 +21,7 @@ from multipod.layout.hlo import Product
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit
-from multipod.plan.layers import product_fill
+from multipod.plan.tables.layers import product_fill
 from multipod.plan.work import Message, Op, Pattern, Work
 from multipod.plan.workload import Part
 from multipod.recipe.recipe import Recipe

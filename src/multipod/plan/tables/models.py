@@ -1,6 +1,6 @@
 """Published models as tables of layers: FLOPs, bytes and parameters by arithmetic from their papers' shapes.
 
-Models of the house are read from their own programs (`multipod.plan.program`); a test holds the tables of
+Models of the house are read from their own programs (`multipod.plan.traced.program`); a test holds the tables of
 ResNet-50, BERT and Transformer against those.
 """
 
@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 
 from multipod.layout.split import ModelSplit
 from multipod.layout.stages import Layer, balanced
-from multipod.plan.layers import (
+from multipod.plan.tables.layers import (
     HALF,
     WHOLE,
     Attention,
