@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from multipod import runs
 from multipod.cli.options import where_options
 from multipod.runs.options import RuntimeOptions
 
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
 @where_options
 def evaluate(run: Path, at: int | None, tell: int, where: RuntimeOptions) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
-    from multipod.runs.evaluation import evaluate_run, tell_answers
-    from multipod.runs.opening import open_run
-
-    opened = open_run(run, at=at, options=where)
-    Console().print(values_table(run, evaluate_run(opened)))
+    opened = runs.open(run, at=at, options=where)
+    Console().print(values_table(run, runs.evaluate(opened)))
     if tell:
-        Console().print(answers_table(tell_answers(opened, tell)))
+        Console().print(answers_table(runs.tell_answers(opened, tell)))
 
 
 def values_table(run: Path, evaluation: "EvaluationResult") -> Table:

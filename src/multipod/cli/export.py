@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from multipod import runs
 from multipod.cli.options import where_options
 from multipod.runs.options import RuntimeOptions
 
@@ -48,17 +49,14 @@ def export(
     float_io: bool, finetune: int | None, examples: int, at: int | None, where: RuntimeOptions,
 ) -> None:  # fmt: skip
     """Write the model in the folder RUN as a .tflite file, and say what that costs in accuracy."""
-    from multipod.micro.quantising.options import Quantisation
-    from multipod.runs.exporting import ExportRequest, export_run
-
     quantisation = None
     if activations is not None or int4_weights:
-        quantisation = Quantisation(
+        quantisation = runs.Quantisation(
             activations=activations or "int8", weights="int4" if int4_weights else "int8", ranges=ranges,  # type: ignore[arg-type]
             io="float32" if float_io else "quantised",
         )  # fmt: skip
-    request = ExportRequest(quantisation, calibrate, finetune)
-    exported = export_run(run, request, at=at, options=where, note=lambda line: click.echo(line, err=True))
+    request = runs.ExportRequest(quantisation, calibrate, finetune)
+    exported = runs.export(run, request, at=at, options=where, note=lambda line: click.echo(line, err=True))
     path = out or run / "model.tflite"
     exported.write(path, examples)
     print_report(path, exported)

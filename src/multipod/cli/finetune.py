@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multipod import runs
 from multipod.cli.options import what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.cli.train import ConsoleObservers, exit_code_of
@@ -54,11 +55,9 @@ def finetune(
     Every fifth line of the task is kept for testing. The new run has a folder of its own, and goes on and is evaluated
     like any other: `multipod train --resume`, `multipod eval`.
     """
-    from multipod.recipes.finetune import FineTuning
-    from multipod.runs.finetuning import finetune_run
-    from multipod.runs.request import TrainRequest
-
     train = tuple(part.strip() for part in parts.split(",") if part.strip())
-    asked = FineTuning(str(task.absolute()), train, sentinels=not no_sentinels, **numbers)
-    request = TrainRequest(changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where))
-    return exit_code_of(finetune_run(pretrained, asked, request, reset_optimizer=reset_optimizer, options=where))
+    asked = runs.FineTuning(str(task.absolute()), train, sentinels=not no_sentinels, **numbers)
+    request = runs.TrainRequest(
+        changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where)
+    )
+    return exit_code_of(runs.finetune(pretrained, asked, request, reset_optimizer=reset_optimizer, options=where))

@@ -8,6 +8,8 @@ import time
 
 import click
 
+from multipod.errors import MultipodError, nearest
+
 _started_s = time.monotonic()
 
 COMMANDS = {
@@ -51,8 +53,6 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from multipod.errors import nearest
-
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}. {nearest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -72,8 +72,6 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line; exits 2 on what the user can mend, with one message and no traceback."""
-    from multipod.errors import MultipodError
-
     try:
         leave(cli.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as done:

@@ -1,12 +1,37 @@
 """`multipod plan`: how long a step and a run will take on a machine, and which layout is best."""
 
+import os
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
+from multipod import runtime
+from multipod.cli import plan_text
+from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
+from multipod.errors import PlanError, RecipeError, nearest
+from multipod.layout.axes import DATA_AXES
+from multipod.layout.layout import Layout
+from multipod.layout.text import spelled
+from multipod.plan.asked import asked_for
+from multipod.plan.calibration.steps import fit_steps, read_steps
+from multipod.plan.machine import find, here, read, write
+from multipod.plan.placing import on_machine
+from multipod.plan.predict import micro_of
+from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
+from multipod.plan.saved import SavedPlan, write_plan
+from multipod.plan.search import Every, remember_costs, scaling, search
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import EXAMPLES
+from multipod.plan.trace import write_step_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,26 +157,16 @@ def plan_calibrate(file: Path | None, **asked: Any) -> None:
 @click.option("--cache", hidden=True, expose_value=False)
 def plan_compare(files: tuple[str, ...]) -> None:
     """Compare two plans that were saved, A and B."""
-    from multipod.cli.plan_text import compare
-
     compare(_console(), files)
 
 
 def _console() -> "Console":
     """The terminal, or a wide page where there is none."""
-    from rich.console import Console
-
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
-    from multipod.cli import plan_text
-    from multipod.layout.text import spelled
-    from multipod.plan.asked import asked_for
-    from multipod.plan.placing import on_machine
-    from multipod.plan.search import Every, search
-
     _remember(asked["cache"])
     workload, batch, updates, every = _workload(name, asked)
     machine = _machine(asked)
@@ -175,8 +190,6 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         plan_text.explain(console, chosen, number, words)
         plan_text.survival(console, chosen, machine)
     if asked["trace"] is not None:
-        from multipod.plan.trace import write_step_trace
-
         write_step_trace(chosen, workload, machine, asked["trace"])
         which = f"layout {number}" if number else "that layout"
         click.echo(f"a step of {which} in {asked['trace']}: open it in ui.perfetto.dev")
@@ -186,10 +199,6 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
 
 def _machine(asked: dict[str, Any]) -> "Machine":
     """The machine that was asked for, with what the user said of it."""
-    from dataclasses import replace
-
-    from multipod.plan.machine import find
-
     if asked["on"].partition(":")[0] == "here":
         if asked["fail"] or asked["fail_link"] or asked["scale"]:
             raise click.UsageError("--fail and --scale are for machines with chips and links; `here` is this one host.")
@@ -203,7 +212,6 @@ def _machine(asked: dict[str, Any]) -> "Machine":
 
 def _run_of(machine: "Machine", asked: dict[str, Any]) -> "Callable[[Prediction], RunPrediction] | None":
     """From a step to its run; None if nobody knows how many updates it has."""
-    from multipod.plan.run import Saving, predict_run, save_s
 
     def run(step: "Prediction") -> "RunPrediction":
         seconds = save_s(step, machine) if asked["save_seconds"] is None else asked["save_seconds"]
@@ -226,11 +234,6 @@ def _dtypes(workload: "Workload", precision: str | None) -> "tuple[Dtype | Liter
 
 def _here(words: str, calibration: Path | None) -> "Machine":
     """This host: `here`, or `here:4` for four devices; with its own constants, if it was calibrated."""
-    import os
-    from dataclasses import replace
-
-    from multipod.plan.machine import here, read
-
     size = words.partition(":")[2] or "8"
     if not size.isdecimal() or not 0 < int(size) <= 4096:
         raise click.UsageError(f"--on {words}: write here, or the number of devices, as here:4.")
@@ -244,21 +247,13 @@ def _here(words: str, calibration: Path | None) -> "Machine":
 
 def _own() -> Path:
     """Where this host's constants are kept."""
-    from multipod import runtime
-
     return runtime.default_cache().parent / "plan" / "here.json"
 
 
 def _calibrate(console: "Console") -> None:
     """Measures small recipes here and keeps the constants that fit them."""
-    import os
-
-    from multipod import runtime
-
     runtime.prepare(cpu_devices=8, cache=runtime.default_cache())
-    from multipod.cli import plan_text
     from multipod.plan.calibration.host import calibrate
-    from multipod.plan.machine import here, write
 
     with console.status("") as status:
         fit, measured = calibrate(here(8, os.cpu_count() or 1), told=status.update)
@@ -270,10 +265,6 @@ def _calibrate(console: "Console") -> None:
 
 def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> None:
     """Fits the constants of a machine to the measured steps in a file."""
-    from multipod.cli import plan_text
-    from multipod.plan.calibration.steps import fit_steps, read_steps
-    from multipod.plan.machine import write
-
     if not asked["on"] or asked["save"] is None:
         raise click.UsageError("say whose constants are fitted and where they go: --on dgx-a100 --save a100.json.")
     _remember(asked["cache"])
@@ -286,25 +277,17 @@ def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> No
 
 
 def _remember(cache: str | None) -> None:
-    from multipod.plan.search import remember_costs
-
     remember_costs(None if cache == "off" else _folder(cache))
 
 
 def _folder(cache: str | None) -> Path:
     """Where simulated costs and what XLA said are kept."""
-    from multipod import runtime
-
     return runtime.default_cache().parent / "plan" if cache is None else Path(cache)
 
 
 def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, float]":
     """The workload, its batch, its updates (0 if nobody knows), and those between evaluations (0: none)."""
     batch: int | None = asked["batch"]
-    from multipod.errors import PlanError, RecipeError, nearest
-    from multipod.plan.run import epochs_to_target
-    from multipod.plan.tables.models import MODELS
-    from multipod.plan.tables.published import EXAMPLES
 
     if name in MODELS:
         if batch is None:
@@ -314,11 +297,8 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
         except PlanError:
             return MODELS[name], batch, 0.0, 0.0
         return MODELS[name], batch, epochs * EXAMPLES[name] / batch, 0.0
-    from multipod import runtime
 
     runtime.prepare()
-    from functools import partial
-
     from multipod.plan.traced.program import workload_of
     from multipod.plan.traced.remembered import remember_traces
     from multipod.plan.traced.splits import Splits
@@ -340,9 +320,6 @@ class _bar:
     """A progress bar on the terminal that is told (done, all); gone when it is finished."""
 
     def __enter__(self) -> Any:
-        from rich.console import Console
-        from rich.progress import Progress
-
         self._progress = Progress(console=Console(stderr=True), transient=True)
         self._progress.start()
         task = self._progress.add_task("pricing layouts", total=None)
@@ -354,20 +331,11 @@ class _bar:
 
 def _compile(console: "Console", name: str, batch: int, machine: "Machine", found: "Found", cache: str | None) -> None:
     """What XLA says of the step of a recipe, beside the prediction."""
-    from dataclasses import replace
-
-    from multipod import runtime
-    from multipod.errors import PlanError
-    from multipod.plan.tables.models import MODELS
-
     if name in MODELS:
         raise PlanError(
             f"{name} is a table of layers, and XLA compiles programs. Give a recipe, or leave --compile out."
         )
     runtime.absent_tpus()
-    from multipod.layout.axes import DATA_AXES
-    from multipod.layout.layout import Layout
-    from multipod.plan.placing import on_machine
     from multipod.plan.traced.program import compiled_step
     from multipod.recipes.find import load
 
@@ -393,9 +361,6 @@ def _compile(console: "Console", name: str, batch: int, machine: "Machine", foun
 
 def _hole(console: "Console", workload: "Workload", found: "Found", asked: dict[str, Any], batch: int) -> None:
     """What the failed chips cost: the same search on the whole machine."""
-    from multipod.plan.machine import find
-    from multipod.plan.search import search
-
     whole = search(workload, find(asked["on"], file=asked["calibration"]), batch).best
     best = found.best
     before, after = (f"{1e3 * step.step_s:.2f} ms by {step.layout.sync.gradient_sum}" for step in (whole, best))
@@ -407,12 +372,6 @@ def _hole(console: "Console", workload: "Workload", found: "Found", asked: dict[
 
 
 def _scale(console: "Console", workload: "Workload", asked: dict[str, Any], batch: int) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from multipod.cli import plan_text
-    from multipod.plan.search import scaling
-
     steps = scaling(workload, asked["on"], _sizes(asked["scale"]), batch)
     table = Table(box=SIMPLE_HEAD, title=f"{workload.name}, batch {batch:,}")
     for k, column in enumerate(("chips", "layout", "step ms", "examples/s", "speed-up", "efficiency")):
@@ -444,13 +403,6 @@ def _sizes(text: str) -> list[int]:
 
 
 def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
-    from dataclasses import replace
-
-    from multipod.plan.placing import on_machine
-    from multipod.plan.predict import micro_of
-    from multipod.plan.saved import SavedPlan, write_plan
-    from multipod.plan.tables.models import MODELS
-
     if ".py:" in name:
         path, _, function = name.rpartition(":")
         name = f"{Path(path).absolute()}:{function}"  # as `train` knows it

@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from multipod.plan.mirror import mirroring
+from multipod.plan.predict import layout_words, split_words
+from multipod.plan.saved import read_plan
+from multipod.train.observers.text import bytes_text, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +28,6 @@ if TYPE_CHECKING:
 
 def table(console: "Console", found: "Found", machine: "Machine", top: int, run: "Run") -> None:
     """The quickest layouts, then the quickest of each split that is not among them, and what was searched."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     best = found.best
     console.print(f"{best.workload}, batch {best.batch:,}, on {machine}: {machine.devices:,} devices")
     console.print(f"[dim]constants: {machine.calibration.source}[/]", highlight=False)
@@ -76,15 +80,11 @@ def _shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
 
 
 def _split_of(step: "Prediction") -> str:
-    from multipod.plan.predict import split_words
-
     return ", ".join(word for word in (split_words(step.layout), step.dtype) if word)
 
 
 def _failing(run: "RunPrediction", machine: "Machine") -> str:
     """What failures do to the best layout's run."""
-    from multipod.train.observers.text import duration
-
     between_s = 3600 / (machine.chips * machine.chip_failures_per_hour)
     saves = f"a checkpoint after each {duration(run.every_s)} of work" if run.every_s else "no checkpoints"
     return (
@@ -107,7 +107,6 @@ def _cells(step: "Prediction", waits: list[str]) -> tuple[str, ...]:
 def _run_cells(step: "Prediction", machine: "Machine", run: "Run") -> tuple[str, ...]:
     if run is None:
         return ()
-    from multipod.train.observers.text import duration
 
     found = run(step)
     return (duration(found.seconds), *((f"{found.price:,.2f}",) if machine.price else ()))
@@ -128,11 +127,6 @@ WORDS = {"collectives": "sums"}
 
 def explain(console: "Console", step: "Prediction", number: int, spelled: str) -> None:
     """The parts of a step, its memory, and its share of the peak. Number 0: it is none of the table's."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from multipod.train.observers.text import bytes_text
-
     table = Table(box=SIMPLE_HEAD, title=f"layout {number or 'asked for'}: {name_of(step)}")
     for column in ("part", "ms", "share"):
         table.add_column(column, justify="left" if column == "part" else "right")
@@ -150,8 +144,6 @@ def explain(console: "Console", step: "Prediction", number: int, spelled: str) -
 
 def survival(console: "Console", step: "Prediction", machine: "Machine") -> None:
     """What it costs to survive a lost host."""
-    from multipod.plan.mirror import mirroring
-
     copy = mirroring(step, machine)
     copied, sent, kept = (f"{nbytes / 2**30:.2f} GiB" for nbytes in (copy.copied, copy.sent, copy.kept))
     console.print(
@@ -178,12 +170,6 @@ def draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
 
 def compare(console: "Console", files: tuple[str, ...]) -> None:
     """Two saved plans side by side, with ratios."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from multipod.plan.predict import layout_words
-    from multipod.plan.saved import read_plan
-
     if len(files) != 2:
         raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
     one, other = (read_plan(Path(file)) for file in files)

@@ -5,7 +5,7 @@ import inspect
 import click
 from rich.console import Console
 
-from multipod import runtime
+from multipod import runs, runtime
 from multipod.cli.options import what_options, where_options
 from multipod.runs.options import RuntimeOptions
 
@@ -56,9 +56,8 @@ def show(
         stage_tables,
     )
     from multipod.recipe.text import to_text
-    from multipod.runs.recipes import configure_recipe
 
-    chosen = configure_recipe(recipe, changes, where)
+    chosen = runs.configure_recipe(recipe, changes, where)
     click.echo(to_text(chosen))
     console = Console()
     if compile_for:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from multipod import runs
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
@@ -86,9 +87,7 @@ def train(
     if resume is not None and file is not None:
         raise click.UsageError("--resume goes on with a run, which is planned no more: leave out the plan.")
     plan = None if file is None else planned(file, recipe, where)
-    from multipod.runs.request import TrainRequest
-
-    request = TrainRequest(
+    request = runs.TrainRequest(
         recipe=recipe,
         changes=[*(plan.changes() if plan else ()), *changes],
         out=out,
@@ -107,9 +106,7 @@ def train(
         from multipod.cli.standby import stand_by
 
         return stand_by(request, where)
-    from multipod.runs.training import train_request
-
-    return exit_code_of(train_request(request, where, start_from=begin_from))
+    return exit_code_of(runs.train_request(request, where, start_from=begin_from))
 
 
 def refuse_contradictions(

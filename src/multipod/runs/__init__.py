@@ -15,14 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from multipod.micro.quantising.options import Quantisation
+    from multipod.recipes.finetune import FineTuning
     from multipod.runs.evaluation import evaluate_run as evaluate
+    from multipod.runs.evaluation import tell_answers
     from multipod.runs.exporting import ExportRequest
     from multipod.runs.exporting import export_run as export
     from multipod.runs.finetuning import finetune_run as finetune
     from multipod.runs.opening import OpenedRun
     from multipod.runs.opening import open_run as open
     from multipod.runs.options import RuntimeOptions
+    from multipod.runs.recipes import configure_recipe
     from multipod.runs.request import RunResult, TrainRequest
+    from multipod.runs.training import train_request
     from multipod.runs.training import train_run as train
 
 _PUBLIC = {
@@ -36,20 +41,30 @@ _PUBLIC = {
     "RunResult": "multipod.runs.request:RunResult",
     "RuntimeOptions": "multipod.runs.options:RuntimeOptions",
     "TrainRequest": "multipod.runs.request:TrainRequest",
+    "FineTuning": "multipod.recipes.finetune:FineTuning",
+    "Quantisation": "multipod.micro.quantising.options:Quantisation",
+    "configure_recipe": "multipod.runs.recipes:configure_recipe",
+    "tell_answers": "multipod.runs.evaluation:tell_answers",
+    "train_request": "multipod.runs.training:train_request",
 }
 """The public names, and what each stands for."""
 
 __all__ = [
     "ExportRequest",
+    "FineTuning",
     "OpenedRun",
+    "Quantisation",
     "RunResult",
     "RuntimeOptions",
     "TrainRequest",
+    "configure_recipe",
     "evaluate",
     "export",
     "finetune",
     "open",
+    "tell_answers",
     "train",
+    "train_request",
 ]
 
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr
 
 from multipod.nn.tables.tensor_train import Cores, TensorTrain
 
@@ -95,8 +96,6 @@ def spread(table: np.ndarray, variance: float) -> Spread:
     entries = np.sort(np.asarray(table, np.float64).ravel())
     own = float(entries.var())
     centred = entries - entries.mean()
-    from jax.scipy.special import ndtr
-
     below = np.asarray(ndtr(jnp.asarray(entries / math.sqrt(variance), jnp.float32)), np.float64)
     steps = np.arange(len(entries) + 1) / len(entries)
     distance = max(np.abs(below - steps[1:]).max(), np.abs(below - steps[:-1]).max())
