@@ -24,7 +24,7 @@ from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
 from multipod.plan.machine import find
 from multipod.plan.predict import predict_step
-from multipod.plan.tables.layers import HALF, Attention, elementwise, looked_up, told_of
+from multipod.plan.tables.layers import HALF, AttentionCost, elementwise, looked_up, told_of
 from multipod.plan.work import Work
 from multipod.plan.workload import Workload
 
@@ -52,7 +52,7 @@ def ours(ideal: bool) -> Figures:
     """The planner, with the layers of its own tables."""
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        layer = Attention(FEATURES, HIDDEN, HEADS, split.model).work(examples, LENGTH, [LENGTH], lanes=lanes)
+        layer = AttentionCost(FEATURES, HIDDEN, HEADS, split.model).work(examples, LENGTH, [LENGTH], lanes=lanes)
         tokens = examples * LENGTH
         ends = told_of(tokens, FEATURES, VOCAB, split.model, lanes) + looked_up(tokens, FEATURES, VOCAB / split.model)
         return layer.times(LAYERS) + ends + elementwise("embedding", tokens * FEATURES, 12, HALF, count=6)

@@ -28,7 +28,7 @@ from multipod.plan.tables.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.tables.models import MODELS, resnet_layers, ssd_layers
 from multipod.plan.tables.published import EXAMPLES, SHARDED, V06, V07, pod
 from multipod.plan.traced import jaxpr
-from multipod.plan.work import Op, Work, merged
+from multipod.plan.work import Operation, Work, merged
 from multipod.topology.topology import Topology
 
 CHIP = find("tpu-v3-pod:2x2")
@@ -165,7 +165,7 @@ def test_float32_is_multiplied_as_jax_does():
 
 def test_devices_that_share_a_host_take_its_cores():
     """One device keeps a part of the cores busy, two and more all of them; more devices than cores start in turn."""
-    op = Op("matmul", "matmul", 1e9, 0.0)
+    op = Operation("matmul", "matmul", 1e9, 0.0)
     hosts = {n: here(n, 2).calibrated(alone=0.6, matmul=1.0, op_s=1e-5) for n in (1, 2, 8)}
     whole_s = 1e9 / (2 * 126e9)
     for n, share, waits in ((1, 0.6, 1), (2, 0.5, 1), (8, 1 / 8, 4)):

@@ -30,14 +30,14 @@ from multipod.plan.predict import predict_step
 from multipod.plan.price import deepest, schedule_of, work_s
 from multipod.plan.saved import SavedPlan
 from multipod.plan.search import search
-from multipod.plan.tables.layers import Attention
+from multipod.plan.tables.layers import AttentionCost
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import SHARDED
 from multipod.plan.trace import step_events, write_step_trace
 from multipod.plan.traced import jaxpr, program, remembered
 from multipod.plan.traced.program import dtype_fields, expert_splits, workload_of
 from multipod.plan.traced.remembered import remember_traces
-from multipod.plan.work import Op, Work
+from multipod.plan.work import Operation, Work
 from multipod.plan.workload import Part, Workload
 from multipod.recipe.override import override
 from multipod.recipes.digits import digits
@@ -59,7 +59,7 @@ def pipelined(**changes):
 
 def even(examples, parts, lanes, model):
     """A model of equal parts, whose backward pass takes twice as long as its forward pass."""
-    forward = Work((Op("matmul", "matmul", 1e12 * examples / parts, 0.0),))
+    forward = Work((Operation("matmul", "matmul", 1e12 * examples / parts, 0.0),))
     return (Part(forward, forward.times(3), (), (("x", 1, 1e6 * examples),), 0.0),) * parts
 
 
@@ -148,7 +148,7 @@ def test_experts_send_what_xlas_program_sends():
 def test_what_a_transformer_keeps(model, published):
     """s b h (10 + 24 / t + 5 a s / (h t)) a layer, arXiv:2205.05198, equation 2; 59.25 GiB in its figure 1 (22B)."""
     s, b, h, a, layers = 2048, 4, 6144, 64, 48
-    kept = layers * Attention(h, 4 * h, a, model).work(b, s, [s]).activation_bytes
+    kept = layers * AttentionCost(h, 4 * h, a, model).work(b, s, [s]).activation_bytes
     assert kept == pytest.approx(layers * s * b * h * (10 + 24 / model + 5 * a * s / (h * model)))
     assert published is None or kept / 2**30 == pytest.approx(published, rel=0.01)
 

@@ -14,12 +14,6 @@ PACKAGE = ROOT / "src" / "multipod"
 NEEDS_A_NEIGHBOUR = re.compile(r"(The same|As|Of|Those|That|Its)\b")
 """A line that begins so can only be read after the line above it or the function beside it."""
 
-NOT_YET = {"plan"}
-"""Rooms whose docstrings still begin so; to shrink to nothing."""
-
-TWICE_YET = {"Attention", "Memory", "Op", "Target"}
-"""Public class names that several modules still define; to shrink to nothing."""
-
 
 class Documented(NamedTuple):
     """Something with a docstring."""
@@ -58,14 +52,12 @@ def public_classes() -> dict[str, list[str]]:
 def test_first_lines_of_docstrings_stand_alone():
     lines = [entry for file in files("src", "benchmarks", "examples", "tests") for entry in documented(file)]
     leaning = [str(entry) for entry in lines if NEEDS_A_NEIGHBOUR.match(entry.first_line)]
-    assert [entry for entry in leaning if not entry.startswith(tuple(f"src/multipod/{room}" for room in NOT_YET))] == []
+    assert leaning == []
 
 
 def test_no_public_class_name_stands_twice():
     """Whoever reads a name in a traceback, or imports it, should not have to ask which of several it is."""
-    assert {
-        name: places for name, places in public_classes().items() if len(places) > 1 and name not in TWICE_YET
-    } == {}
+    assert {name: places for name, places in public_classes().items() if len(places) > 1} == {}
 
 
 @pytest.mark.parametrize("line", ["As theirs.", "Of a table.", "Its rows.", "That live.", "The same."])

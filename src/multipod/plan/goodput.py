@@ -37,7 +37,9 @@ def young_s(failing: Failing) -> float:
 
 
 def daly_s(failing: Failing) -> float:
-    """The same, to a higher order: within 0.2 % of the best for saves shorter than half the time between failures.
+    """The best time between saves, to a higher order.
+
+    Within 0.2 % of the best for saves shorter than half the time between failures.
 
     Source: Daly, 2006, doi:10.1016/j.future.2004.11.016, equation 37.
     """

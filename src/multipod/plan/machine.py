@@ -138,7 +138,7 @@ class Machine:
 
     @property
     def share(self) -> float:
-        """Of its chip's peaks, that a device can use."""
+        """The share of its chip's peaks that a device can use."""
         equal = 1 / self.devices_per_chip
         return min(equal, self.calibration.alone) if self.network == "shared" else equal
 
@@ -150,7 +150,7 @@ class Machine:
 
     @property
     def memory_bytes(self) -> float:
-        """Of a device."""
+        """Bytes of memory of a device."""
         return self.topology.chip.memory_bytes / self.devices_per_chip  # type: ignore[union-attr]
 
     @property
@@ -168,7 +168,7 @@ class Machine:
         return replace(self, calibration=replace(self.calibration, **constants))  # type: ignore[arg-type]
 
     def of(self, topology: Topology) -> "Machine":
-        """The same kind of machine with another topology: a slice, or one with failures."""
+        """A machine of this kind with another topology: a slice, or one with failures."""
         return replace(self, topology=topology)
 
 

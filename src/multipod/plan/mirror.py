@@ -39,7 +39,7 @@ class Mirroring:
 
     @property
     def seconds(self) -> float:
-        """Of a copy; each k updates with `--mirror-every k`."""
+        """Seconds of a copy, which is made each k updates with `--mirror-every k`."""
         return self.copy_s + self.send_s
 
 

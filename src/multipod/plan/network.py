@@ -173,7 +173,7 @@ def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduc
 
 @lru_cache(maxsize=1024)
 def _scaled(topology: Topology) -> Topology:
-    """The same machine in units of its slowest links."""
+    """The machine in units of its slowest links."""
     used = [late for late, size in zip(topology.latency_s, topology.shape, strict=True) if size > 1]
     latency, speed = max(used, default=max(topology.latency_s)), slowest(topology)
     return replace(
@@ -235,7 +235,7 @@ def _simulated_cost(topology: Topology, algorithm: str, collective: Collective, 
 
 
 def simulated(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
-    """As `all_reduce_s` between chips, by the simulator itself on the calibrated links."""
+    """What `all_reduce_s` gives between chips, by the simulator itself on the calibrated links."""
     constants = machine.calibration
     size = len(machine.topology.shape)
     links = replace(

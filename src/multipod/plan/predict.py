@@ -13,7 +13,7 @@ from multipod.plan.machine import Machine
 from multipod.plan.network import quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
 from multipod.plan.sync import WHOLE, WIDTHS, exposed_sync_s, sync_s, wire_bytes
-from multipod.plan.work import Memory
+from multipod.plan.work import StepMemory
 from multipod.plan.workload import Dtype, Workload
 
 
@@ -62,7 +62,7 @@ class Prediction:
     input_s: float
     evaluation_s: float
     idle_s: float
-    memory: Memory
+    memory: StepMemory
     memory_limit: float
     flops: float
     peak_flop_per_s: float
@@ -85,7 +85,7 @@ class Prediction:
 
     @property
     def examples_per_s(self) -> float:
-        """Of the whole machine."""
+        """Examples a second of the whole machine."""
         return self.batch / self.step_s
 
     @property
@@ -289,7 +289,7 @@ def late_host_s(hosts: int, mean_s: float, deviation_s: float, prefetch: int, st
     return max(0.0, mean_s + spread * math.sqrt(2 * math.log(max(hosts, 1))) - step_s)
 
 
-def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: float, replicas: int) -> Memory:
+def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: float, replicas: int) -> StepMemory:
     """Weights, slots, gradients, what the backward pass needs, and the batch, of one device.
 
     FSDP keeps shares of weights and gradients, and beside them the gathered weights of the layer that runs and of the
@@ -299,7 +299,7 @@ def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: floa
     slots = held * WHOLE * workload.optimizer_slots
     kept = replicas if sync.fsdp else 1
     gathered = held * WIDTHS.get(sync.gather_dtype, WHOLE) * min(1.0, 2 / workload.layers) if sync.fsdp else 0.0
-    return Memory(
+    return StepMemory(
         parameters=held * WHOLE / kept + workload.state_bytes,
         optimizer=slots / (replicas if sync.shards_update else 1),
         gradients=held * wire_bytes(workload, layout) / kept,

@@ -10,7 +10,7 @@ from multipod.pipelines.schedule import PipelineSchedule
 from multipod.pipelines.timing import Costs, time_schedule, total
 from multipod.plan.machine import Machine
 from multipod.plan.network import group_s
-from multipod.plan.work import Op, Work, merged
+from multipod.plan.work import Operation, Work, merged
 from multipod.plan.workload import Dtype, Part, Slots, Workload
 
 
@@ -231,7 +231,7 @@ def work_s(work: Work, machine: Machine, dtype: Dtype = "bfloat16") -> float:
     return sum(op_s(op, machine, dtype) for op in work.ops)
 
 
-def op_s(op: Op, machine: Machine, dtype: Dtype = "bfloat16") -> float:
+def op_s(op: Operation, machine: Machine, dtype: Dtype = "bfloat16") -> float:
     """The roofline of operators: the longer of arithmetic and memory, and what each costs beside."""
     constants = machine.calibration
     speed = getattr(constants, op.kind) if op.kind != "memory" else constants.vector

@@ -124,7 +124,7 @@ def save_s(step: Prediction, machine: Machine, bytes_per_s: float = 1e9) -> floa
 
 
 @dataclass(frozen=True)
-class Target:
+class EpochTarget:
     """Epochs that a model took to its target at a batch.
 
     Attributes:
@@ -141,21 +141,21 @@ class Target:
 LOG6 = "MLPerf v0.6 result logs, Google's entries"
 P2 = "arXiv:1909.09756, table of LARS variants (noted second-hand)"
 
-EPOCHS: dict[str, tuple[Target, ...]] = {
+EPOCHS: dict[str, tuple[EpochTarget, ...]] = {
     "resnet50": (
-        Target(4096, 60.8, LOG6),
-        Target(16384, 64.8, LOG6),
-        Target(32768, 64.0, P2 + "; 72 to 76 with the scaled form of LARS (logs)"),
-        Target(65536, 88.0, "arXiv:2011.03641"),
+        EpochTarget(4096, 60.8, LOG6),
+        EpochTarget(16384, 64.8, LOG6),
+        EpochTarget(32768, 64.0, P2 + "; 72 to 76 with the scaled form of LARS (logs)"),
+        EpochTarget(65536, 88.0, "arXiv:2011.03641"),
     ),
     "ssd": (
-        Target(256, 53.3, "arXiv:1909.09756: 22 % fewer than at 1,024"),
-        Target(1024, 65.0, LOG6),
-        Target(2048, 81.0, LOG6),
+        EpochTarget(256, 53.3, "arXiv:1909.09756: 22 % fewer than at 1,024"),
+        EpochTarget(1024, 65.0, LOG6),
+        EpochTarget(2048, 81.0, LOG6),
     ),
     "transformer": (
-        Target(512, 3.3, "scores over steps of the v0.6 runs"),
-        Target(2048, 5.5, "scores over steps of the v0.6 runs"),
+        EpochTarget(512, 3.3, "scores over steps of the v0.6 runs"),
+        EpochTarget(2048, 5.5, "scores over steps of the v0.6 runs"),
     ),
 }
 """To MLPerf's targets of v0.6 and v0.7: 75.9 % top-1, 0.23 AP, BLEU 25."""

@@ -14,7 +14,7 @@ from multipod.plan.network import group_s
 from multipod.plan.predict import Prediction, examples_of, micro_of
 from multipod.plan.price import costs_of, op_s, parts_of, prices_of, schedule_of
 from multipod.plan.sync import bucket_times
-from multipod.plan.work import Op
+from multipod.plan.work import Operation
 from multipod.plan.workload import Workload
 
 Event = dict[str, Any]
@@ -138,7 +138,7 @@ def _ends(prediction: Prediction, pids: list[int], now: float) -> Iterator[Event
                 at += seconds
 
 
-def _about(op: Op, machine: Machine, workload: Workload) -> dict[str, Any]:
+def _about(op: Operation, machine: Machine, workload: Workload) -> dict[str, Any]:
     start_s = op.count * machine.op_s
     memory_s = op.nbytes / (machine.calibration.memory * machine.memory_bytes_per_s)
     seconds = op_s(op, machine, workload.dtype)

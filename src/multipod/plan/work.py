@@ -13,7 +13,7 @@ Pattern = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "n
 
 
 @dataclass(frozen=True)
-class Op:
+class Operation:
     """Operators of one kind and size.
 
     Attributes:
@@ -53,7 +53,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes on one device."""
 
     parameters: float = 0.0
@@ -78,18 +78,18 @@ class Work:
       activation_bytes: kept from the forward for the backward pass.
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[Operation, ...]
     messages: tuple[Message, ...] = ()
     activation_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
-        """Of all operators."""
+        """Floating-point operations of all operators."""
         return sum(op.flops for op in self.ops)
 
     @property
     def nbytes(self) -> float:
-        """Of all operators."""
+        """Bytes that all operators read and write."""
         return sum(op.nbytes for op in self.ops)
 
     def __add__(self, other: "Work") -> "Work":
@@ -98,10 +98,10 @@ class Work:
         )
 
     def times(self, factor: float) -> "Work":
-        """The same operators and messages `factor` times."""
+        """All operators and messages `factor` times."""
         return Work(
             tuple(
-                Op(op.name, op.kind, op.flops * factor, op.nbytes * factor, op.fill, op.count * factor)
+                Operation(op.name, op.kind, op.flops * factor, op.nbytes * factor, op.fill, op.count * factor)
                 for op in self.ops
             ),
             tuple(replace(message, count=message.count * factor) for message in self.messages),
@@ -118,12 +118,12 @@ def together(parts: Iterable[Work]) -> Work:
 
 
 def merged(work: Work) -> Work:
-    """The same work with operators of one name, kind and bottleneck as one: quick to price again and again.
+    """The work with operators of one name, kind and bottleneck as one: quick to price again and again.
 
     Operators are merged only when they are alike in FLOPs a byte, so that a roofline sees no difference.
     """
     found: dict[tuple[str, Kind, float, float], list[float]] = {}
-    first: dict[tuple[str, Kind, float, float], Op] = {}
+    first: dict[tuple[str, Kind, float, float], Operation] = {}
     for op in work.ops:
         ratio = round(math.log2((op.flops + 1) / (op.nbytes + 1)) * 4)
         key = (op.name.partition(" ")[0], op.kind, round(op.fill, 4), ratio)
@@ -133,5 +133,5 @@ def merged(work: Work) -> Work:
     ops = []
     for where, op in first.items():
         flops, nbytes, count = found[where]
-        ops.append(Op(op.name, op.kind, flops, nbytes, op.fill, count))
+        ops.append(Operation(op.name, op.kind, flops, nbytes, op.fill, count))
     return Work(tuple(ops), work.messages, work.activation_bytes)

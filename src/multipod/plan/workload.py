@@ -124,7 +124,7 @@ class Workload:
     source: str = ""
 
     def of(self, dtype: Dtype | Literal[""]) -> "Workload":
-        """The same model with products of this type; "" is its own.
+        """The model with products of this type; "" is its own.
 
         Raises:
           PlanError: it has no such form.
@@ -145,7 +145,7 @@ class Workload:
 
     @property
     def update_bytes(self) -> float:
-        """That an update moves for each parameter: by its name, or gradient, weight and slots, read and written."""
+        """Bytes an update moves for each parameter: by its name, or gradient, weight and slots, read and written."""
         return UPDATE_BYTES.get(self.optimizer, 3 * 4 + 2 * 4 * self.optimizer_slots)
 
     def held(self, split: ModelSplit) -> float:

@@ -66,7 +66,7 @@ class Fit:
 
     @property
     def median_error(self) -> float:
-        """Of the absolute relative errors."""
+        """The median of the absolute relative errors."""
         return float(np.median(np.abs(list(self.errors.values()))))
 
     @property

@@ -59,7 +59,7 @@ class Made:
         return ArraySource({"token": token, "masked": masked, "label": words, "weight": np.ones_like(words)})
 
     def test(self) -> Source:
-        """The same."""
+        """Returns what `train` returns."""
         return self.train()
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from multipod.plan.work import Message, Op, Work, together
+from multipod.plan.work import Message, Operation, Work, together
 
 LANES = 128
 """Of a TPU: the matrix unit is 128 x 128, and tensors lie in memory in tiles with rows of 128."""
@@ -61,7 +61,7 @@ class Image:
         return pixels * min(by_channels, by_examples)
 
     def product_fill(self, height: int, width: int, inner: int, outer: int, taps: int) -> float:
-        """As `product_fill`; few input channels are packed with the taps of the window, and whole lanes of examples
+        """A product's fill; few input channels are packed with the taps of the window, and whole lanes of examples
         make the outer size full."""
         if self.lanes == 1:
             return 1.0
@@ -110,7 +110,7 @@ class Conv:
         return -(-self.height // self.stride), -(-self.width // self.stride)
 
     def work(self, at: Image, train: bool = True) -> Work:
-        """Its work on the device of `at` that has most rows; halos are among the messages, the sums of norms too."""
+        """The work on the device of `at` that has most rows; halos are among the messages, the sums of norms too."""
         height, width = self.out
         taps = self.window**2
         flops = 2.0 * at.examples * at.rows(height) * width * self.inputs * self.outputs * taps
@@ -119,17 +119,17 @@ class Conv:
         weights = HALF * taps * self.inputs * self.outputs
         full = at.product_fill(height, width, self.inputs, self.outputs, taps)
         back = at.product_fill(height, width, self.outputs, self.inputs, taps)
-        ops = [Op(f"conv {self.name}", "convolution", flops, x + y + weights, full)]
+        ops = [Operation(f"conv {self.name}", "convolution", flops, x + y + weights, full)]
         # Statistics are summed as the result is written; half of the normalised tensors are made by their only reader.
         # (XLA's own program for TPU v3 moves 5.3 GB for ResNet-50 at 16 examples a core, by libtpu 0.0.52; here it
         # is 5.4.)
-        ops.append(Op(f"norm {self.name}", "vector", 8 * y / HALF, y, count=0.5))
+        ops.append(Operation(f"norm {self.name}", "vector", 8 * y / HALF, y, count=0.5))
         if train and not self.frozen:
             # Two sums over the result and its gradient; both products then read the two tensors instead of one.
-            ops.append(Op(f"norm {self.name}", "vector", 16 * y / HALF, 4 * y, count=1))
-            ops.append(Op(f"conv {self.name}", "convolution", flops, x + y + 2 * weights, full))
+            ops.append(Operation(f"norm {self.name}", "vector", 16 * y / HALF, 4 * y, count=1))
+            ops.append(Operation(f"conv {self.name}", "convolution", flops, x + y + 2 * weights, full))
             if not self.first:
-                ops.append(Op(f"conv {self.name}", "convolution", flops, x + y + weights, back))
+                ops.append(Operation(f"conv {self.name}", "convolution", flops, x + y + weights, back))
         once = Work(tuple(ops), self._halo(at, train and not self.frozen), y if train else 0.0)
         return once.times(self.count)
 
@@ -157,21 +157,21 @@ def dense(
     flops = 2.0 * rows * inputs * outputs
     x, y = HALF * rows * inputs, HALF * rows * outputs
     w = (WHOLE if weights else HALF) * inputs * outputs
-    ops = [Op(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, inputs, outputs, lanes))]
+    ops = [Operation(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, inputs, outputs, lanes))]
     if train:
-        ops.append(Op(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, outputs, inputs, lanes)))
+        ops.append(Operation(f"matmul {name}", "matmul", flops, x + y + w, product_fill(rows, outputs, inputs, lanes)))
         full = product_fill(inputs, rows, outputs, lanes)
-        ops.append(Op(f"matmul {name}", "matmul", flops, x + y + w, full))
+        ops.append(Operation(f"matmul {name}", "matmul", flops, x + y + w, full))
     return Work(tuple(ops), (), y if train else 0.0)
 
 
 def elementwise(name: str, elements: float, passes: float, nbytes: int = HALF, count: float = 1) -> Work:
     """Arithmetic on `elements`, which pass the memory `passes` times, in `count` operators."""
-    return Work((Op(name, "vector", 4 * elements * passes, elements * nbytes * passes, count=count),))
+    return Work((Operation(name, "vector", 4 * elements * passes, elements * nbytes * passes, count=count),))
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionCost:
     """A Transformer layer: attention to `context` tokens a row (and to another sequence, if `cross`), then two
     products.
 
@@ -230,7 +230,7 @@ class Attention:
         fills = product_fill(length, head, other, lanes), product_fill(length, other, head, lanes)
         back = 3 if train else 1
         ops = tuple(
-            Op("matmul scores", "matmul", back * flops, back * (side + HALF * scores), full, count=back)
+            Operation("matmul scores", "matmul", back * flops, back * (side + HALF * scores), full, count=back)
             for full in fills
         )
         return Work(ops, (), HALF * scores) + elementwise("softmax", scores, 4 * back, count=1 + back)
@@ -265,7 +265,7 @@ def looked_up(tokens: float, features: int, vocab: float, train: bool = True) ->
     """A look-up gathers rows; its gradient is added row by row into a whole table."""
     rows, table = HALF * tokens * features, vocab * features
     nbytes = 3 * rows + 2 * WHOLE * table if train else rows
-    return Work((Op("look-up", "memory", 0.0, nbytes, count=4 if train else 1),))
+    return Work((Operation("look-up", "memory", 0.0, nbytes, count=4 if train else 1),))
 
 
 def sort(name: str, length: float, rows: float, nbytes: int = 8, times: int = 1) -> Work:
@@ -275,4 +275,4 @@ def sort(name: str, length: float, rows: float, nbytes: int = 8, times: int = 1)
     """
     steps = math.ceil(math.log2(max(2.0, length)))
     passes = times * steps * (steps + 1) / 2
-    return Work((Op(name, "memory", 0.0, 2 * passes * rows * 2**steps * nbytes, count=passes),))
+    return Work((Operation(name, "memory", 0.0, 2 * passes * rows * 2**steps * nbytes, count=passes),))

@@ -14,7 +14,7 @@ from multipod.layout.stages import Layer, balanced
 from multipod.plan.tables.layers import (
     HALF,
     WHOLE,
-    Attention,
+    AttentionCost,
     Conv,
     Image,
     dense,
@@ -24,7 +24,7 @@ from multipod.plan.tables.layers import (
     told_of,
     vocabulary,
 )
-from multipod.plan.work import Op, Work, merged, together
+from multipod.plan.work import Operation, Work, merged, together
 from multipod.plan.workload import Cut, Evaluation, Part, Workload
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -157,7 +157,7 @@ def bert_large(length: int = 512, predictions: int = 76) -> Workload:
     d, hidden, heads, layers, vocab = 1024, 4096, 16, 24, 30_522
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        layer = Attention(d, hidden, heads, split.model).work(examples, length, [length], lanes=lanes)
+        layer = AttentionCost(d, hidden, heads, split.model).work(examples, length, [length], lanes=lanes)
         tokens = examples * length
         told = vocabulary(examples * predictions, tokens, d, vocab, split.model, lanes)
         head = dense("transform", examples * predictions, d, d, lanes=lanes) + dense(
@@ -172,7 +172,7 @@ def bert_large(length: int = 512, predictions: int = 76) -> Workload:
         )
 
     def middle(examples: float, train: bool, lanes: int, model: int) -> Work:
-        return Attention(d, hidden, heads, model).work(examples, length, [length], train, lanes)
+        return AttentionCost(d, hidden, heads, model).work(examples, length, [length], train, lanes)
 
     def last(examples: float, train: bool, lanes: int, model: int) -> Work:
         head = dense("transform", examples * predictions, d, d, train=train, lanes=lanes)
@@ -202,7 +202,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
     d, hidden, heads, layers = 1024, 4096, 16, 6
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        layer = Attention(d, hidden, heads, split.model, kept_hidden=1)
+        layer = AttentionCost(d, hidden, heads, split.model, kept_hidden=1)
         encoder = layer.work(examples, source, [source], lanes=lanes).times(layers)
         decoder = layer.work(examples, target, [target, source], lanes=lanes).times(layers)
         tokens = examples * (source + target)
@@ -222,7 +222,7 @@ def transformer_big(source: int = 256, target: int = 256, vocab: int = 32_768) -
 
     def block(length: int, context: list[int]) -> Callable[[float, bool, int, int], Work]:
         def work(examples: float, train: bool, lanes: int, model: int) -> Work:
-            return Attention(d, hidden, heads, model, 1).work(examples, length, context, train, lanes)
+            return AttentionCost(d, hidden, heads, model, 1).work(examples, length, context, train, lanes)
 
         return work
 
@@ -267,7 +267,7 @@ def _beam_search(
     one = dense("decode", rows, d, 4 * d / m, train=False, lanes=lanes)
     other = dense("decode", rows, d, 2 * d / m, train=False, lanes=lanes)
     mlp = dense("decode", rows, d, 2 * hidden / m, train=False, lanes=lanes)
-    cache = Op("cache", "memory", 0.0, HALF * rows * length * d * 4 / m, count=8)
+    cache = Operation("cache", "memory", 0.0, HALF * rows * length * d * 4 / m, count=8)
     step = (one + other + mlp + Work((cache,))).times(layers)
     step = step + dense("decode", rows, d, vocab / m, train=False, lanes=lanes)
     step = step + elementwise("beam", rows * vocab / m, 3, WHOLE, count=10)

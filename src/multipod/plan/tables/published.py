@@ -53,7 +53,7 @@ class PublishedStep:
 
     @property
     def workload(self) -> Workload:
-        """Of the model."""
+        """The workload of the model."""
         return MODELS[self.model]
 
     def machine(self, base: Machine) -> Machine:
@@ -176,7 +176,7 @@ class PublishedRun:
 
     @property
     def workload(self) -> Workload:
-        """Of the model."""
+        """The workload of the model."""
         return MODELS[self.model]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multipod.plan.tables.layers import fill, product_fill
-from multipod.plan.work import Kind, Op
+from multipod.plan.work import Kind, Operation
 
 FREE = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "stop_gradient", "copy",
@@ -58,8 +58,8 @@ class Traced:
       loops: `while` loops, whose trips no jaxpr tells; counted once.
     """
 
-    inside: tuple[Op, ...]
-    outside: tuple[Op, ...]
+    inside: tuple[Operation, ...]
+    outside: tuple[Operation, ...]
     sent: tuple[Sent, ...]
     loops: int
 
@@ -74,7 +74,7 @@ def trace(jaxpr: Any, lanes: int = 1) -> Traced:
 class _Walk:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        self.ops: dict[bool, list[Op]] = {True: [], False: []}
+        self.ops: dict[bool, list[Operation]] = {True: [], False: []}
         self.sent: list[Sent] = []
         self.loops = 0
 
@@ -115,28 +115,28 @@ class _Walk:
         nbytes = sum(_bytes(var) for var in (eqn.outvars if gathers else eqn.invars))
         self.sent.append(Sent(COLLECTIVES[eqn.primitive.name], axes, nbytes, times))
 
-    def _alone(self, eqn: Any) -> Op | None:
+    def _alone(self, eqn: Any) -> Operation | None:
         name = eqn.primitive.name
         if name == "dot_general":
             return self._dot(eqn)
         if name == "conv_general_dilated":
             return self._convolution(eqn)
         if name in MOVES:
-            return Op(name, "memory", 0.0, _moved(eqn))
+            return Operation(name, "memory", 0.0, _moved(eqn))
         if name in WINDOWS:
             window = math.prod(eqn.params.get("window_dimensions", (1,)))
             elements = max(map(_elements, [*eqn.invars, *eqn.outvars]))
-            return Op(name, "vector", float(elements * window), _touched(eqn))
+            return Operation(name, "vector", float(elements * window), _touched(eqn))
         return None
 
-    def _dot(self, eqn: Any) -> Op:
+    def _dot(self, eqn: Any) -> Operation:
         (contract, _), (batch, _) = eqn.params["dimension_numbers"]
         left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         inner = math.prod(left[k] for k in contract)
         many = math.prod(left[k] for k in batch)
         rows = math.prod(left) // max(1, inner * many)
         outer = math.prod(out) // max(1, rows * many)
-        return Op(
+        return Operation(
             "matmul",
             "matmul",
             2.0 * math.prod(out) * inner,
@@ -144,7 +144,7 @@ class _Walk:
             product_fill(rows, inner, outer, self.lanes),
         )
 
-    def _convolution(self, eqn: Any) -> Op:
+    def _convolution(self, eqn: Any) -> Operation:
         numbers, params = eqn.params["dimension_numbers"], eqn.params
         kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
         outputs, inputs = (kernel[k] for k in numbers.rhs_spec[:2])
@@ -163,7 +163,7 @@ class _Walk:
             else 1.0
         )
         kind: Kind = "vector" if groups > 1 and inputs == 1 else "convolution"
-        return Op("conv" if kind == "convolution" else "depthwise", kind, flops, _touched(eqn), full)
+        return Operation("conv" if kind == "convolution" else "depthwise", kind, flops, _touched(eqn), full)
 
 
 class _Fusions:
@@ -195,7 +195,7 @@ class _Fusions:
             self.maker[var] = number
             self.level[var] = level + reduces
 
-    def operators(self, jaxpr: Any) -> Iterator[Op]:
+    def operators(self, jaxpr: Any) -> Iterator[Operation]:
         """One for each cluster."""
         used_by: dict[Any, set[int]] = defaultdict(set)
         outside = -1
@@ -213,7 +213,7 @@ class _Fusions:
             if (op := self._operator(root, eqns, used_by)) is not None:
                 yield op
 
-    def _operator(self, root: int, eqns: list[Any], used_by: dict[Any, set[int]]) -> Op | None:
+    def _operator(self, root: int, eqns: list[Any], used_by: dict[Any, set[int]]) -> Operation | None:
         made = {var for eqn in eqns for var in eqn.outvars}
         read = {var for eqn in eqns for var in _vars(eqn.invars)} - made
         written = {var for var in made if used_by[var] - {root}}
@@ -223,7 +223,7 @@ class _Fusions:
         nbytes = sum(map(_bytes, read)) + sum(map(_bytes, written))
         flops = float(sum(_flops(eqn) for eqn in eqns))
         dear = "softmax" if "exp" in names else "random" if names & {"random_bits", "threefry2x32"} else "fusion"
-        return Op(dear, "vector", flops, nbytes) if nbytes or flops else None
+        return Operation(dear, "vector", flops, nbytes) if nbytes or flops else None
 
     def _after(self, eqn: Any) -> int:
         return max((self.level[var] for var in _vars(eqn.invars)), default=0)
@@ -247,10 +247,10 @@ def _inner(eqn: Any) -> Iterator[Any]:
                 yield one.jaxpr
 
 
-def _times(op: Op, times: float) -> Op:
+def _times(op: Operation, times: float) -> Operation:
     if times == 1:
         return op
-    return Op(op.name, op.kind, op.flops * times, op.nbytes * times, op.fill, op.count * times)
+    return Operation(op.name, op.kind, op.flops * times, op.nbytes * times, op.fill, op.count * times)
 
 
 def _vars(atoms: Any) -> list[Any]:

@@ -159,7 +159,7 @@ def _smallest(recipe: Recipe) -> jaxpr.Traced:
 
 
 def _dtype(recipe: Recipe) -> Dtype:
-    """Of the innermost model; "float32" where none says."""
+    """The type of the innermost model; "float32" where none says."""
     fields = dtype_fields(recipe)
     value: Any = recipe
     for name in fields[-1].split(".") if fields else ():
@@ -199,7 +199,7 @@ def _can(recipe: Recipe, split: ModelSplit) -> bool:
 
 
 def _expert_parameters(recipe: Recipe, split: ModelSplit) -> int:
-    """Those that lie split over the axis."""
+    """The parameters that lie split over the axis."""
     program = _program(recipe, 1, split.expert)
     placement = MeshPlacement(program.recipe, program.mesh)
     return sum(

@@ -51,7 +51,7 @@ def remembered(kind: Any, recipe: Recipe, arguments: tuple[Any, ...], make: Call
 
 @lru_cache(maxsize=16)
 def _shapes(recipe: Recipe) -> str:
-    """Of an example, and how many there are to evaluate; reading takes longer than planning, so once for a recipe."""
+    """Shapes of an example, and how many are to be evaluated; reading takes longer than planning, so once a recipe."""
     import numpy as np
 
     example = recipe.data.train().read(np.arange(1))

@@ -22,7 +22,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit
 from multipod.plan.tables.layers import product_fill
-from multipod.plan.work import Message, Op, Pattern, Work
+from multipod.plan.work import Message, Operation, Pattern, Work
 from multipod.plan.workload import Part
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program, program_of
@@ -55,12 +55,12 @@ class Splits:
 
     @cached_property
     def able(self) -> tuple[ModelSplit, ...]:
-        """Those over 2, 4 and 8 devices that the model's dims allow, of as many as are here to compile for."""
+        """Splits over 2, 4 and 8 devices that the model's dims allow, of as many as are here to compile for."""
         sizes = [n for n in (2, 4, 8) if n <= jax.device_count()]
         splits = (*(ModelSplit(spatial=(n,)) for n in sizes), *(ModelSplit(model=n) for n in sizes))
         return tuple(split for split in splits if self._can(split))
 
-    def work(self, whole: tuple[Op, ...], examples: float, split: ModelSplit, lanes: int = 1) -> Work:
+    def work(self, whole: tuple[Operation, ...], examples: float, split: ModelSplit, lanes: int = 1) -> Work:
         """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`.
 
         Products that are split fill the matrix unit less: as much as those of XLA's program do, padded to whole tiles.
@@ -124,8 +124,8 @@ class Splits:
 
 
 def _divided(
-    ops: tuple[Op, ...], alone: tuple[CompiledFacts, ...], parts: tuple[CompiledFacts, ...], lanes: int
-) -> tuple[Op, ...]:
+    ops: tuple[Operation, ...], alone: tuple[CompiledFacts, ...], parts: tuple[CompiledFacts, ...], lanes: int
+) -> tuple[Operation, ...]:
     """The operators of one of the devices, by what XLA's programs do alone and in parts."""
     flops, nbytes = _share(alone, parts, "flops"), _share(alone, parts, "bytes")
     fuller = filled(parts[-1].products, lanes) / filled(alone[-1].products, lanes)
