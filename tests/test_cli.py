@@ -224,7 +224,7 @@ def test_list_and_show(multipod):
     done = multipod("show", "digits", "--set", "layout.shard_update=true", "--mesh", "2x2")
     assert done.returncode == 0, done.stderr
     for part in (
-        "rate = 0.004",
+        "peak = 0.004",
         "y=2 x x=2: 4 cpu devices",
         "77,562",
         "32 of 128 examples",
