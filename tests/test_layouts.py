@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from layout_recipes import VOCAB, pictures, words
+from optimizers import make_optimizer
 
 from multipod.data.batches import TrainBatches
 from multipod.errors import LayoutError
@@ -193,7 +194,7 @@ def test_a_convolution_that_ends_with_fewer_rows_than_devices_has_the_gradient_o
 def test_optimizer_state_falls_as_one_over_the_devices(optimizer):
     def held(layout):
         recipe = words(layout)
-        recipe = replace(recipe, optimizer=replace(recipe.optimizer, name=optimizer))
+        recipe = replace(recipe, optimizer=make_optimizer(optimizer, recipe.optimizer.rate, momentum=0.9))
         shapes = program_of(recipe, make_mesh(layout)).shapes
         return device_bytes(shapes.optimizer), device_bytes(shapes.params)
 

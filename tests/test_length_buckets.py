@@ -109,7 +109,7 @@ def test_the_trainer_takes_batches_of_several_sizes_and_padding_changes_no_loss(
     sizes = set()
     for k in range(7):
         sizes.add(order[k]["source"].shape[1])
-        state, sums = update(state, fixed.placed(full.read(order.numbers(k)), np.arange(8), 8), go)
+        state, sums = update(state, fixed.place_batch(full.read(order.numbers(k)), np.arange(8), 8), go)
         assert float(sums["loss"]) / 8 == pytest.approx(losses[k], rel=1e-5)
     assert len(sizes) > 1
 

@@ -409,7 +409,7 @@ def test_it_trains_on_a_mesh(small):
     fresh = program.shapes._replace(
         params=params,
         statistics=statistics,
-        optimizer=program.optimizer.init(params),
+        optimizer=program.placement.optimizer.init(params),
         key=jax.random.key_data(KEY),
         update=jnp.zeros((), jnp.int32),
         position=jnp.zeros((), jnp.int32),

@@ -532,7 +532,7 @@ def test_every_preset_builds_and_says_where_it_is_from(name):
 
 
 def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(RecipeError, match=r"no optimizer find_preset is called 'bert-8k'\. Nearest: bert-8k-lamb"):
+    with pytest.raises(RecipeError, match=r"no optimizer preset is called 'bert-8k'\. Nearest: bert-8k-lamb"):
         find_preset("bert-8k")
 
 

@@ -59,4 +59,4 @@ def test_the_wheel_is_built_so(tmp_path):
     (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     names = zipfile.ZipFile(built).namelist()
     assert not [name for name in names if name.startswith("multipod/experiments")]
-    assert {"multipod/cli/main.py", "multipod/micro/c/include/mpm.h", "multipod/nn/tensor_train.cc"} <= {*names}
+    assert {"multipod/cli/main.py", "multipod/micro/c/include/mpm.h", "multipod/nn/tables/tensor_train.cc"} <= {*names}

@@ -144,7 +144,7 @@ def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
     ))  # fmt: skip
     assert kernel.sharding.shard_shape(kernel.shape) == (1, 8, 4)
     assert moment.sharding.shard_shape(moment.shape) == (1, 8, 4)
-    layout = replace(layout, rules=())
+    layout = replace(layout, split=replace(layout.split, rules=()))
     with pytest.raises(
         LayoutError, match=r"layout.model=2 splits nothing of this model, whose dims are classes, embed"
     ):
