@@ -1,5 +1,8 @@
 """What adding something takes: each test adds one by a value and a line in a table, and sees it used everywhere."""
 
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import click
 import numpy as np
 import optax
 from click.testing import CliRunner
+from processes import clean_environment
 from rich.console import Console
 from tiny_recipe import Perceptron, tiny
 
@@ -27,6 +31,8 @@ from multipod.recipes.find import RECIPES, load
 from multipod.topology.machines import parse
 from multipod.train.observers.table import OBSERVERS, CallOnly, ObservedRun, make_observers
 from multipod.train.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
 
 
 def command(*words: str) -> str:
@@ -134,6 +140,33 @@ def test_a_command_is_a_function_and_a_line(monkeypatch):
     monkeypatch.setitem(COMMANDS, "hello", f"{__name__}:hello")
     assert command("hello") == "hello\n"
     assert "hello" in command("--help")
+
+
+def test_a_layout_axis_is_a_row_and_a_field(tmp_path):
+    """The tables made of `AXES` are fixed when it is imported, so a copy of the package gets the axis."""
+    copy = tmp_path / "multipod"
+    shutil.copytree(ROOT / "src" / "multipod", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    insert(
+        copy / "layout" / "axes.py",
+        "}  # fmt: skip",
+        '    "context": Axis("text", ("context", "cp"), size=lambda s: s.context),',
+    )
+    insert(copy / "layout" / "split.py", "    rules: tuple[str, ...] = ()", "    context: int = 1")
+    words = "show", "stdlib-docs", "--layout", "dp=2x2,cp=2", "--set", "layout.rules=mlp=context"
+    environment = clean_environment() | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", "multipod", *words], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    for part in ("y=2 x x=2 x context=2: 8 cpu devices", "512 by context", "context = 2"):
+        assert part in done.stdout
+
+
+def insert(file: Path, before: str, line: str) -> None:
+    """Writes a line before the first that begins as `before` says."""
+    text = file.read_text()
+    assert f"\n{before}" in text
+    file.write_text(text.replace(f"\n{before}", f"\n{line}\n{before}", 1))
 
 
 def test_every_table_is_named_in_the_contribution_guide():
