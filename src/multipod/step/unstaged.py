@@ -31,6 +31,7 @@ class UnstagedProgram:
     """`Program` of a model that every replica runs whole, each layer split over its devices or not.
 
     With `faulty` an update can be asked to flip a bit of a gradient; it is then watched, whatever the recipe says.
+    It has a method for each promise of the protocol, and hands nearly all of them on to its parts.
     """
 
     recipe: Recipe

@@ -35,6 +35,8 @@ class Topology:
     joins the last chip of dimension d to the first (a dimension of 1 or 2 has nothing to close). On a
     switched dimension every chip has a port to a switch instead, and reaches any other in one hop.
 
+    It is long because numbers, coordinates, neighbours and routes are one arithmetic, which readers find in one place.
+
     Attributes:
       shape: chips along each dimension.
       wrap: which dimensions are closed into rings; all are open if not given.
