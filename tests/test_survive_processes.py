@@ -175,7 +175,7 @@ def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_pat
         except ClusterError as error:
             pytest.skip(str(error))  # making them needs root
         agents = stack.enter_context(three.agents(36, clean_environment()))
-        words = [*agents.within, sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive"]
+        words = [*agents.command_prefix, sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive"]
         where = ["--hosts", ",".join(agents.addresses), "--secret", str(agents.secret), "--timeout", "36"]
         launcher = subprocess.Popen(
             [*words, *where, "--", "train", TINY, *CHANGES, "--mesh", "2x1", "--out", "two"], cwd=tmp_path,
