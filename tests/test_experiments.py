@@ -18,8 +18,8 @@ def an_outcome() -> Outcome:
     figure = Figure()
     figure.subplots().plot([1, 2], [2, 1])
     claims = (
-        Claim("error below 1 %", "arXiv:2006.02924", np.float32(0.5), 1, np.bool_(True), (0, 1), 0.25),
-        Claim("loss ends", "closed form", float("nan"), "finite", False),
+        Claim("error below 1 %", "arXiv:2006.02924", np.float32(0.5), 1, np.bool_(True), (0, 1), 0.25, fails_if="it is off"),
+        Claim("loss ends", "closed form", float("nan"), "finite", False, fails_if="it diverges"),
     )
     section = Section("Loss", "What was tried.", ("a|b", "c"), [("1", "2")], figure="loss")
     return Outcome("A page", claims, (section,), {"loss": figure}, {"predictions": [{"run": "x", "step_ms": 1.5}]})
@@ -37,6 +37,7 @@ def test_files(tmp_path: Path) -> None:
         "holds": True,
         "seeds": [0, 1],
         "spread": 0.25,
+        "fails_if": "it is off",
     }
     assert values["claims"][1]["measured"] == "nan"
     assert values["predictions"] == [{"run": "x", "step_ms": 1.5}]
@@ -44,7 +45,7 @@ def test_files(tmp_path: Path) -> None:
     page = files[0].read_text()
     assert "`multipod reproduce trial`, 1.5 minutes" in page
     assert "![Loss](trial_loss.svg)" in page
-    assert "| loss ends | closed form | nan | finite | **no** |" in page
+    assert "| loss ends | closed form | nan | finite | **no** | it diverges |" in page
     again = write("trial", an_outcome(), tmp_path / "again", seconds=90)
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in files]
 

@@ -16,6 +16,7 @@ class Claim:
       measured: a number, or a few words where no number says it.
       threshold: what `measured` was held against.
       holds: whether the claim held.
+      fails_if: what would make it fail, in one line. A claim that nothing could make fail says nothing.
       seeds: the seeds it was tried with.
       spread: of `measured` over the seeds, in its units: largest minus smallest.
     """
@@ -27,6 +28,7 @@ class Claim:
     holds: bool
     seeds: tuple[int, ...] = ()
     spread: float | None = None
+    fails_if: str = field(kw_only=True, default="")
 
     def __post_init__(self) -> None:
         # JSON has no NaN, and `bool(numpy.bool_)` is what JSON takes.

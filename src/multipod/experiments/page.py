@@ -77,10 +77,15 @@ def markdown(name: str, outcome: Outcome, about: Mapping[str, Any], seconds: flo
         f"# {outcome.title}",
         f"`multipod reproduce {name}`, {seconds / 60:.1f} minutes on {about['hardware']}; {about['date']}, "
         f"commit {about['commit']}, {versions}.",
-        table(("claim", "source", "measured", "threshold", "holds"), [_row(claim) for claim in outcome.claims]),
+        claims_table(outcome.claims),
         *(part for section in outcome.sections for part in _section(section, pictures)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def claims_table(claims: Sequence[Claim]) -> str:
+    """The table of claims that a page begins with."""
+    return table(("claim", "source", "measured", "threshold", "holds", "fails if"), [_row(claim) for claim in claims])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -94,7 +99,14 @@ def _row(claim: Claim) -> tuple[str, ...]:
     count = len(claim.seeds)
     seeds = f", {count} seed{'s' if count > 1 else ''}" if count else ""
     holds = "yes" if claim.holds else "**no**"
-    return claim.claim, claim.source, f"{_number(claim.measured)}{spread}{seeds}", _number(claim.threshold), holds
+    return (
+        claim.claim,
+        claim.source,
+        f"{_number(claim.measured)}{spread}{seeds}",
+        _number(claim.threshold),
+        holds,
+        claim.fails_if,
+    )
 
 
 def _number(value: float | str) -> str:

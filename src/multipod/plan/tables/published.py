@@ -262,4 +262,4 @@ V07 = (
         "in v0.6 (14,364 updates, drop at 13,000)",
     ),
 )
-"""Runs of MLPerf v0.7 on TPU v3. No measurement of them is in this repository."""
+"""Runs of MLPerf v0.7 on TPU v3. `LINKS` derives from shares of two of them; `experiments/planner.py` has one score."""
