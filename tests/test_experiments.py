@@ -18,7 +18,16 @@ def an_outcome() -> Outcome:
     figure = Figure()
     figure.subplots().plot([1, 2], [2, 1])
     claims = (
-        Claim("error below 1 %", "arXiv:2006.02924", np.float32(0.5), 1, np.bool_(True), (0, 1), 0.25, fails_if="it is off"),
+        Claim(
+            "error below 1 %",
+            "arXiv:2006.02924",
+            np.float32(0.5),
+            1,
+            np.bool_(True),
+            (0, 1),
+            0.25,
+            fails_if="it is off",
+        ),
         Claim("loss ends", "closed form", float("nan"), "finite", False, fails_if="it diverges"),
     )
     section = Section("Loss", "What was tried.", ("a|b", "c"), [("1", "2")], figure="loss")

@@ -107,8 +107,8 @@ def claims_of(found: Evidence) -> list[Claim]:
 
 
 def _fit_claims(found: Evidence) -> list[Claim]:
-    def largest(errors: Mapping[str, float], resnet: bool) -> float:
-        return max(abs(error) for name, error in errors.items() if name.startswith("resnet50") == resnet)
+    def largest(by_row: Mapping[str, float], resnet: bool) -> float:
+        return max(abs(error) for name, error in by_row.items() if name.startswith("resnet50") == resnet)
 
     steps, others, scores = largest(found.fitted, True), largest(found.fitted, False), largest(found.scores, True)
     bent = "seven constants cannot describe the very rows that they are fitted to"
