@@ -17,6 +17,7 @@ from jax import lax
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import Collective, Schedule
 from multipod.execute.engines import jax as engine
+from multipod.execute.target import target_platform
 from multipod.topology.topology import Topology
 
 Axes = Sequence[str]
@@ -84,12 +85,20 @@ def ordered(axes: Axes) -> VectorSum:
     bytes are those of a reduce-scatter; only the order in which they are added is ours and not the
     transport's, so that a run does not change when it moves from one process to many.
 
-    In one process on CPU devices XLA's own sum adds in this order already (a test compares the
+    On the CPU devices of one process XLA's own sum adds in this order already (a test compares the
     bits), and is used because it is faster.
     """
-    if jax.process_count() == 1 and jax.default_backend() == "cpu":
-        return xla(axes)
-    return direct(axes)
+    by_xla, by_us = xla(axes), direct(axes)
+
+    def chosen() -> VectorSum:
+        return by_xla if jax.process_count() == 1 and target_platform() == "cpu" else by_us
+
+    return VectorSum(
+        all_reduce=lambda vector: chosen().all_reduce(vector),
+        reduce_scatter=lambda vector: chosen().reduce_scatter(vector),
+        all_gather=lambda share: chosen().all_gather(share),
+        alone_bytes=ALONE_BYTES,
+    )
 
 
 def direct(axes: Axes) -> VectorSum:
@@ -151,7 +160,7 @@ def build_scheduled_sum(name: str, topology: Topology, axes: Axes) -> VectorSum:
     names = tuple(axes)
 
     def schedule(collective: Collective, share: jax.Array, shares: int = 1) -> Schedule:
-        return _build_schedule(name, topology, collective, shares * share.size, share.dtype)
+        return _build_schedule(name, topology, collective, shares * share.size, share.dtype, target_platform())
 
     return VectorSum(
         all_reduce=lambda vector: engine.all_reduce(schedule("all-reduce", vector), vector, names),
@@ -161,12 +170,14 @@ def build_scheduled_sum(name: str, topology: Topology, axes: Axes) -> VectorSum:
 
 
 @lru_cache(maxsize=64)
-def _build_schedule(name: str, topology: Topology, collective: Collective, elements: int, dtype: jnp.dtype) -> Schedule:
+def _build_schedule(
+    name: str, topology: Topology, collective: Collective, elements: int, dtype: jnp.dtype, platform: str
+) -> Schedule:
     builder = ALGORITHMS[name]
     collective = collective if collective in builder.collectives else "all-reduce"
     vector = jax.ShapeDtypeStruct((elements,), dtype)
     knob = next((knob for knob in CHUNKING_OPTIONS if knob in builder.options), None)
-    if knob is not None and jax.default_backend() == "cpu":
+    if knob is not None and platform == "cpu":
         finer = [build(name, topology, collective, **{knob: 2**k}) for k in range(8)]
         return min(finer, key=lambda schedule: _estimate_cpu_s(schedule, vector))
     nbytes = {"nbytes": elements * vector.dtype.itemsize} if "nbytes" in builder.options else {}
@@ -182,7 +193,7 @@ CPU_MESSAGE_S, CPU_BYTES_PER_S = 6e-5, 4e9
 
 
 def _estimate_cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
-    rounds = engine.choose_rounds(schedule, vector, share=True)
+    rounds = engine.choose_rounds(schedule, vector, share=True, platform="cpu")
     sent = rounds.elements * vector.dtype.itemsize * len(schedule.topology.chips)
     return rounds.count * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
 

@@ -66,7 +66,7 @@ def combine_tree(
       axes: (name to size, in row-major order) the devices.
       leaves: of the binary tree, rank or -1 (`multipod.collectives.adasum.leaves`); of nodes, with `inside`.
       inside: the last of the axes, within which vectors are averaged first: a node. Adasum is between the nodes.
-      arithmetic: how long tensors are dotted and summed; None: as suits the devices that JAX runs on.
+      arithmetic: how long tensors are dotted and summed; None: as suits the devices that this is traced for.
 
     Raises:
       LayoutError: more vectors than `MOST`; axes inside that are not the last.

@@ -16,6 +16,7 @@ from jax import lax
 from multipod.execute.adasum import double_float
 from multipod.execute.adasum.double_float import DoubleFloat
 from multipod.execute.adasum.weights import GramWeights
+from multipod.execute.target import target_platform
 
 BLOCK = 1024
 """Elements whose products one matrix product adds up, in float32; the sums of blocks are added as pairs. The errors of
@@ -105,8 +106,8 @@ class BatchedBlocks:
 
 
 def choose_arithmetic() -> BlockArithmetic:
-    """The arithmetic for the devices that JAX runs on."""
-    return LoopedBlocks() if jax.default_backend() == "cpu" else BatchedBlocks()
+    """The arithmetic for the devices that the program is traced for."""
+    return LoopedBlocks() if target_platform() == "cpu" else BatchedBlocks()
 
 
 def dot_shares(group: DtypeGroup, arithmetic: BlockArithmetic) -> DoubleFloat:

@@ -18,6 +18,7 @@ from jax import lax
 from multipod.collectives.schedule import ADD, Schedule
 from multipod.errors import ScheduleError
 from multipod.execute.engines.rounds import Rounds, RoundShape, build_rounds
+from multipod.execute.target import target_platform
 
 Form = Literal["written out", "looped"]
 
@@ -52,16 +53,21 @@ def run(schedule: Schedule, vector: jax.Array, axes: Sequence[str], form: Form |
             f"{schedule} is for {chips} chips, and mesh axes {', '.join(names)} have {lax.axis_size(names)} devices. "
             "Leave the devices of failed chips out of the mesh, or build the schedule for this one."
         )
+    platform = target_platform()
     if form is None:
-        few = 1 if jax.default_backend() == "cpu" else WRITTEN_OUT
-        form = "written out" if choose_rounds(schedule, vector, share=False).count <= few else "looped"
-    rounds = choose_rounds(schedule, vector, share=form == "looped")
+        few = 1 if platform == "cpu" else WRITTEN_OUT
+        form = (
+            "written out" if choose_rounds(schedule, vector, share=False, platform=platform).count <= few else "looped"
+        )
+    rounds = choose_rounds(schedule, vector, share=form == "looped", platform=platform)
     return (_run_looped if form == "looped" and rounds.count else _run_written_out)(rounds, vector, names)
 
 
-def choose_rounds(schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, *, share: bool) -> Rounds:
-    """The rounds of the schedule for such a vector on this backend; `share` as for `build_rounds`."""
-    if jax.default_backend() != "cpu":
+def choose_rounds(
+    schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, *, share: bool, platform: str
+) -> Rounds:
+    """The rounds of the schedule for such a vector on devices of this platform; `share` as for `build_rounds`."""
+    if platform != "cpu":
         return build_rounds(schedule, vector.size, share)
     least, most = SEGMENT_BYTES
     segment = min(max(least, vector.size * vector.dtype.itemsize // 8), most)
@@ -176,7 +182,7 @@ def _select_rows(table: np.ndarray, rank: jax.Array) -> jax.Array:
 
 def _run_step(shape: RoundShape, axes: tuple[str, ...], vector: jax.Array, rows: jax.Array) -> jax.Array:
     """The vector after one step; `rows` is this device's part of the step's table, [rounds, 4]."""
-    one_by_one = shape.independent and jax.default_backend() == "cpu"
+    one_by_one = shape.independent and target_platform() == "cpu"
     before = vector
     arrived = []
     for pairs, length, row, ops, full in zip(shape.pairs, shape.lengths, rows, shape.ops, shape.full, strict=True):
