@@ -469,71 +469,96 @@ def test_the_rate_rises_to_its_peak_and_then_never_rises(decay, warmup, start, e
 
 # Presets: the numbers that the sources print of the resulting runs.
 
+PUBLISHED = [(name, run) for name, rule in PRESETS.items() for run in rule.runs]
 
-def rate_of(name, update):
-    chosen = find_preset(name)
+
+def rate_of(name, batch, update):
+    chosen = find_preset(name).at(batch)
     return float(chosen.optimizer.schedule(chosen.updates)(update))
 
 
 def test_bert_starts_at_a_quarter_of_its_rate_and_jumps_down_after_its_warm_up():
-    peak = PRESETS["bert-8k-lamb"].optimizer.rate.then.peak
+    peak = find_preset("bert-lamb").at(8192).rate.then.peak
     published = {0: 76 / 287, 210: 0.997, 211: 0.623, 560: 0.0}
     for update, share in published.items():
-        assert rate_of("bert-8k-lamb", update) / peak == pytest.approx(share, abs=6e-4)
+        assert rate_of("bert-lamb", 8192, update) / peak == pytest.approx(share, abs=6e-4)
 
 
 def test_efficientnet_leaves_its_warm_up_two_stairs_down():
-    chosen = find_preset("efficientnet-b2-4k-rmsprop")
+    chosen = find_preset("efficientnet-rmsprop").at(4096)
     epoch = IMAGENET_EXAMPLES / 4096
     after = int(5 * epoch)
-    assert rate_of("efficientnet-b2-4k-rmsprop", after) == pytest.approx(0.256 * 0.97**2, rel=1e-5)
-    assert rate_of("efficientnet-b2-4k-rmsprop", after - 1) == pytest.approx(0.256, rel=1e-3)
+    assert rate_of("efficientnet-rmsprop", 4096, after) == pytest.approx(0.256 * 0.97**2, rel=1e-5)
+    assert rate_of("efficientnet-rmsprop", 4096, after - 1) == pytest.approx(0.256, rel=1e-3)
     assert chosen.updates == pytest.approx(350 * epoch, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("name", "peak", "warmup", "updates", "end"),
+    ("name", "batch", "peak", "warmup", "updates", "end"),
     [
-        ("resnet50-4k-lars-scaled", 10.0, 1563, 22536, 1e-4),
-        ("resnet50-16k-lars-scaled", 25.0, 390, 5634, 1e-4),
-        ("resnet50-32k-lars-scaled", 31.2, 977, 2983, 1e-4),
-        ("resnet50-64k-lars", 24.699, 1738 - 1133 + 1, 1738, 1e-4),
-        ("resnet50-64k-lars-jax", 23.081, 645, 1817, 1e-4),
-        ("resnet50-32k-lars-tuned", 29.0, 703, 2512, 1e-4),
-        ("efficientnet-b5-16k-lars", 15.10, 3909, 27388, 0.1),
-        ("efficientnet-b5-32k-lars", 15.10, 1954, 13738, 0.1),
-        ("efficientnet-b5-64k-lars", 20.74, 840, 6913, 0.1),
+        ("resnet50-lars-scaled", 4096, 10.0, 1563, 22536, 1e-4),
+        ("resnet50-lars-scaled", 16384, 25.0, 390, 5634, 1e-4),
+        ("resnet50-lars-scaled", 32768, 31.2, 977, 2983, 1e-4),
+        ("resnet50-lars-tf", 65536, 24.699, 1738 - 1133 + 1, 1738, 1e-4),
+        ("resnet50-lars", 65536, 23.081, 645, 1817, 1e-4),
+        ("resnet50-lars", 32768, 29.0, 703, 2512, 1e-4),
+        ("efficientnet-lars", 16384, 15.10, 3909, 27388, 0.1),
+        ("efficientnet-lars", 32768, 15.10, 1954, 13738, 0.1),
+        ("efficientnet-lars", 65536, 20.74, 840, 6913, 0.1),
+        ("dlrm-sgd", 32768, 18.0, 8000, 100_000, 0.0),
+        ("dlrm-sgd", 55296, 23.949, 2750, 77_087, 0.0),
     ],
 )
-def test_lars_presets_reach_their_published_peaks_and_ends(name, peak, warmup, updates, end):
-    assert find_preset(name).updates == pytest.approx(updates, abs=1)
-    assert rate_of(name, warmup) == pytest.approx(peak, rel=5e-4)
-    assert rate_of(name, warmup - 1) < rate_of(name, warmup) > rate_of(name, warmup + 1)
-    assert rate_of(name, find_preset(name).updates) == pytest.approx(end, rel=1e-4)
+def test_presets_reach_their_published_peaks_and_ends(name, batch, peak, warmup, updates, end):
+    assert find_preset(name).at(batch).updates == pytest.approx(updates, abs=1)
+    assert rate_of(name, batch, warmup) == pytest.approx(peak, rel=5e-4)
+    assert rate_of(name, batch, warmup - 1) < rate_of(name, batch, warmup) >= rate_of(name, batch, warmup + 1)
+    assert rate_of(name, batch, find_preset(name).at(batch).updates) == pytest.approx(end, rel=1e-4)
+
+
+def test_dlrm_holds_its_rate_and_falls_as_a_square():
+    """lr = base * ((end - t) / length)^2 from the update at which the script begins the fall."""
+    for update, share in {2750: 1.0, 49_315: 1.0, 49_315 + 13_886: 0.25, 77_087: 0.0}.items():
+        assert rate_of("dlrm-sgd", 55296, update) == pytest.approx(0.887 * 55296 / 2048 * share, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "constant", "warmup"), [("transformer-2k-adam-tf", 1.875, 831), ("transformer-2k-adam-jax", 3.3092, 664)]
+    ("name", "constant", "warmup"), [("transformer-adam-tf", 1.875, 831), ("transformer-adam-jax", 3.3092, 664)]
 )
 def test_transformer_presets_are_the_published_product(name, constant, warmup):
+    chosen = find_preset(name).at(2048)
     for update in (1, 100, warmup, 5000):
         published = constant * min(1, update / warmup) / max(update, warmup) ** 0.5 / 1024**0.5
-        assert rate_of(name, update) == pytest.approx(published, rel=1e-4)
+        assert float(chosen.optimizer.schedule(1)(update)) == pytest.approx(published, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_builds_and_says_where_it_is_from(name):
-    chosen = PRESETS[name]
-    assert "arXiv:" in chosen.source
-    assert chosen.batch % 128 == 0
+@pytest.mark.parametrize(("name", "run"), PUBLISHED, ids=lambda value: getattr(value, "batch", value))
+def test_every_preset_builds_and_says_where_it_is_from(name, run):
+    assert find_preset(name).at(run.batch) is run
+    assert find_preset(name).beyond(run.batch) == ""
+    assert "arXiv:" in run.source
+    assert run.batch % 128 == 0
     w = {"w": jax.ShapeDtypeStruct((2, 2), np.float32)}
-    transformation = chosen.optimizer.build(chosen.updates or 1000)
+    transformation = run.optimizer.build(run.updates or 1000)
     jax.eval_shape(lambda w: transformation.update(w, transformation.init(w), w), w)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_batch_beside_the_published_ones_keeps_the_epochs(name):
+    """Warm-up and length in examples are those of the run below; the peak goes with the power of the rule."""
+    rule = PRESETS[name]
+    below = rule.runs[-1]
+    chosen = rule.at(4 * below.batch)
+    assert chosen.updates == pytest.approx(below.updates / 4, abs=0.5)
+    assert chosen.rate.length(chosen.updates) == pytest.approx(below.rate.length(below.updates) / 4, abs=1.1)
+    assert chosen.rate.then.peak == pytest.approx(below.rate.then.peak * 4**rule.power)
+    assert f"{below.batch:,}" in rule.beyond(4 * below.batch)
+    assert rule.at(2 * below.batch - 1).optimizer.rules == below.optimizer.rules
+
+
 def test_a_preset_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(RecipeError, match=r"no optimizer preset is called 'bert-8k'\. Nearest: bert-8k-lamb"):
-        find_preset("bert-8k")
+    with pytest.raises(RecipeError, match=r"no optimizer preset is called 'bert-lam'\. Nearest: bert-lamb"):
+        find_preset("bert-lam")
 
 
 # Clipping before the sum, and the dataclasses.

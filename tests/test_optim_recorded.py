@@ -13,7 +13,7 @@ from test_optim import flat, run, tree
 
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.optimizers import OPTIMIZERS
-from multipod.optim.presets import PRESETS
+from multipod.optim.presets import find_preset
 from multipod.recipe.old_forms import upgrade
 from multipod.recipe.read import read_value
 
@@ -49,11 +49,12 @@ def test_every_rate_is_what_it_was_at_every_update(decay):
             )
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", RECORDED["presets"])
 def test_every_preset_and_its_rate_are_what_they_were(name):
-    case = RECORDED["presets"][name]
-    assert_close(rates_of(PRESETS[name].optimizer, case), case["rates"])
-    assert read(case["fields"]) == PRESETS[name].optimizer
+    case, (preset, batch) = RECORDED["presets"][name], name.split("@")
+    run = find_preset(preset).at(int(batch))
+    assert_close(rates_of(run.optimizer, case), case["rates"])
+    assert read(case["fields"]) == run.optimizer
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["results"])))

@@ -16,9 +16,47 @@ from multipod.errors import LayoutError, RecipeError
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import RATES, Cosine, WarmUp
 from multipod.recipe.override import list_names, override
+from multipod.recipe.scaling import preset_remarks
 from multipod.recipe.text import differences, to_text
 from multipod.recipes.digits import digits
 from multipod.recipes.find import RECIPES, find, load
+
+
+def test_a_batch_brings_the_numbers_of_its_preset():
+    """MLPerf v0.7's row for 65,536; numbers that are set stay, and without the preset all do."""
+    recipe, batch = load("resnet50"), "batch=65536"
+    large = override(recipe, [batch])
+    assert (large.updates, large.optimizer.rate.then.peak, large.optimizer.momentum) == (1817, 23.081, 0.953721)
+    assert large.evaluate_every == large.checkpoint_every == recipe.evaluate_every * 8192 // 65536
+    own = override(recipe, [batch, "optimizer.rate=5", "updates=100"])
+    assert (own.updates, own.optimizer.rate.then.peak, own.optimizer.rate.share) == (100, 5, large.optimizer.rate.share)
+    assert override(recipe, ["preset=none", batch]) == replace(recipe, preset=None, batch=65536)
+    assert override(recipe, ["batch=8192", "preset=resnet50-lars"]) == recipe
+    assert override(override(large, ["updates=9"]), [batch]).updates == 9  # as a resumed run is changed again
+    with pytest.raises(RecipeError, match=r"no optimizer preset is called 'resnet50-lar'. Nearest: resnet50-lars"):
+        override(recipe, ["preset=resnet50-lar"])
+    with pytest.raises(RecipeError, match=r"batch=0 \(at least 1\)"):
+        override(recipe, ["batch=0"])
+
+
+def test_a_preset_keeps_the_recipes_epochs_where_its_source_says_no_length():
+    small = override(digits(), ["preset=transformer-adam", "batch=64", "optimizer.skip=gate"])
+    assert (small.updates, small.evaluate_every) == (2 * digits().updates, 2 * digits().evaluate_every)
+    assert small.optimizer.rules.skip == ("gate",)
+    assert small.optimizer.rate.updates == 1000 * 512 // 64
+
+
+def test_a_preset_says_its_numbers_what_is_set_otherwise_and_its_range():
+    assert preset_remarks(digits()) == []
+    (line,) = preset_remarks(override(load("resnet50"), ["batch=65536"]))
+    assert line.startswith("preset resnet50-lars at batch 65,536: peak rate 23.081, 1,817 updates, 645 of them warm-up")
+    assert "arXiv:2011.03641" in line
+    beyond = preset_remarks(override(load("resnet50"), ["batch=256", "optimizer.rate=0.3"]))
+    assert beyond[1:] == [
+        "  set otherwise: optimizer.rate: 10.0, now 0.3",
+        "  warning: batch 256 was not published (only 4,096 to 65,536): the rate stays that of the published batch "
+        "below, as in Google's ResNet code",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +107,7 @@ def test_a_change_that_does_not_fit_is_refused(change, message):
 
 def test_every_field_has_a_name_and_its_own_text_sets_it_to_itself():
     recipe = digits()
-    table = tomllib.loads(to_text(recipe))
+    table = tomllib.loads(to_text(recipe)) | {"preset": "none"}  # which TOML has no word for
     for name in list_names(recipe):
         value = table
         for part in name.split("."):

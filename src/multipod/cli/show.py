@@ -12,12 +12,16 @@ from multipod.runs.options import RuntimeOptions
 
 @click.command("list")
 def list_recipes() -> None:
-    """List the recipes, one line each."""
+    """List the recipes, one line each, and the presets that `--set preset=NAME` takes."""
+    from multipod.optim.presets import preset_lines
     from multipod.recipes.find import RECIPES, find
 
     for name in sorted(RECIPES):
         first = (inspect.getdoc(find(name)) or "").splitlines()[0]
         click.echo(f"{name:{max(map(len, RECIPES))}}  {first}")
+    click.echo("\npresets: an optimizer, its rate and a length that go with the batch, as --set preset=NAME\n")
+    for line in preset_lines():
+        click.echo(line)
 
 
 @click.command()
@@ -55,10 +59,11 @@ def show(
         print_ruled_out,
         stage_tables,
     )
+    from multipod.recipe.scaling import preset_remarks
     from multipod.recipe.text import to_text
 
     chosen = runs.configure_recipe(recipe, changes, where)
-    click.echo(to_text(chosen))
+    click.echo("\n".join([to_text(chosen), *preset_remarks(chosen)]))
     console = Console()
     if compile_for:
         runtime.absent_tpus()

@@ -1,6 +1,7 @@
 """`multipod train`: trains a recipe, or goes on with a run."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from rich.console import Console
 from multipod import runs
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
-from multipod.errors import PlanError
+from multipod.errors import PlanError, RecipeError
 from multipod.plan.saved import read_plan
 from multipod.plan.tables.models import MODELS
 from multipod.runs.options import RuntimeOptions
@@ -167,6 +168,16 @@ def planned(file: Path, recipe: str, where: RuntimeOptions) -> "SavedPlan":
     return replace(plan, layout=replace(plan.layout, mesh=(), replica_shape=()))
 
 
+def remarks_of(folder: "RunFolder") -> list[str]:
+    """What the recipe's preset makes of its batch; nothing where the recipe's types cannot be read back."""
+    from multipod.recipe.scaling import preset_remarks
+    from multipod.recipe.text import from_text
+
+    with suppress(RecipeError):
+        return preset_remarks(from_text(folder.recipe.read_text()))
+    return []
+
+
 class ConsoleObservers:
     """Makes the observers that print: a progress bar or lines, and the table at the end; none if `quiet`."""
 
@@ -181,4 +192,6 @@ class ConsoleObservers:
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
+            for line in remarks_of(folder):
+                console.print(line, highlight=False, soft_wrap=True, markup=False)
         return make_observers(ObservedRun(folder, console), PRINTED)

@@ -1,4 +1,4 @@
-"""The optimizers of published large-batch runs, with their batches, lengths and sources.
+"""The optimizers of published large-batch runs as functions of the batch: what `--set preset=NAME` takes.
 
 Rates are peak rates, never per 256 examples. Published polynomial decays run for one update more than the
 run has left after its warm-up; ours end with the run. On ImageNet a run of `epochs` has, as in the
@@ -7,14 +7,16 @@ the LARS table of arXiv:1909.09756 and of table 2 of arXiv:2011.00071 were noted
 """
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from multipod.errors import RecipeError, nearest
 from multipod.optim.adamw import AdamW
 from multipod.optim.lamb import Lamb
 from multipod.optim.lars import Lars, LarsScaled
-from multipod.optim.optimizer import Optimizer
-from multipod.optim.rates import Drops, Exponential, Linear, Polynomial, Rsqrt, WarmUp
+from multipod.optim.optimizer import RegularizedOptimizer
+from multipod.optim.rates import Exponential, HeldPolynomial, Linear, Polynomial, Rsqrt, WarmUp
 from multipod.optim.rmsprop import RmsProp
 from multipod.optim.sgd import Sgd
 
@@ -24,22 +26,68 @@ IMAGENET_EXAMPLES = 1_281_167
 
 @dataclass(frozen=True)
 class Preset:
-    """The optimizer of one published run.
+    """The optimizer of one run.
 
     Attributes:
-      optimizer: with the run's numbers.
+      optimizer: with the run's numbers; each of them warms up.
       batch: examples in an update, over all devices.
       updates: planned length; 0 where the source does not say and the schedule does not ask.
       source: where the numbers are from, and what is not sure about them.
     """
 
-    optimizer: Optimizer
+    optimizer: RegularizedOptimizer
     batch: int
     updates: int
     source: str
 
+    @property
+    def rate(self) -> WarmUp:
+        """The optimizer's rate."""
+        assert isinstance(self.optimizer.rate, WarmUp)
+        return self.optimizer.rate
 
-def find_preset(name: str) -> Preset:
+
+@dataclass(frozen=True)
+class Scaled:
+    """Published runs of one optimizer, and the rule by which batches between and beside theirs get their numbers.
+
+    A batch takes the numbers of the published run with the largest batch that is not above it, or of the first run, as
+    Google's ResNet code chooses its rows. Warm-up and length keep that run's epochs, and the peak rate is multiplied by
+    (batch / the run's)^power.
+
+    Attributes:
+      runs: by rising batches.
+      power: 0 leaves the peak, 0.5 takes the root of the batch, 1 the batch.
+      rule: where the power is from.
+    """
+
+    runs: tuple[Preset, ...]
+    power: float
+    rule: str
+
+    def at(self, batch: int) -> Preset:
+        """Returns the optimizer and the length for a batch; at a published one the very numbers that were published."""
+        run = self.runs[max(0, bisect_right([run.batch for run in self.runs], batch) - 1)]
+        if run.batch == batch:
+            return run
+        longer = run.batch / batch
+        optimizer = replace(run.optimizer, rate=_scaled(run.rate, longer**-self.power, longer))
+        return Preset(optimizer, batch, round(run.updates * longer), f"{run.source}; {self.rule}")
+
+    def beyond(self, batch: int) -> str:
+        """Says that a batch lies outside the published range, with the range; empty where it lies inside."""
+        least, most = self.runs[0].batch, self.runs[-1].batch
+        where = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        return "" if least <= batch <= most else f"batch {batch:,} was not published (only {where}): {self.rule}"
+
+
+def _scaled(rate: WarmUp, factor: float, longer: float) -> WarmUp:
+    """Returns a rate with its peak `factor` times as high, over a run that has `longer` times the updates."""
+    then = replace(rate.then, peak=rate.then.peak * factor)
+    return replace(rate, then=then, updates=max(1, round(rate.updates * longer)) if rate.updates else 0)
+
+
+def find_preset(name: str) -> Scaled:
     """Returns the preset of that name.
 
     Raises:
@@ -96,6 +144,14 @@ def _transformer(constant: float, warmup_updates: int, betas: tuple[float, float
     return Preset(optimizer, batch, 0, source)
 
 
+def _dlrm(batch: int, rate_per_2048: float, warmup: int, fall: int, fall_updates: int) -> Preset:
+    """DLRM with plain SGD: a linear warm-up, a constant rate, and from update `fall` on a quadratic fall to 0."""
+    updates = fall + fall_updates
+    held = HeldPolynomial(rate_per_2048 * batch / 2048, until=fall / updates, power=2.0)
+    optimizer = Sgd(WarmUp(held, warmup / updates), momentum=0.0, nesterov=False)
+    return Preset(optimizer, batch, updates, f"{_DLRM}, batch {batch}")
+
+
 def count_updates(batch: int, epochs: int, examples: int = IMAGENET_EXAMPLES) -> int:
     """Returns the updates in that many epochs, counted as MLPerf runs did: each block of four epochs is rounded up."""
     return math.ceil(4 * examples / batch) * epochs // 4
@@ -111,66 +167,119 @@ _ABLATION = "arXiv:1909.09756, LARS table, batch 32768 on 2048 cores"
 _V07 = "MLPerf Training v0.7 code and logs (arXiv:2011.03641)"
 _SUPERCOMPUTER = "Google's public ResNet code, Dec 2018 (arXiv:1811.06992); momentum form and L2 from that code's LARS"
 _EFFICIENTNET = "arXiv:2011.00071, table 2; forms from the authors' released code"
+_DLRM = "MLPerf Training v0.7 scripts for DLRM on TPU v4 (arXiv:2011.03641)"
 
-PRESETS: dict[str, Preset] = {
-    # arXiv:1909.09756: one pod, LARS scaled.
-    "resnet50-4k-lars-scaled": _resnet(LarsScaled, 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4),
-    "resnet50-16k-lars-scaled": _resnet(LarsScaled, 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4),
-    "resnet50-32k-lars-scaled": _resnet(LarsScaled, 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5),
-    "resnet50-32k-lars-scaled-256": _resnet(LarsScaled, 32768, 33.0, 25, 2983, f"{_V06}, 256 cores", weight_decay=2e-4),
-    "resnet50-32k-lars": _resnet(Lars, 32768, 31.2, 25, 2983, f"{_ABLATION}: unscaled; length as the scaled run's"),
-    "resnet50-32k-lars-tuned": _resnet(
-        Lars, 32768, 29.0, 18, count_updates(32768, 64), f"{_ABLATION}: unscaled, tuned; {_V07}, JAX", momentum=0.929
-    ),
-    # arXiv:2011.03641: the multipod.
-    "resnet50-8k-lars": _resnet(
-        Lars, 8192, 10.0, 5, count_updates(8192, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4
-    ),
-    "resnet50-16k-lars": _resnet(
-        Lars, 16384, 25.0, 5, count_updates(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4
-    ),
-    "resnet50-64k-lars": _resnet(Lars, 65536, 24.699, 31, 1738, f"{_V07}, TensorFlow", momentum=0.951807),
-    "resnet50-64k-lars-jax": _resnet(Lars, 65536, 23.081, 33, 1817, f"{_V07}, JAX", momentum=0.953721),
-    "bert-8k-lamb": Preset(
-        Lamb(
-            # The warm-up of 287 begins at update -76; the decay over 560 counts from 0: the rate jumps at 211.
-            WarmUp(Linear(0.00288293, from_start=True), 211 / 560, start=76 / 287),
-            beta1=0.88,
-            beta2=0.88,
-            eps=1e-6,
-            weight_decay=0.0166629,
-            clip=1.0,
-            clip_before_sum=True,
+_ROWS = "the rate stays that of the published batch below, as in Google's ResNet code"
+_ROOT = "the rate goes with the root of the batch, as LAMB's paper scales it (arXiv:1904.00962)"
+_LINEAR = "the rate goes with the batch (arXiv:1706.02677)"
+_ALONE = "the peak rate stays, since nobody published how it goes with the batch"
+
+PRESETS: dict[str, Scaled] = {
+    # arXiv:2011.03641: the multipod. The rows of the JAX submission's script.
+    "resnet50-lars": Scaled(
+        (
+            *(
+                _resnet(Lars, batch, 10.0, 5, count_updates(batch, 56), f"{_V07}, JAX below 16384", weight_decay=2e-4)
+                for batch in (4096, 8192)
+            ),
+            _resnet(Lars, 16384, 25.0, 5, count_updates(16384, 56), f"{_V07}, JAX below 32768", weight_decay=2e-4),
+            _resnet(
+                *(Lars, 32768, 29.0, 18, count_updates(32768, 64)),
+                source=f"{_ABLATION}: unscaled, tuned; {_V07}, JAX",
+                momentum=0.929,
+            ),
+            _resnet(Lars, 65536, 23.081, 33, count_updates(65536, 92), f"{_V07}, JAX", momentum=0.953721),
         ),
-        8192,
-        560,
-        f"{_V07}, BERT from the phase-1 checkpoint",
+        0.0,
+        _ROWS,
     ),
-    "transformer-2k-adam-tf": _transformer(1.875, 831, (0.88, 0.92), 2048, f"{_V07}, TensorFlow"),
-    "transformer-2k-adam-jax": _transformer(3.3092, 664, (0.90866, 0.91987), 2048, f"{_V07}, JAX"),
-    # arXiv:1909.09756 again.
-    "transformer-512-adam": _transformer(2.0, 1000, (0.9, 0.98), 512, _V06),
-    "transformer-2k-adam": _transformer(1.3, 550, (0.86, 0.92), 2048, _V06),
-    "maskrcnn-128-sgd": Preset(
-        Sgd(WarmUp(Drops(0.16, at=(9750 / 14784, 13000 / 14784)), 1000 / 14784), nesterov=False),
-        128,
-        14784,
-        f"{_V06}; start of the warm-up and weight decay not known: 0",
+    "resnet50-lars-tf": Scaled(
+        (_resnet(Lars, 65536, 24.699, 31, count_updates(65536, 88), f"{_V07}, TensorFlow", momentum=0.951807),),
+        0.0,
+        _ROWS,
+    ),
+    # arXiv:1909.09756: one pod, LARS scaled.
+    "resnet50-lars-scaled": Scaled(
+        (
+            _resnet(LarsScaled, 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4),
+            _resnet(LarsScaled, 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4),
+            _resnet(LarsScaled, 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5),
+        ),
+        0.0,
+        _ROWS,
     ),
     # arXiv:1811.06992: ImageNet on one pod.
-    "resnet50-16k-lars-2018": _resnet(LarsScaled, 16384, 25.0, 5, count_updates(16384, 90), _SUPERCOMPUTER),
-    "resnet50-32k-lars-2018": _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
-    "resnet50-64k-lars-2018": _resnet(LarsScaled, 65536, 35.0, 34, count_updates(65536, 90), _SUPERCOMPUTER),
-    # arXiv:2011.00071: EfficientNet. The rows of B2 and of B5 differ only in how far they scale.
-    "efficientnet-b2-4k-rmsprop": _efficientnet_rmsprop(4096),
-    "efficientnet-b2-8k-rmsprop": _efficientnet_rmsprop(8192),
-    "efficientnet-b2-16k-rmsprop": _efficientnet_rmsprop(16384),
-    "efficientnet-b2-16k-lars": _efficientnet_lars(16384, 0.236, 50),
-    "efficientnet-b2-32k-lars": _efficientnet_lars(32768, 0.118, 50),
-    "efficientnet-b5-4k-rmsprop": _efficientnet_rmsprop(4096),
-    "efficientnet-b5-8k-rmsprop": _efficientnet_rmsprop(8192),
-    "efficientnet-b5-16k-rmsprop": _efficientnet_rmsprop(16384),
-    "efficientnet-b5-16k-lars": _efficientnet_lars(16384, 0.236, 50),
-    "efficientnet-b5-32k-lars": _efficientnet_lars(32768, 0.118, 50),
-    "efficientnet-b5-64k-lars": _efficientnet_lars(65536, 0.081, 43),
+    "resnet50-lars-2018": Scaled(
+        (
+            _resnet(LarsScaled, 16384, 25.0, 5, count_updates(16384, 90), _SUPERCOMPUTER),
+            _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
+            _resnet(LarsScaled, 65536, 35.0, 34, count_updates(65536, 90), _SUPERCOMPUTER),
+        ),
+        0.0,
+        _ROWS,
+    ),
+    "bert-lamb": Scaled(
+        (
+            Preset(
+                Lamb(
+                    # The warm-up of 287 begins at update -76; the decay over 560 counts from 0: the rate jumps at 211.
+                    WarmUp(Linear(0.00288293, from_start=True), 211 / 560, start=76 / 287),
+                    beta1=0.88,
+                    beta2=0.88,
+                    eps=1e-6,
+                    weight_decay=0.0166629,
+                    clip=1.0,
+                    clip_before_sum=True,
+                ),
+                8192,
+                560,
+                f"{_V07}, BERT from the phase-1 checkpoint",
+            ),
+        ),
+        0.5,
+        _ROOT,
+    ),
+    # From 512 to 2048 the published peak falls by an eighth.
+    "transformer-adam": Scaled(
+        (
+            _transformer(2.0, 1000, (0.9, 0.98), 512, _V06),
+            _transformer(1.3, 550, (0.86, 0.92), 2048, _V06),
+        ),
+        0.0,
+        _ALONE,
+    ),
+    "transformer-adam-tf": Scaled((_transformer(1.875, 831, (0.88, 0.92), 2048, f"{_V07}, TensorFlow"),), 0.0, _ALONE),
+    "transformer-adam-jax": Scaled((_transformer(3.3092, 664, (0.90866, 0.91987), 2048, f"{_V07}, JAX"),), 0.0, _ALONE),
+    # arXiv:2011.00071: the same for B2, up to 16384 and 32768, and for B5, up to 16384 and 65536.
+    "efficientnet-rmsprop": Scaled(
+        tuple(map(_efficientnet_rmsprop, (4096, 8192, 16384))), 1.0, "the rate is 0.016 for each 256 examples"
+    ),
+    "efficientnet-lars": Scaled(
+        (
+            _efficientnet_lars(16384, 0.236, 50),
+            _efficientnet_lars(32768, 0.118, 50),
+            _efficientnet_lars(65536, 0.081, 43),
+        ),
+        0.0,
+        "the peak stays, as from 16384 to 32768 in table 2",
+    ),
+    "dlrm-sgd": Scaled(
+        (
+            _dlrm(32768, 1.125, 8_000, 70_000, 30_000),
+            _dlrm(55296, 0.887, 2_750, 49_315, 27_772),
+        ),
+        1.0,
+        _LINEAR,
+    ),
 }
+"""Every preset by its name; a recipe's `preset` is one of these."""
+
+
+def preset_lines() -> Sequence[str]:
+    """Returns a line for each preset: its name, its optimizer, and the batches that were published."""
+    wide = max(map(len, PRESETS))
+    return [
+        f"{name:{wide}}  {type(rule.runs[0].optimizer).__name__}, published at batch "
+        f"{', '.join(f'{run.batch:,}' for run in rule.runs)}"
+        for name, rule in PRESETS.items()
+    ]

@@ -166,6 +166,34 @@ class Drops(Decay):
 
 
 @dataclass(frozen=True)
+class HeldPolynomial(Decay):
+    """`peak` until a share of the updates is done, then end + (peak - end) * (share left of the rest)^power.
+
+    Source: DLRM's schedule, MLPerf Training v0.7 (arXiv:2011.03641): constant, then a quadratic fall.
+
+    Attributes:
+      until: the share of all updates, the warm-up among them, at which the fall begins.
+      end: the rate at the last update.
+      power: of the fall.
+    """
+
+    until: float = 0.5
+    end: float = 0.0
+    power: float = 2.0
+
+    def after(self, warmup: int, updates: int) -> optax.Schedule:
+        """Returns the rate, whose fall does not move with a shorter warm-up."""
+        begin = max(warmup, round(self.until * updates))
+        fall = optax.polynomial_schedule(self.peak, self.end, self.power, max(updates - begin, 1))
+        return lambda count: fall(jnp.maximum(count - begin, 0))
+
+    def _wrong(self) -> list[str]:
+        inside = 0 <= self.until <= 1
+        outside = [] if inside else [f"optimizer.rate.until={self.until} is no share of all updates, 0 to 1"]
+        return super()._wrong() + not_negative(end_rate=self.end) + positive(power=self.power) + outside
+
+
+@dataclass(frozen=True)
 class Rsqrt(Decay):
     """peak * sqrt(warmup / max(update, warmup)): `peak` at the end of the warm-up, then as 1 / sqrt(update).
 
@@ -209,10 +237,13 @@ class WarmUp(Rate):
             wrong.append(f"optimizer.warmup={self.share} and optimizer.warmup_updates={self.updates}: set one to 0")
         refuse(wrong)
 
+    def length(self, updates: int) -> int:
+        """Returns the updates of the rise, in a run of `updates`."""
+        return self.updates or round(self.share * updates)
+
     def schedule(self, updates: int) -> optax.Schedule:
         """Returns the rate as a function of the update's number, over a run of `updates`."""
-        warmup = self.updates or round(self.share * updates)
-        peak = self.then.peak
+        warmup, peak = self.length(updates), self.then.peak
         ramp = optax.linear_schedule(self.start * peak, peak, max(warmup, 1))
         then = self.then.after(warmup, updates)
         return lambda count: jnp.where(count < warmup, ramp(count), then(count))
@@ -223,6 +254,7 @@ RATES: dict[str, type[Decay]] = {
     "cosine": Cosine,
     "drops": Drops,
     "exponential": Exponential,
+    "held": HeldPolynomial,
     "linear": Linear,
     "polynomial": Polynomial,
     "rsqrt": Rsqrt,

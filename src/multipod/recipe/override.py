@@ -34,6 +34,14 @@ class HasLayout(typing.Protocol):
     layout: Layout
 
 
+@typing.runtime_checkable
+class HasPreset(typing.Protocol):
+    """A recipe, as far as its preset goes."""
+
+    preset: str | None
+    batch: int
+
+
 class ChangeTarget(NamedTuple):
     """What a dotted name leads to: a field of a draft, or the draft itself where `field` is empty."""
 
@@ -52,7 +60,8 @@ def override(value: T, changes: Sequence[str]) -> T:
     """Returns `value` (a recipe) with each `name=text` applied, the last of a name.
 
     Texts are read as the types of the fields say. All is changed in one go, so that fields which fit only together can
-    be given in any order.
+    be given in any order. A batch or a preset brings the numbers of the recipe's preset for that batch
+    (`multipod.recipe.scaling`); what is set beside it stays.
 
     Raises:
       RecipeError: no such field (with the nearest names), or a text of another type.
@@ -62,6 +71,9 @@ def override(value: T, changes: Sequence[str]) -> T:
         return value
     if isinstance(value, Layout):
         return cast(T, _changed_layout(value, settings))
+    if isinstance(value, HasPreset) and settings.keys() & {"preset", "batch"}:
+        value = cast(T, _with_preset(value, settings))
+        settings.pop("preset", None)
     root = _draft(value)
     in_layout = {name: text for name, text in settings.items() if name.startswith("layout.")}
     if in_layout and isinstance(value, HasLayout):
@@ -75,6 +87,17 @@ def override(value: T, changes: Sequence[str]) -> T:
         if name not in chosen:
             _set(root, value, name, text)
     return cast(T, root.build())
+
+
+def _with_preset(value: Any, settings: Mapping[str, str]) -> Any:
+    """Returns a recipe with the preset and the batch that are set, and what the one has for the other."""
+    from multipod.recipe.scaling import apply_preset  # which brings JAX in, as `CHOICES` does
+
+    text = settings.get("preset", value.preset)
+    name, batch = None if text == "none" else text, _read(settings.get("batch", str(value.batch)), int, "batch")
+    if batch < 1 or (name, batch) == (value.preset, value.batch):
+        return value  # a batch that is none is refused with all else that is wrong
+    return apply_preset(value, name, batch)
 
 
 def _changed_layout(layout: Layout, settings: Mapping[str, str], prefix: str = "") -> Layout:

@@ -36,6 +36,8 @@ class Recipe:
       pipemare: of an asynchronous pipeline (`layout.schedule`), which of PipeMare's techniques it uses.
       seed: of the parameters, of the order of the data, and of its augmentation.
       bad_updates: what is done about an update whose numbers are bad: not finite, or a spike.
+      preset: a name in `multipod.optim.presets.PRESETS`, where `optimizer` and `updates` are what it has for `batch`: a
+        change of the batch changes them (`multipod.recipe.scaling`). None: they do not depend on each other.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"trouble": "bad_updates"}
@@ -56,6 +58,7 @@ class Recipe:
     accumulate: int = 1
     pipemare: PipeMare = field(default_factory=PipeMare)
     bad_updates: BadUpdateRules = field(default_factory=BadUpdateRules)
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}

@@ -1,5 +1,8 @@
 """ImageNet, from wherever its files are: ResNet-50 and EfficientNet-B0 with the optimizers of published runs.
 
+Another batch takes another row of the published runs (`multipod.optim.presets`): `--set batch=65536` changes rate,
+warm-up and length.
+
     multipod train resnet50 --set data.train_files=imagenet/train --set data.test_files=imagenet/val
 
 `train` and `val` hold a folder for each of the 1,000 classes; or name TFRecords, as `imagenet/train-*`, whose labels
@@ -23,7 +26,7 @@ EPOCHS_BETWEEN_EVALUATIONS = 4
 def resnet50() -> Recipe:
     """ResNet-50 on ImageNet, batch 8,192, LARS, 56 epochs (MLPerf v0.7). Needs data.train_files and data.test_files."""
     model = Normalized(ResNet(50, dtype="bfloat16"), dtype="bfloat16")
-    return _recipe("resnet50", model, ImageFiles(), "resnet50-8k-lars")
+    return _recipe("resnet50", model, ImageFiles(), "resnet50-lars", 8192)
 
 
 def efficientnet_b0() -> Recipe:
@@ -34,12 +37,12 @@ def efficientnet_b0() -> Recipe:
     """
     model = Normalized(efficientnet("b0", dtype="bfloat16"), dtype="bfloat16")
     data = ImageFiles(pixels=SCALINGS["b0"].pixels, augment="autoaugment")
-    return _recipe("efficientnet-b0", model, data, "efficientnet-b2-4k-rmsprop")
+    return _recipe("efficientnet-b0", model, data, "efficientnet-rmsprop", 4096)
 
 
-def _recipe(name: str, model: Model, data: ImageFiles, published: str) -> Recipe:
-    known = find_preset(published)
-    every = EPOCHS_BETWEEN_EVALUATIONS * IMAGENET_EXAMPLES // known.batch
+def _recipe(name: str, model: Model, data: ImageFiles, preset: str, batch: int) -> Recipe:
+    known = find_preset(preset).at(batch)
+    every = EPOCHS_BETWEEN_EVALUATIONS * IMAGENET_EXAMPLES // batch
     return Recipe(
         name=name,
         model=model,
@@ -47,9 +50,10 @@ def _recipe(name: str, model: Model, data: ImageFiles, published: str) -> Recipe
         objective=Classification(label_smoothing=0.1, top=(5,)),
         optimizer=known.optimizer,
         layout=Layout(),
-        batch=known.batch,
+        batch=batch,
         updates=known.updates,
         evaluate_every=every,
-        evaluation_batch=known.batch,
+        evaluation_batch=batch,
         checkpoint_every=every,
+        preset=preset,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from multipod.recipes.finetune import FineTuning, make_finetuning
 from multipod.runs.opening import restore_state
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe, recorded_recipe
+from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.training import train_request
 from multipod.step.program import Program
@@ -31,7 +31,7 @@ def finetune_run(
       CheckpointError: there is no such checkpoint.
     """
     folder, facts = open_folder(Path(pretrained))
-    before = configure_recipe(recorded_recipe(folder, facts), facts["overrides"], RuntimeOptions())
+    before = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), RuntimeOptions())
     request = request or TrainRequest()
 
     def begin(program: Program) -> State:

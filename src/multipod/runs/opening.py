@@ -7,7 +7,7 @@ from typing import Any
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe, recorded_recipe
+from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
@@ -47,7 +47,7 @@ def open_run(path: str | Path, *, at: int | None = None, options: RuntimeOptions
     """
     options = options or RuntimeOptions()
     folder, facts = open_folder(Path(path))
-    recipe = configure_recipe(recorded_recipe(folder, facts), facts["overrides"], options)
+    recipe = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), options)
     check_same(folder, recipe, learning=False)
     program = program_of(recipe, make_mesh(recipe.layout))
     # States that are of single chips are of no use here, and the chips may be others.

@@ -1,5 +1,6 @@
 """The recipe of a run: found by its name or given as a value, changed, and laid on the mesh that is here."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,12 @@ def recorded_recipe(folder: RunFolder, facts: Mapping[str, Any]) -> str | Recipe
         return facts["recipe"]
     recipe = from_text(folder.recipe.read_text())
     return replace(recipe, layout=replace(recipe.layout, mesh=(), failed=()))
+
+
+def recorded_changes(folder: RunFolder, facts: Mapping[str, Any]) -> list[str]:
+    """Returns the changes that a run began with. One that began without a preset keeps its numbers without it."""
+    preset = tomllib.loads(folder.recipe.read_text()).get("preset")
+    return [*([] if preset else ["preset=none"]), *facts["overrides"]]
 
 
 def without_chips(layout: Layout, fail: Sequence[str]) -> Layout:

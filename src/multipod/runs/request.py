@@ -14,7 +14,7 @@ from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import recorded_recipe
+from multipod.runs.recipes import recorded_changes, recorded_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
@@ -105,7 +105,7 @@ def remember(request: TrainRequest, options: RuntimeOptions, devices: int = 0) -
             f"{request.resume} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out."
         )
     asked, recipe = request.changes, request.recipe or recorded_recipe(folder, facts)
-    request = replace(request, recipe=recipe, changes=[*facts["overrides"], *asked])
+    request = replace(request, recipe=recipe, changes=[*recorded_changes(folder, facts), *asked])
     mesh = tuple(facts.get("chips", facts["mesh"].values()))
     elsewhere = any(change.startswith("layout.mesh=") for change in asked)
     fits = math.prod(mesh) * facts.get("tile", 1) <= (devices or jax.device_count())

@@ -13,7 +13,7 @@ from multipod.layout.mesh import abstract_mesh, make_mesh, replicated
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe, recorded_recipe
+from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.runs.request import TrainRequest
 from multipod.step.convert import convert
 from multipod.step.program import Program, program_of
@@ -36,9 +36,9 @@ def start_from(request: TrainRequest, run: Path, options: RuntimeOptions) -> Tra
     if isinstance(request.recipe, str) and request.recipe not in ("", facts["recipe"]):
         raise RecipeError(f"{run} is a run of {facts['recipe']}, not of {request.recipe}. Leave the name out.")
     recipe = request.recipe or recorded_recipe(folder, facts)
-    before = configure_recipe(recipe, facts["overrides"], replace(options, mesh=None, fail=()))
+    before = configure_recipe(recipe, recorded_changes(folder, facts), replace(options, mesh=None, fail=()))
     check_same(folder, before)
-    changes = [*facts["overrides"], *request.changes]
+    changes = [*recorded_changes(folder, facts), *request.changes]
     check_convertible(folder, facts, before, configure_recipe(recipe, changes, options))
 
     def begin(program: Program) -> State:
