@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -217,6 +218,16 @@ def test_doctor_finds_everything_in_order(multipod):
     assert done.stdout.count(" ok ") == 2 * len([*SUMS, *SCHEDULES])
     for word in ("jax", "devices", "cluster", "compilation cache"):
         assert word in done.stdout
+
+
+def test_show_compiles_for_the_mesh_itself_or_says_why_not(multipod):
+    done = multipod("show", TINY, "--layout", "data=4x4,sum=xla", "--set", "batch=64", "--fail", "0,1", "--compile")
+    assert done.returncode == 0, done.stderr
+    assert "compiled for 15 cpu devices" in " ".join(done.stdout.split())
+    assert re.search(r"all-reduce over x .* 2 a step", done.stdout)  # gradients, and the sums of the metrics
+    done = multipod("show", TINY, "--layout", "data=64x64", "--set", "batch=4096", "--compile")
+    assert done.returncode == 2
+    assert "the mesh has 4,096 devices, and XLA compiles for 2,048 virtual CPU devices at the most" in done.stderr
 
 
 def test_list_and_show(multipod):

@@ -14,6 +14,9 @@ from tiny_recipe import tiny
 
 from multipod import runs
 from multipod.errors import CheckpointError, RecipeError, RunFolderError
+from multipod.models.mlp import Mlp
+from multipod.recipes.mlp_small import mlp_small
+from multipod.runs.options import RuntimeOptions
 from multipod.train.events import Ended, Updated
 
 
@@ -56,6 +59,20 @@ def test_a_run_is_opened_at_any_checkpoint_and_evaluated(stopped):
     assert run.recipe.name == "tiny"
     with pytest.raises(CheckpointError, match=r"has no checkpoint 7. It has: "):
         runs.open(whole.folder, at=7)
+
+
+def test_a_run_is_evaluated_in_any_layout(tmp_path):
+    recipe = replace(mlp_small(), model=Mlp(features=8, layers=2), batch=24, updates=3)
+    staged = runs.train(recipe, changes=["layout.stage=2"], out=tmp_path / "run")
+    whole = runs.open(staged.folder, changes=["layout.stage=1"], options=RuntimeOptions(mesh=(1, 1)))
+    assert whole.program.mesh.size == 1
+    split = runs.open(staged.folder, changes=["layout.stage=4"])
+    assert split.program.mesh.shape["stage"] == 4
+    for run in (whole, split):
+        assert runs.evaluate(run).values == pytest.approx(staged.values, rel=1e-5)
+    assert same(whole.params, split.params)
+    with pytest.raises(RecipeError, match=r"batch=5: a run is opened as it was trained"):
+        runs.open(staged.folder, changes=["layout.stage=1", "batch=5"])
 
 
 def test_a_recipe_given_as_a_value_is_read_back_from_its_folder(stopped):

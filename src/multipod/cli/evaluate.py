@@ -11,6 +11,7 @@ from rich.table import Table
 
 from multipod import runs
 from multipod.cli.options import where_options
+from multipod.layout.text import layout_changes
 from multipod.runs.options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 @click.option("--at", type=click.IntRange(0), metavar="UPDATE", help="This checkpoint, not the newest.")
 @click.option("--tell", type=click.IntRange(0), default=0, metavar="N",
               help="Text-to-text runs: also tell N answers token by token, and count the right ones.")  # fmt: skip
+@click.option(
+    "--layout",
+    default="",
+    metavar="LAYOUT",
+    help="Lay the run otherwise than it was trained, as for `train`; model=1,stage=1 is a whole model on a device.",
+)
 @where_options
-def evaluate(run: Path, at: int | None, tell: int, where: RuntimeOptions) -> None:
+def evaluate(run: Path, at: int | None, tell: int, layout: str, where: RuntimeOptions) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
-    opened = runs.open(run, at=at, options=where)
+    opened = runs.open(run, at=at, changes=layout_changes(layout), options=where)
     Console().print(values_table(run, runs.evaluate(opened)))
     if tell:
         Console().print(answers_table(runs.tell_answers(opened, tell)))

@@ -38,7 +38,7 @@ def where_options(command: F) -> F:
     )
     @click.option(
         "--cpu-devices",
-        type=click.IntRange(1, 4096),
+        type=click.IntRange(1, 2048),
         help="Virtual CPU devices of this process.  [default: 8]",
     )
     @click.option(

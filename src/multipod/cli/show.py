@@ -47,7 +47,8 @@ def show(
 ) -> None:
     """Show RECIPE: all its fields, the mesh, parameters, bytes on each device. Nothing is trained.
 
-    The mesh may be far larger than this machine: --layout data=32x32,model=4 shows 4,096 devices.
+    The mesh may be far larger than this machine: --layout data=32x32,model=4 shows 4,096 devices. What is compiled is
+    always for that very mesh: of this machine, of up to 2,048 virtual CPU devices, or of a TPU.
     """
     from multipod.cli.printing.recipe import (
         compiled_for_table,
@@ -59,10 +60,13 @@ def show(
         print_ruled_out,
         stage_tables,
     )
+    from multipod.layout.compiled import provide_cpu_devices
     from multipod.recipe.scaling import preset_remarks
     from multipod.recipe.text import to_text
 
     chosen = runs.configure_recipe(recipe, changes, where)
+    if compiles:
+        provide_cpu_devices(chosen.layout)
     click.echo("\n".join([to_text(chosen), *preset_remarks(chosen)]))
     console = Console()
     if compile_for:

@@ -10,6 +10,7 @@ the multipod: 8,192 cores. Nothing is run or allocated. Used by the planner and 
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from jax.sharding import AxisType, Mesh
 
 from multipod.errors import LayoutError
 from multipod.layout.hlo import Collective, Product, Text
+from multipod.layout.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,29 @@ def facts_of_lowered(lowered: Any, topology_name: str, cache: Path | None = None
         part.write_text(json.dumps(asdict(facts)))
         part.replace(file)
     return facts
+
+
+MOST_CPU_DEVICES = 2048
+"""Virtual CPU devices of one process. XLA takes those beyond for another process's, and compiles nothing for them."""
+
+
+def provide_cpu_devices(layout: Layout) -> None:
+    """Lets JAX have as many virtual CPU devices as the mesh of `layout` takes; to be called before it has looked.
+
+    Where JAX finds an accelerator it changes nothing that is used.
+
+    Raises:
+      LayoutError: a mesh of more than `MOST_CPU_DEVICES`.
+    """
+    needed = math.prod(layout.mesh) * layout.replica_devices if layout.mesh else 0
+    if needed > MOST_CPU_DEVICES:
+        raise LayoutError(
+            f"--compile: the mesh has {needed:,} devices, and XLA compiles for {MOST_CPU_DEVICES:,} virtual CPU "
+            "devices at the most. Take a smaller mesh, or name a TPU of that size, as --compile-for v3:64x32 "
+            "(4,096 devices)."
+        )
+    if needed > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
+        jax.config.update("jax_num_cpu_devices", needed)
 
 
 def absent_devices(topology_name: str) -> list[Any]:

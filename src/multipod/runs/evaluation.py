@@ -38,14 +38,18 @@ class EvaluationResult:
 
 
 def evaluate_run(
-    run: str | Path | OpenedRun, *, at: int | None = None, options: RuntimeOptions | None = None
+    run: str | Path | OpenedRun,
+    *,
+    at: int | None = None,
+    changes: Sequence[str] = (),
+    options: RuntimeOptions | None = None,
 ) -> EvaluationResult:
-    """Evaluates a run, opened or in this folder, on all of its test examples.
+    """Evaluates a run, opened or in this folder, on all of its test examples; `changes` are of its layout.
 
     Raises:
       MultipodError: see `multipod.runs.opening.open_run`.
     """
-    opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
+    opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, changes=changes, options=options)
     sums = evaluate_state(opened.program, opened.state, opened.recipe.data.test())
     values = report_of(opened.recipe.objective, sums)
     return EvaluationResult(int(opened.state.update), int(sums["count"]), values, dict(sums))

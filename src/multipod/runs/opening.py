@@ -1,13 +1,16 @@
 """Opens a run that was trained before: its recipe, its program on the devices that are here, and its state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multipod.errors import RecipeError
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
+from multipod.runs.start_from import convert_checkpoint
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoint import Checkpoints
@@ -38,20 +41,34 @@ class OpenedRun:
         return self.program.full_params(self.state)
 
 
-def open_run(path: str | Path, *, at: int | None = None, options: RuntimeOptions | None = None) -> OpenedRun:
+def open_run(
+    path: str | Path, *, at: int | None = None, changes: Sequence[str] = (), options: RuntimeOptions | None = None
+) -> OpenedRun:
     """Opens the run in the folder `path` at its newest checkpoint, or at the one after `at` updates.
+
+    `changes` lay it otherwise than it was trained, each a `layout.name=value`: a run in four stages or with a model
+    split over four devices is opened whole on one with `layout.stage=1` or `layout.model=1`.
 
     Raises:
       RunFolderError: there is no run, or its recipe has changed since.
       CheckpointError: there is no such checkpoint, or it is damaged.
+      RecipeError: a change of something else than the layout.
     """
+    others = [change for change in changes if not change.startswith("layout.")]
+    if others:
+        raise RecipeError(f"{', '.join(others)}: a run is opened as it was trained. Change its layout only.")
     options = options or RuntimeOptions()
     folder, facts = open_folder(Path(path))
-    recipe = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), options)
-    check_same(folder, recipe, learning=False)
+    recorded, began_with = recorded_recipe(folder, facts), recorded_changes(folder, facts)
+    before = configure_recipe(recorded, began_with, options)
+    check_same(folder, before, learning=False)
+    recipe = configure_recipe(recorded, [*began_with, *changes], options) if changes else before
     program = program_of(recipe, make_mesh(recipe.layout))
-    # States that are of single chips are of no use here, and the chips may be others.
-    state = restore_state(folder, program.shapes, at, weights_only=recipe.layout.sync.local_state)
+    if recipe.layout.pipeline != before.layout.pipeline:
+        state = convert_checkpoint(program, folder, facts, before, at)
+    else:
+        # States that are of single chips are of no use here, and the chips may be others.
+        state = restore_state(folder, program.shapes, at, weights_only=before.layout.sync.local_state)
     return OpenedRun(folder, facts, recipe, program, state)
 
 

@@ -57,7 +57,7 @@ def without_chips(layout: Layout, fail: Sequence[str]) -> Layout:
     Raises:
       TopologyError: chips that the mesh does not have.
     """
-    rows, columns = layout.mesh_shape(jax.device_count())
+    rows, columns = layout.mesh or layout.mesh_shape(jax.device_count())
     chips = parse(f"mesh:{rows}x{columns}", tuple(fail))
     failed = tuple((row, column) for row, column in map(chips.coordinates, sorted(chips.failed_chips)))
     return replace(layout, mesh=(rows, columns), failed=failed)

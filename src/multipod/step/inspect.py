@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from multipod.errors import LayoutError
 from multipod.layout.compiled import CompiledFacts, absent_devices, absent_mesh, facts_of, facts_of_lowered
@@ -120,33 +121,24 @@ def gradient_sum(program: UnstagedProgram) -> Sum:
     )
 
 
-def stand_in(recipe: Recipe, devices: int) -> Recipe:
-    """The recipe on the smallest mesh with the same tiles that fits on `devices`, with the same rows on each.
-
-    What a device computes and keeps is the same but for what the data axes split, and so is what tiles exchange.
+def compiled_here(program: Program) -> CompiledFacts:
+    """What XLA knows of the update, compiled for the devices of its mesh.
 
     Raises:
-      LayoutError: not even one tile fits.
+      LayoutError: its mesh has no devices here.
     """
-    layout = recipe.layout
-    tiles = math.prod(layout.mesh) * layout.replica_sizes.get("expert", 1)
-    room = devices // layout.replica_devices
-    if not room:
+    if isinstance(program.mesh, AbstractMesh):
         raise LayoutError(
-            f"{layout.replica_text} needs {layout.replica_devices} devices to be compiled, and there are {devices}. "
-            f"Say --cpu-devices {layout.replica_devices}."
+            f"{describe_axes(program)} has {program.mesh.size:,} devices, and there are {jax.device_count()} "
+            f"({jax.default_backend()}) to compile for. Set JAX_PLATFORMS=cpu to compile for as many virtual CPU "
+            "devices, or name a TPU, as --compile-for v3:32x32."
         )
-    mesh = (1, min(2, room))
-    share = recipe.batch // tiles
-    batch = share * mesh[1] * layout.replica_sizes.get("expert", 1)
-    return replace(
-        recipe, batch=batch, layout=replace(layout, mesh=mesh, failed=(), sync=replace(layout.sync, gradient_sum="xla"))
-    )
-
-
-def compiled_here(program: Program) -> CompiledFacts:
-    """What XLA knows of the update, compiled for the devices of its mesh."""
     return facts_of(program.lowered.compile())
+
+
+def describe_axes(program: Program) -> str:
+    """The axes of a program's mesh and their sizes, as `y=2 x x=4`."""
+    return " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
 
 
 def compiled_for(recipe: Recipe, topology_name: str, cache: Path | None = None) -> tuple[Program, CompiledFacts]:

@@ -16,7 +16,7 @@ from multipod.nn.model import ShowsFigures
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
 from multipod.step.checks import layout_use
-from multipod.step.inspect import compiled_for, compiled_here, gradient_sum, parts, stand_in, totals, traffic
+from multipod.step.inspect import compiled_for, compiled_here, describe_axes, gradient_sum, parts, totals, traffic
 from multipod.step.program import Program, program_of
 from multipod.step.specs import flat_specs
 from multipod.step.staged.inspect import pipe_facts, stages_of
@@ -100,10 +100,9 @@ def shorten_names(names: tuple[str, ...]) -> str:
 def describe_mesh(program: Program) -> str:
     """The axes of the mesh, and what its devices are."""
 
-    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
     abstract = isinstance(program.mesh, jax.sharding.AbstractMesh)
     kind = "devices, more than are here" if abstract else f"{program.mesh.devices.flat[0].device_kind} devices"
-    return f"{axes}: {program.mesh.size:,} {kind}"
+    return f"{describe_axes(program)}: {program.mesh.size:,} {kind}"
 
 
 def print_ruled_out(console: Console, chosen: Recipe) -> None:
@@ -174,22 +173,17 @@ def device_table(program: UnstagedProgram) -> Table:
 
 
 def compiled_table(program: Program) -> Table:
-    """What XLA's CPU compiler knows of the update, or of one on a small mesh with the same tiles and rows a device."""
+    """What XLA knows of the update, compiled for the devices of its mesh."""
 
-    title = "compiled"
-    if isinstance(program.mesh, jax.sharding.AbstractMesh):
-        program = make_program(stand_in(program.recipe, jax.device_count()))
-        axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
-        title += f" on a stand-in with the same tiles: {axes}"
-    return facts_table(title, program, compiled_here(program))
+    facts = compiled_here(program)
+    return facts_table(f"compiled for {facts.devices:,} {jax.default_backend()} devices", program, facts)
 
 
 def compiled_for_table(chosen: Recipe, topology_name: str, where: RuntimeOptions) -> Table:
     """What XLA knows of the update, compiled for a TPU that is not here."""
 
     program, facts = compiled_for(chosen, topology_name, where.cache)
-    axes = " x ".join(f"{axis}={size}" for axis, size in program.mesh.shape.items())
-    return facts_table(f"compiled for {topology_name}: {axes}", program, facts)
+    return facts_table(f"compiled for {topology_name}: {describe_axes(program)}", program, facts)
 
 
 def facts_table(title: str, program: Program, facts: CompiledFacts) -> Table:
