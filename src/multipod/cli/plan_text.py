@@ -11,6 +11,7 @@ from rich.table import Table
 
 from multipod.plan.mirror import mirroring
 from multipod.plan.predict import layout_words, split_words
+from multipod.plan.rank import tied
 from multipod.plan.saved import read_plan
 from multipod.train.observers.text import bytes_text, duration
 
@@ -38,7 +39,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     rows = []
     for number, step in shown:
         names = (_split_of(step), step.layout.sync.gradient_sum + SHARDINGS[step.layout.sync.sharding])
-        why = _why(best, step) if number > 1 else ""
+        why = _why(best, step, machine) if number > 1 else ""
         rows.append((str(number), *names, *_cells(step, waits), *_run_cells(step, machine, run), why))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for k, column in enumerate(["", *columns]):
@@ -112,13 +113,15 @@ def _run_cells(step: "Prediction", machine: "Machine", run: "Run") -> tuple[str,
     return (duration(found.seconds), *((f"{found.price:,.2f}",) if machine.price else ()))
 
 
-def _why(best: "Prediction", step: "Prediction") -> str:
-    """The part in which a layout loses most to the best."""
+def _why(best: "Prediction", step: "Prediction", machine: "Machine") -> str:
+    """The part in which a layout loses most to the best, or, where it is quicker, gains most; or that it is a tie."""
     if not step.fits:
         return "memory"
-    ours, theirs = best.split(), step.split()
-    part = max(ours, key=lambda name: theirs[name] - ours[name])
-    return f"{WORDS.get(part, part)} +{1e3 * (theirs[part] - ours[part]):.2f} ms"
+    sign = 1 if step.step_s >= best.step_s else -1
+    lost = {name: theirs - best.split()[name] for name, theirs in step.split().items()}
+    part = max(lost, key=lambda name: sign * lost[name])
+    why = f"{WORDS.get(part, part)} {1e3 * lost[part]:+.2f} ms"
+    return f"tie ({why})" if sign < 0 or tied(best, step, machine) else why
 
 
 WORDS = {"collectives": "sums"}

@@ -280,8 +280,8 @@ def _unseen(held_out: Mapping[str, Mapping[str, float]]) -> Section:
     return Section("What a fit has not seen", text, ("left out of the fit", "row", "error"), rows)
 
 
-WHOLE = Layout(sync=Sync("torus-2d"))
-"""Sums in two dimensions, and every device updates all weights."""
+WHOLE = Layout(sync=Sync("xla"))
+"""Sums by XLA, and every device updates all weights."""
 
 
 def _step_s(model: str, machine: Machine, chips: int, spatial: int, batch: int) -> float:
@@ -316,7 +316,7 @@ def _constants(found: Fit, machine: Machine) -> Section:
         f"limit "
         "or are uncertain by more than a factor of two are marked: hops and messages are small beside all else, so "
         "only "
-        "their sum is known. An operator's 16 microseconds are more than a kernel takes to start: they stand for all "
+        "their sum is known. An operator's 14 microseconds are more than a kernel takes to start: they stand for all "
         "that "
         "does not shrink with the batch."
     )
@@ -365,7 +365,7 @@ def _predictions(runs: dict[str, RunPrediction], brackets: dict[str, tuple[float
         "split, or not, as the run's are. What compilers and libraries gain between two rounds cannot be known from "
         "the earlier one: these are predictions of v0.6's software on v0.7's machine. Parameters and FLOPs are those "
         "of the tables in `multipod.plan.tables.models`, the machine is `tpu-v3-multipod` (or 64 x 32, or a slice of a "
-        "pod), gradients are summed by `torus-2d`, the update is sharded."
+        "pod), gradients are summed by XLA (dimension after dimension), the update is sharded."
     )
     return Section(
         "Predictions of v0.7",

@@ -1,9 +1,10 @@
-"""The time of collectives: the very schedules of a layout, simulated on the machine's links.
+"""The time of collectives: the very schedules of a layout, simulated on the machine's links; or the engine's own sum.
 
 In the simulator's model the time of a schedule scales: it depends on the links' latency and on the seconds that the
 vector takes over one link, and on nothing else. So a schedule is simulated twice, without bytes and without
 latency, and `Cost` adds the two: exact for schedules whose steps wait for each other, and for others an upper
 bound, by less than a tenth (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
+Beside that, each step of a schedule is a message of its own that is started; the engine's sum (`own_sum`) is one.
 """
 
 import hashlib
@@ -22,8 +23,11 @@ from multipod.plan.machine import Machine, slowest
 from multipod.simulate.simulate import CELLS, Mode, simulate
 from multipod.topology.topology import Topology
 
-NAMES = {"torus": "torus-2d", "xla": "torus-2d", "ordered": "torus-2d", "direct": "torus-2d"}
-"""What stands for sums that are no schedules of ours: XLA's own on a TPU is two-dimensional as well."""
+NAMES = {"torus": "torus-2d"}
+"""What stands for sums that are no schedules of ours."""
+
+ENGINES = ("xla", "ordered", "direct")
+"""Sums that are one collective of the engine's, or two: `own_sum` prices them."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,108 @@ class Cost:
     Attributes:
       hops: times a link's latency.
       vectors: times the vector's bytes over a link's bandwidth.
+      rounds: messages that are started one after the other.
     """
 
     hops: float
     vectors: float
+    rounds: float = 1.0
 
     def seconds(self, machine: Machine, nbytes: float, bytes_per_s: float = 0.0) -> float:
         """On this machine, calibrated; `bytes_per_s` of the slowest link that is used, if not the machine's."""
         constants, speed = machine.calibration, bytes_per_s or machine.link_bytes_per_s
-        return constants.message_s + self.hops * constants.hop_s + self.vectors * nbytes / speed
+        return self.rounds * constants.message_s + self.hops * constants.hop_s + self.vectors * nbytes / speed
+
+
+@dataclass(frozen=True)
+class OwnSum:
+    """The all-reduce of the engine itself: XLA's over a TPU's links, NCCL's over NVLink and InfiniBand.
+
+    Attributes:
+      cost: as it is priced.
+      least: what the best algorithm that the engine is known for would cost: nobody here can see which one it takes.
+    """
+
+    cost: Cost
+    least: Cost
+
+
+def own_sum(topology: Topology, tile: tuple[int, ...] = ()) -> OwnSum:
+    """The engine's own sum over a whole machine, in closed form; with a `tile`, over those at the same place of theirs.
+
+    On links: a reduce-scatter along each dimension in turn, closed ones first, by rings both ways (or lines), and the
+    gathers back: 2 (n - 1) hops and 2 (n - 1) / n of what is left of the vector for a dimension of n, half of it where
+    it is closed. At best the vector is cut in as many parts as there are dimensions and each begins with another one.
+    On switches: rings through all chips, a network card for each, or trees between the boxes, whichever has fewer hops.
+    Rings past the peers of a tile share wires, and their steps are as many hops long as the tile is.
+
+    Source: arXiv:2011.03641 (closed dimensions first) and arXiv:1811.06992 (two halves); NCCL's rings and trees:
+    doi:10.1016/j.parco.2009.09.001 and developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4.
+
+    Raises:
+      ScheduleError: chips or links have failed on a machine of links, which no engine sums over.
+    """
+    whole = not topology.failed_chips | topology.failed_links
+    if not whole and not all(topology.switched):
+        raise ScheduleError(f"{topology}: the engine's own sum needs every chip and link. Take a schedule.")
+    scaled, tile = _scaled(topology), tile or (1,) * len(topology.shape)
+    if any(n % k for n, k in zip(topology.shape, tile, strict=True)):
+        raise ScheduleError(f"{topology}: tiles of {tile} do not divide it. Take a split whose tiles do.")
+    return _own_on_switches(scaled, tile) if all(topology.switched) else _own_on_links(scaled, tile)
+
+
+@lru_cache(maxsize=1024)
+def _own_on_links(topology: Topology, tile: tuple[int, ...]) -> OwnSum:
+    dims = sorted((dim for dim, n in enumerate(topology.shape) if n > 1), key=lambda dim: not topology.wrap[dim])
+    peers = [topology.shape[dim] // tile[dim] for dim in dims]
+    hops = sum(2.0 * (n - 1) * tile[dim] * float(topology.latency_s[dim]) for n, dim in zip(peers, dims, strict=True))
+
+    def loads(order: list[int], part: float) -> dict[int, float]:
+        """Vectors over the links of each dimension, of a part of the vector that takes them in this order."""
+        found = {}
+        for dim in order:
+            n = topology.shape[dim] // tile[dim]
+            ways = 2 if topology.wrap[dim] and topology.shape[dim] > 2 else 1
+            found[dim] = 2 * (n - 1) / n * part * tile[dim] / ways / float(topology.bytes_per_s[dim])
+            part /= n
+        return found
+
+    turns = [loads(dims[k:] + dims[:k], 1 / len(dims)) for k in range(len(dims))]
+    least = max((sum(turn[dim] for turn in turns) for dim in dims), default=0.0)
+    in_turn = sum(loads(dims, 1.0).values())
+    return OwnSum(Cost(hops, in_turn), Cost(hops, min(least, in_turn)))
+
+
+@lru_cache(maxsize=1024)
+def _own_on_switches(topology: Topology, tile: tuple[int, ...]) -> OwnSum:
+    """A ring goes through each box once: its latency is that of all hops, its load that of the slowest port."""
+    shape = [n // k for n, k in zip(topology.shape, tile, strict=True)]
+    ring = tree = load = 0.0
+    groups, inside = 1, math.prod(shape)  # of chips that differ in later dimensions only
+    for dim, n in enumerate(shape):
+        inside //= n
+        latency, ports = float(topology.latency_s[dim]), 1 if topology.shared[dim] else inside
+        ring += 2 * latency * groups * (n - 1)
+        tree += 2 * latency * (n - 1 if dim == len(shape) - 1 else math.ceil(math.log2(n)) if n > 1 else 0)
+        load = max(load, 2 * (n - 1) / n / ports / float(topology.bytes_per_s[dim]))
+        groups *= n
+    cost = Cost(min(ring, tree), load)
+    return OwnSum(cost, cost)
+
+
+def all_reduce_range_s(
+    machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()
+) -> tuple[float, float]:
+    """`all_reduce_s`, and the least that it may really be: of the engine's own sum nobody knows the algorithm.
+
+    Raises:
+      ScheduleError: see `all_reduce_s`.
+    """
+    seconds = all_reduce_s(machine, algorithm, nbytes, tile)
+    if algorithm not in ENGINES or machine.network == "shared" or machine.chips == 1:
+        return seconds, seconds
+    least = own_sum(machine.topology, tile).least.seconds(machine, nbytes)
+    return seconds, max(on_chip_s(machine, nbytes), least)
 
 
 def all_reduce_s(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
@@ -58,7 +155,11 @@ def all_reduce_s(machine: Machine, algorithm: str, nbytes: float, tile: tuple[in
     inside = on_chip_s(machine, nbytes)
     if machine.chips == 1:
         return inside
-    return max(inside, cost(machine.topology, algorithm, "all-reduce", tile).seconds(machine, nbytes))
+    if algorithm in ENGINES:
+        found = own_sum(machine.topology, tile).cost
+    else:
+        found = cost(machine.topology, algorithm, "all-reduce", tile)
+    return max(inside, found.seconds(machine, nbytes))
 
 
 def on_chip_s(machine: Machine, nbytes: float) -> float:
@@ -135,16 +236,18 @@ def network_of(machine: Machine) -> set[str]:
 
 
 QUICK = ("torus-2d", "halving-doubling")
-"""For long and for short vectors."""
+"""What stands for the engine's sums around holes: for long and for short vectors."""
 
 
 def quickest_s(machine: Machine, topology: Topology, nbytes: float) -> float:
-    """A sum by whichever of `QUICK` is the faster for so many bytes: short messages are a matter of hops."""
+    """The engine's sum over a part of the machine, or over all of it; around holes the quicker of `QUICK`."""
+    speed = machine.calibration.link * slowest(topology)
+    if not topology.failed_chips | topology.failed_links:
+        return own_sum(topology).cost.seconds(machine, nbytes, speed)
     found = []
     for algorithm in QUICK:
         with suppress(ScheduleError):
-            speed = machine.calibration.link * slowest(topology)
-            found.append(cost(topology, algorithm).seconds(machine, nbytes, speed))
+            found.append(replace(cost(topology, algorithm), rounds=1).seconds(machine, nbytes, speed))
     return min(found, default=0.0)
 
 
@@ -202,7 +305,7 @@ def remember(file: Path | None) -> None:
 
 def _written(key: str, cost: Cost) -> Cost:
     if _file is not None:
-        _known[key] = [cost.hops, cost.vectors]
+        _known[key] = [cost.hops, cost.vectors, cost.rounds]
         with suppress(OSError):
             _file.parent.mkdir(parents=True, exist_ok=True)
             part = _file.with_suffix(f".{os.getpid()}")
@@ -219,7 +322,7 @@ def _cost(topology: Topology, algorithm: str, collective: Collective, tile: tupl
     return _written(key, _simulated_cost(topology, algorithm, collective, tile))
 
 
-VERSION = 2
+VERSION = 3
 """Of schedules and simulator: another number forgets all costs in files."""
 
 
@@ -231,7 +334,7 @@ def _simulated_cost(topology: Topology, algorithm: str, collective: Collective, 
     mode = mode_of(schedule, topology)
     hops = simulate(schedule, topology, 0, mode).seconds
     free = replace(topology, latency_s=(0.0,) * len(topology.shape))
-    return Cost(float(hops), float(simulate(schedule, free, 1.0, mode).seconds))
+    return Cost(float(hops), float(simulate(schedule, free, 1.0, mode).seconds), len(schedule.steps))
 
 
 def simulated(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
@@ -248,7 +351,8 @@ def simulated(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, 
     if "nbytes" in ALGORITHMS[name].options:
         options["nbytes"] = nbytes
     schedule = build(name, links, "all-reduce", **options)
-    return constants.message_s + float(simulate(schedule, links, nbytes, mode_of(schedule, links)).seconds)
+    started_s = len(schedule.steps) * constants.message_s
+    return started_s + float(simulate(schedule, links, nbytes, mode_of(schedule, links)).seconds)
 
 
 def mode_of(schedule: Schedule, topology: Topology) -> Mode:

@@ -10,9 +10,9 @@ from multipod.layout.layout import Layout
 from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import micro_batches
 from multipod.plan.machine import Machine
-from multipod.plan.network import quickest_s
+from multipod.plan.network import all_reduce_range_s, quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
-from multipod.plan.sync import WHOLE, WIDTHS, exposed_sync_s, sync_s, wire_bytes
+from multipod.plan.sync import WHOLE, WIDTHS, SyncTimes, chips_of_weights, exposed_sync_s, sync_s, wire_bytes
 from multipod.plan.work import StepMemory
 from multipod.plan.workload import Dtype, Workload
 
@@ -49,6 +49,7 @@ class Prediction:
       parts: (name, seconds) of everything that adds up to the step, the longest first.
       messages: the names of those parts that devices tell each other in the passes.
       gradient_sum_s: the whole sum, hidden or not.
+      sum_doubt_s: how much less the step would take if its sum took the least that is known of it.
     """
 
     workload: str
@@ -69,6 +70,7 @@ class Prediction:
     parts: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     messages: tuple[str, ...] = ()
     gradient_sum_s: float = 0.0
+    sum_doubt_s: float = 0.0
     copies_s: float = 0.0
     norm_group: int = 1
     dtype: Dtype | Literal[""] = ""
@@ -161,6 +163,9 @@ def predict_step(
     longest_s = passes.compute_s + passes.idle_s
     sync = sync_s(workload, layout, machine, passes.parameters)
     exposed_sum_s = exposed_sync_s(sync, layout, longest_s) if machine.overlaps else sum(sync)
+    share = least_share(workload, layout, machine, passes.parameters) if any(sync) else 1.0
+    least = SyncTimes(*(share * seconds for seconds in sync))
+    least_s = exposed_sync_s(least, layout, longest_s) if machine.overlaps else sum(least)
     changed_s = update_s(workload, layout, machine, passes.parameters)
     batch_s = input_s(batch, machine)
     wait_s = late_host_s(machine.hosts, batch_s, machine.host_spread * batch_s, machine.prefetch, longest_s + sum(sync))
@@ -187,12 +192,21 @@ def predict_step(
         peak_flop_per_s=machine.flop_per_s(workload.dtype) * machine.devices,
         messages=tuple(name for name, _ in passes.messages),
         gradient_sum_s=sum(sync),
+        sum_doubt_s=exposed_sum_s - least_s,
         parts=tuple(
             sorted(
                 ((name, s) for name, s in (*passes.parts, *passes.messages, *told) if s > 0), key=lambda part: -part[1]
             )
         ),
     )
+
+
+def least_share(workload: Workload, layout: Layout, machine: Machine, held: float) -> float:
+    """The share of a sum's price that it takes at least, by the error of its constants and by what its engine may do."""
+    nbytes, tile = held * wire_bytes(workload, layout), chips_of_weights(layout, machine)
+    tile = tile if workload.splits_weights and layout.split.expert == 1 else ()
+    priced_s, least_s = all_reduce_range_s(machine, layout.sync.gradient_sum, nbytes, tile)
+    return (1 - machine.calibration.sum_error) * (least_s / priced_s if priced_s else 1.0)
 
 
 def passes_of(workload: Workload, layout: Layout, batch: int, machine: Machine, norm_group: int = 1) -> Passes:

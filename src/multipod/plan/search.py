@@ -16,6 +16,7 @@ from multipod.plan import network
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import with_copies
 from multipod.plan.predict import Prediction, layout_words, predict_step, with_evaluations
+from multipod.plan.rank import ranked
 from multipod.plan.sync import chips_of_weights
 from multipod.plan.workload import Dtype, Workload
 from multipod.topology.topology import Topology
@@ -46,7 +47,7 @@ class Found:
     """What a search came to.
 
     Attributes:
-      predictions: those that fit in memory, the quickest first, then the others.
+      predictions: those that fit in memory in the order of `rank.ranked`, then the others.
       tried: candidates priced.
       refused: (layout, reason) of those that cannot be.
       left_out: what was not tried, and why; empty if the search was exhaustive.
@@ -59,13 +60,23 @@ class Found:
 
     @property
     def best(self) -> Prediction:
-        """The quickest that fits."""
+        """The quickest that fits; of ties in who sums, the engine."""
         return self.predictions[0]
+
+
+def sums(topology: Topology) -> tuple[str, ...]:
+    """The ways of summing that are tried on a machine: the engine's own, unless it has failures, and schedules."""
+    own = () if _broken(topology) and not all(topology.switched) else ("xla",)
+    return own if topology.size == 1 else (*own, *schedules(topology))
+
+
+def _broken(topology: Topology) -> bool:
+    return bool(topology.failed_chips | topology.failed_links)
 
 
 def schedules(topology: Topology) -> tuple[str, ...]:
     """The algorithms that are tried on a machine."""
-    broken = bool(topology.failed_chips | topology.failed_links)
+    broken = _broken(topology)
     names = tuple(ALGORITHMS) if topology.size <= QUICK_ENOUGH else LARGE_BROKEN if broken else LARGE
     able = [name for name in names if "all-reduce" in ALGORITHMS[name].collectives]
     return tuple(name for name in able if ALGORITHMS[name].broken or not broken)
@@ -99,7 +110,7 @@ def candidates(
 
     Batch norm spans as many devices as it takes for `norm_examples` examples, where the model has any.
     """
-    names: Sequence[str] = ("xla",) if machine.chips == 1 else schedules(machine.topology)
+    names = sums(machine.topology)
     for dtype, (split, stages) in itertools.product(dtypes, _splits(workload, most)):
         if machine.devices % (split.devices * stages):
             continue
@@ -186,9 +197,8 @@ def search(
         raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
     if not any(step.fits for step in found):
         raise _too_large(workload, machine, batch, found)
-    ordered = sorted(found, key=lambda step: (not step.fits, step.step_s, step.words))
     unsearched = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes, most))
-    return Found(tuple(ordered), len(choices), tuple(refused), unsearched)
+    return Found(tuple(ranked(found, machine)), len(choices), tuple(refused), unsearched)
 
 
 def _priced(
@@ -261,8 +271,9 @@ def _left_out(topology: Topology) -> tuple[str, ...]:
     """The algorithms that were not tried, by their reasons."""
     able = [name for name, builder in ALGORITHMS.items() if "all-reduce" in builder.collectives]
     whole = not topology.failed_chips | topology.failed_links
-    broken = [] if whole else [name for name in able if not ALGORITHMS[name].broken]
-    slow = [name for name in able if name not in (*schedules(topology), *broken)]
+    able = [*([] if all(topology.switched) else ["xla"]), *able]
+    broken = [] if whole else [name for name in able if name == "xla" or not ALGORITHMS[name].broken]
+    slow = [name for name in able if name not in (*sums(topology), *broken)]
     reasons = ((broken, "need every chip"), (slow, f"take too long to build or to run beyond {QUICK_ENOUGH:,} chips"))
     return tuple(f"{', '.join(names)}, which {reason}" for names, reason in reasons if names)
 

@@ -16,8 +16,8 @@ SLICES = {16: (4, 4), 64: (8, 8), 128: (16, 8), 256: (16, 16), 512: (32, 16), 10
 """Chips to rows x columns, from the grid table in Google's MLPerf code; sides shorter than the pod's 32 are open."""
 
 
-SHARDED = Layout(sync=Sync("torus-2d", "zero1"))
-"""How Google's runs lay where nothing was split: sums in two dimensions, updates sharded (arXiv:2011.03641)."""
+SHARDED = Layout(sync=Sync("xla", "zero1"))
+"""How Google's runs lay where nothing was split: sums by XLA, updates sharded (arXiv:2011.03641)."""
 
 
 def split_by(**axes: Any) -> Layout:

@@ -27,8 +27,9 @@ from multipod.plan.workload import Workload
 NAMES = ("convolution", "matmul", "memory", "op_s", "link", "hop_s", "message_s")
 """What is fitted. `vector` is not: 1,024 lanes x 2 operations x 0.94 GHz are 1.9 of a core's 61.5 TFLOP/s."""
 
-LIMITS = {"memory": (0.3, 1.0), "hop_s": (0.5e-6, 1.5e-6)}
-"""No memory is faster than its peak; the latency of a hop is within a factor of the scaling book's microsecond."""
+LIMITS = {"memory": (0.3, 1.0), "hop_s": (0.5e-6, 1.5e-6), "message_s": (1e-6, 1e-4)}
+"""No memory is faster than its peak; the latency of a hop is within a factor of the scaling book's microsecond, and no
+collective starts in less than one."""
 
 SUM_WEIGHT = 0.3
 """Of a measured sum beside a measured step: shares of a step in percent, noted second-hand."""
@@ -48,7 +49,7 @@ def priced(row: PublishedStep, machine: Machine) -> Prediction:
 
 def sum_s(one: MeasuredSum, machine: Machine) -> float:
     """A measured sum, priced."""
-    return all_reduce_s(machine.of(pod(one.chips).topology), "torus-2d", one.nbytes)
+    return all_reduce_s(machine.of(pod(one.chips).topology), "xla", one.nbytes)
 
 
 def measurements(rows: Sequence[PublishedStep] = V06) -> list[Measurement]:

@@ -1,0 +1,121 @@
+"""The engine's own sum among the schedules, ties, and rankings against layouts that were published."""
+
+from dataclasses import replace
+
+import pytest
+
+from multipod.errors import ScheduleError
+from multipod.layout.layout import Layout
+from multipod.layout.sync import Sync
+from multipod.plan import network
+from multipod.plan.machine import find
+from multipod.plan.predict import predict_step
+from multipod.plan.rank import ranked, tied
+from multipod.plan.search import norm_group, search, sums
+from multipod.plan.tables.layers import Conv, Image
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import SHARDED, split_by
+
+
+@pytest.mark.parametrize("machine", ["tpu-v3-pod:8x8", "tpu-v3-pod:32x8", "tpu-v4-cube"])
+def test_the_engines_sum_carries_what_its_schedule_does(machine):
+    """The closed form against the simulated schedule of the same algorithm, and the least against the two halves."""
+    topology = find(machine).topology
+    own = network.own_sum(topology)
+    if len(topology.shape) == 2:
+        assert own.cost.vectors == pytest.approx(network.cost(topology, "torus-2d").vectors)
+        assert own.least.vectors <= network.cost(topology, "row-column").vectors
+    assert own.cost.hops == 2 * sum(n - 1 for n in topology.shape)
+    assert own.least.vectors <= own.cost.vectors
+    assert own.cost.rounds == 1
+
+
+def test_the_engines_sum_on_the_multipod_has_its_closed_form():
+    """1.03 vectors and 316 hops (arXiv:2011.03641); on a torus of 32 x 32 at best half a vector, in two halves."""
+    multipod, pod = (network.own_sum(find(name).topology) for name in ("tpu-v3-multipod", "tpu-v3-pod"))
+    assert (round(multipod.cost.vectors, 2), multipod.cost.hops) == (1.03, 316)
+    assert pod.least.vectors == pytest.approx((1 - 1 / 32**2) / 2)
+
+
+def test_the_engines_sum_past_the_peers_of_a_tile():
+    topology = find("tpu-v3-pod:8x8").topology
+    assert network.own_sum(topology, (1, 2)).cost.vectors == pytest.approx(
+        network.cost(topology, "torus-2d", "all-reduce", (1, 2)).vectors, rel=0.05
+    )
+    with pytest.raises(ScheduleError, match="tiles of"):
+        network.own_sum(topology, (3, 1))
+
+
+def test_nccl_sends_by_every_network_card():
+    """2 (n - 1) / n of the vector by NVLink in one box; of several boxes an eighth by each card, all at once."""
+    box, boxes = (find(name).calibrated(link=1.0, hop_s=0.0, message_s=0.0) for name in ("dgx-a100:1", "dgx-a100:4"))
+    assert network.all_reduce_s(box, "xla", 8e9) == pytest.approx(2 * 7 / 8 * 8e9 / 300e9)
+    assert network.all_reduce_s(boxes, "xla", 8e9) == pytest.approx(2 * 3 / 4 * 1e9 / 25e9)
+
+
+def test_each_step_of_a_schedule_is_started():
+    """A ring of 64 takes 126 messages one after the other; the engine's sum is one."""
+    machine = find("tpu-v3-pod:8x8").calibrated(hop_s=0.0, message_s=1e-3)
+    assert network.all_reduce_s(machine, "ring", 0.0) == pytest.approx(0.126)
+    assert network.all_reduce_s(machine, "xla", 0.0) == pytest.approx(0.001)
+
+
+def test_a_schedule_replaces_the_engines_sum_only_for_more_than_is_not_known():
+    machine, batch = find("tpu-v3-pod:8x8"), 8192
+    own, ring, halves = (
+        predict_step(MODELS["resnet50"], Layout(sync=Sync(name, "zero1")), batch, machine)
+        for name in ("xla", "ring", "row-column")
+    )
+    assert halves.step_s < own.step_s
+    assert tied(halves, own, machine)  # the engine may cut the vector in halves as well
+    assert tied(own, ring, machine)
+    assert not tied(own, replace(ring, sum_doubt_s=0.0), machine)
+    assert ranked([ring, halves, own], machine)[0] == own
+    assert ranked([replace(own, sum_doubt_s=0.0), halves], machine)[0] == halves
+
+
+def test_the_engine_is_tried_on_every_whole_machine():
+    assert sums(find("dgx-h100:1").topology)[0] == sums(find("tpu-v3-pod:4x4").topology)[0] == "xla"
+    assert "xla" not in sums(find("tpu-v3-pod:4x4", ["0-1,0-1"]).topology)
+    assert "xla" in sums(find("dgx-h100:2", ["0,0"]).topology)
+    best = search(MODELS["resnet50"], find("dgx-h100:1"), 2048).best
+    assert best.layout.sync.gradient_sum == "xla"
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 4])
+def test_few_images_cost_as_much_as_a_tile_holds(examples):
+    """XLA's programs for TPU v3 move as many bytes with 1 to 4 images, and half of those with 8 (`LANES_A_ROW`)."""
+    layer, tile = Conv("c", 76, 76, 64, 64), Image(4)
+    few, eight = Image(examples), Image(8)
+    assert few.elements(76, 76, 64) == tile.elements(76, 76, 64) == eight.elements(76, 76, 64) / 2
+    taken = [op.flops / op.fill for op in layer.work(few).ops if op.kind == "convolution"]
+    assert taken == pytest.approx([op.flops / op.fill for op in layer.work(tile).ops if op.kind == "convolution"])
+    assert Image(examples, lanes=8).elements(76, 76, 64) == examples * 76 * 76 * 64  # a GPU has no such tiles
+
+
+def test_a_split_image_is_joined_with_its_halo():
+    """Five tensors are moved for each convolution that reaches over the edge; none without a split, none by 1 x 1."""
+    at, layer = Image(4, spatial=4), Conv("c", 40, 40, 128, 128)
+    joined = sum(op.nbytes for op in layer.work(at).ops if op.name == "join halo")
+    assert joined == 2 * 5 * 2 * 4 * 10 * 40 * 128
+    assert not [op for op in layer.work(Image(4)).ops if op.name == "join halo"]
+    assert not [op for op in Conv("c", 40, 40, 128, 128, 1).work(at).ops if op.name == "join halo"]
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "batch", "better", "worse"),
+    [
+        ("ssd", "tpu-v3-pod:32x32", 2048, 4, 1),  # run split in v0.6
+        ("ssd", "tpu-v3-multipod", 4096, 8, 4),  # and 8 ways in v0.7
+        ("resnet50", "tpu-v3-pod:4x4", 1024, 1, 4),  # never run split
+        ("resnet50", "tpu-v3-pod:32x32", 32768, 1, 4),
+        ("resnet50", "tpu-v3-multipod", 65536, 1, 2),
+    ],
+)
+def test_splits_rank_as_they_were_run(model, machine, batch, better, worse):
+    on, table = find(machine), MODELS[model]
+    steps = [
+        predict_step(table, split_by(spatial=(n,)) if n > 1 else SHARDED, batch, on, norm_group(table, on, batch, n))
+        for n in (better, worse)
+    ]
+    assert steps[0].step_s < steps[1].step_s
