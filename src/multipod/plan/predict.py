@@ -202,7 +202,7 @@ def predict_step(
 
 
 def least_share(workload: Workload, layout: Layout, machine: Machine, held: float) -> float:
-    """The share of a sum's price that it takes at least, by the error of its constants and by what its engine may do."""
+    """The share of a sum's price that it takes at least: by its constants' error, and by what its engine may do."""
     nbytes, tile = held * wire_bytes(workload, layout), chips_of_weights(layout, machine)
     tile = tile if workload.splits_weights and layout.split.expert == 1 else ()
     priced_s, least_s = all_reduce_range_s(machine, layout.sync.gradient_sum, nbytes, tile)
