@@ -1,15 +1,17 @@
 """A sparse feed-forward layer, forward and backward, against its peers and the dense layer of the same work.
 
-    python benchmarks/experts.py [--cases 256:8 256:64 512:8 512:64] [--tokens 4096] [--repeats 5]
+    python benchmarks/experts.py [--cases 256:8 256:64 512:8 512:64] [--tokens 4096] [--repeats 5] [--cores 1]
 
 Top-2, ReLU, two matrices, no router losses. Peers: a dense layer in JAX and in PyTorch, one-hot products with slots
 (ours, `path="einsum"`; groups of 1,024, slots for 1.25 times all choices, of which few are dropped),
-`jax.lax.ragged_dot`, and PyTorch's sort with one product an expert. All take turns in one process. Shown: medians of
+`jax.lax.ragged_dot`, and PyTorch's sort with one product an expert. All take turns in one process, which is kept to
+`--cores` cores, and each has that many threads: nobody's threads wait for cores that another's hold. Shown: medians of
 wall and CPU milliseconds, the ratio to the dense layer of the same framework and type, and what a step takes of
 resident memory at its peak, in a process of its own.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -149,6 +151,16 @@ def times(steps: dict[str, Step], repeats: int) -> dict[str, tuple[float, float]
     return {name: tuple(1e3 * np.median(several, 0)) for name, several in taken.items()}  # type: ignore[misc]
 
 
+def keep_to(cores: int) -> None:
+    """Keeps this process, XLA's threads and PyTorch's to so many cores; before either makes its threads."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])  # XLA has as many threads as it may use cores
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # PyTorch's threads sleep, not spin, while others have their turn
+    if util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(cores)
+
+
 def peak_mb(arguments: list[str], name: str) -> float:
     """MiB that a step takes at its peak above its arguments, in a process of its own."""
     command = [sys.executable, __file__, *arguments, "--only", name]
@@ -161,9 +173,11 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["256:8", "256:64", "512:8", "512:64"])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cores", type=int, default=1, help="of this process, and threads of each framework")
     parser.add_argument("--memory", action="store_true", help="measure the peaks of memory too")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    keep_to(given.cores)
     rows = []
     for case in given.cases:
         width, experts = map(int, case.split(":"))
@@ -172,13 +186,13 @@ def main() -> None:
             print(memory.step_peak_mb(makers[given.only]()))
             return
         found = times({name: make() for name, make in makers.items()}, given.repeats)
-        own = ["--cases", case, "--tokens", str(given.tokens)]
+        own = ["--cases", case, "--tokens", str(given.tokens), "--cores", str(given.cores)]
         for name, (wall, cpu) in found.items():
             limit = found[f"{name.replace('ours,', 'jax').split()[0]} dense {name.split()[-1]}"]
             peak = f"{peak_mb(own, name):,.0f}" if given.memory else ""
             ratios = f"{wall / limit[0]:.2f}", f"{cpu / limit[1]:.2f}"
             rows.append((f"{case} {name}", f"{wall:.0f}", f"{cpu:.0f}", *ratios, peak))
-    print(f"{machine.headline(machine.facts())}, commit {machine.commit()}\n")
+    print(f"{machine.headline(machine.facts())}, commit {machine.commit()}, {given.cores} of the cores\n")
     print(machine.table(("width:experts layer", "ms", "CPU ms", "x dense", "x dense, CPU", "peak MB"), rows))
 
 

@@ -69,6 +69,7 @@ def test_the_page_says_what_does_not_hold():
     bad = {**good, 4: piece(True, ("cut", None), difference=1e-3, left_behind=["port 4"])}
     bad[4]["examples"]["uneven"] = 3
     assert [claim.holds for claim in claims(bad, 50)] == [True, False, False, False, False, False]
+    assert [claim.holds for claim in claims(good, 20, lost=1)] == [True, True, False, True, True, True]
     assert [row[3] for row in runs(bad).rows] == ["3", "1"]  # faults of each series
 
 
@@ -83,7 +84,11 @@ def test_other_parts_are_kept_and_say_of_when_they_are(tmp_path, monkeypatch):
 
     def make(report):
         made.append(1)
-        return [Claim("it holds", "us", 1.0, 2.0, True)], Section("Part", "Text.", ("a",), [("1",)]), [{"x": 1}]
+        return (
+            [Claim("it holds", "us", 1.0, 2.0, True, fails_if="it is off")],
+            Section("Part", "Text.", ("a",), [("1",)]),
+            [{"x": 1}],
+        )
 
     first = availability.part(tmp_path / "part.json", print, make)
     told = json.loads((tmp_path / "part.json").read_text())
@@ -92,7 +97,7 @@ def test_other_parts_are_kept_and_say_of_when_they_are(tmp_path, monkeypatch):
     claims, section, cells = availability.part(tmp_path / "part.json", print, make)
     assert (len(made), first[1].text) == (1, "Text.")
     assert section.text == "Text. Measured 2026-01-02, commit abc."
-    assert (claims, cells) == ([Claim("it holds", "us", 1.0, 2.0, True)], [{"x": 1}])
+    assert (claims, cells) == ([Claim("it holds", "us", 1.0, 2.0, True, fails_if="it is off")], [{"x": 1}])
 
 
 def test_what_is_not_counted_is_not_kept(tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from multipod.errors import RecipeError
 from multipod.experiments.experiments import EXPERIMENTS, experiment
 from multipod.experiments.outcome import Claim, Outcome, Section
-from multipod.experiments.page import markdown, table, write
+from multipod.experiments.page import markdown_of, record_of, table, write
 
 
 def an_outcome() -> Outcome:
@@ -65,7 +65,7 @@ def test_table_escapes_bars() -> None:
 
 def test_page_without_figures() -> None:
     about = {"hardware": "h", "date": "d", "commit": "c", "versions": {}}
-    page = markdown("x", Outcome("T", ()), about, 60, {})
+    page = markdown_of(record_of("x", Outcome("T", ()), about, 60))
     assert page.startswith("# T\n\n`multipod reproduce x`, 1.0 minutes on h; d, commit c")
 
 

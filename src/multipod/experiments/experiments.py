@@ -19,7 +19,7 @@ class Experiment:
     Attributes:
       about: what it tries, in one line.
       place: `module:function`; the module is imported when the experiment is run.
-      minutes: about how long it takes on two cores.
+      minutes: about how long it takes on two cores that do nothing else.
       cpu_devices: virtual devices that it needs on a CPU.
       counted: what `--count` counts; empty if there is nothing to count. Such a one also takes `--keep`.
     """
@@ -71,9 +71,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         cpu_devices=1,
     ),
     "planner": Experiment(
-        "the planner against MLPerf v0.6, and its predictions of v0.7",
+        "the planner against MLPerf v0.6, seen and unseen by its fit, and its predictions of v0.7",
         "multipod.experiments.planner:run",
-        minutes=1,
+        minutes=1.5,
     ),
     "planner-host": Experiment(
         "the planner on this host: constants from ten small steps, predictions of six others",
@@ -91,19 +91,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         minutes=0.5,
     ),
     "adasum": Experiment(
-        "Adasum reaches the small batch's loss in fewer epochs than the sum",
+        "Adasum reaches the small batch's loss in fewer epochs than the sum, perceptrons",
         "multipod.experiments.adasum:run",
-        3,
+        7,
         cpu_devices=1,
     ),
     "batch-norm-tiles": Experiment(
-        "accuracy against the batch-norm tile, and against what evaluation normalises with",
+        "accuracy of a perceptron against the batch-norm tile, and against what evaluation normalises with",
         "multipod.experiments.batch_norm_tiles:run",
         3,
         cpu_devices=1,
     ),
     "lars": Experiment(
-        "LARS unscaled, LARS scaled and plain momentum at a large batch",
+        "LARS unscaled, LARS scaled and plain momentum at a large batch, a perceptron",
         "multipod.experiments.lars:run",
         6,
         cpu_devices=1,

@@ -41,17 +41,23 @@ def run(report: Callable[[str], None]) -> Outcome:
     }
     rate = {name: pairs[name] / update_s[name] for name in cases}
     slowest = {hosts: float(_slowest_of(shares, hosts) @ per_size) / update_s["buckets"] for hosts in HOSTS}
-    claims = (
+    claims = claims_of(rate["buckets"] / rate["one length"], slowest[HOSTS[-1]])
+    return Outcome("Batches of like lengths", claims, _sections(update_s, rate, shares, per_size, slowest))
+
+
+def claims_of(faster: float, slowest: float) -> tuple[Claim, ...]:
+    """What the speed with buckets, and the update of many hosts over a global bucket's, say."""
+    return (
         Claim(
-            "pairs a second with buckets over batches of one length", PAPER, rate["buckets"] / rate["one length"],
-            "> 1.5", rate["buckets"] / rate["one length"] > 1.5,
+            "pairs a second with buckets over batches of one length", PAPER, faster, "> 1.5", faster > 1.5,
+            fails_if="short batches take as long as long ones, or few batches are short",
         ),
         Claim(
             f"an update of {HOSTS[-1]:,} hosts that choose their buckets themselves, over one with a global bucket",
-            PAPER, slowest[HOSTS[-1]], ">= 1.5", slowest[HOSTS[-1]] >= 1.5,
+            PAPER, slowest, ">= 1.5", slowest >= 1.5,
+            fails_if="the longest bucket costs little more than the mean one: nobody waits for the slowest host",
         ),
     )  # fmt: skip
-    return Outcome("Batches of like lengths", claims, _sections(update_s, rate, shares, per_size, slowest))
 
 
 def _recipe(buckets: tuple[int, ...]) -> Recipe:

@@ -12,13 +12,16 @@ class Claim:
 
     Attributes:
       claim: the sentence, with its units.
-      source: who says so: `arXiv:2011.03641, section 3`.
+      source: who says so: `arXiv:2011.03641`.
       measured: a number, or a few words where no number says it.
       threshold: what `measured` was held against.
       holds: whether the claim held.
       fails_if: what would make it fail, in one line. A claim that nothing could make fail says nothing.
       seeds: the seeds it was tried with.
       spread: of `measured` over the seeds, in its units: largest minus smallest.
+
+    Raises:
+      ValueError: `fails_if` is empty.
     """
 
     claim: str
@@ -28,9 +31,11 @@ class Claim:
     holds: bool
     seeds: tuple[int, ...] = ()
     spread: float | None = None
-    fails_if: str = field(kw_only=True, default="")
+    fails_if: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        if not self.fails_if.strip():
+            raise ValueError(f"claim {self.claim!r}: fails_if is empty. Say in one line what would make it fail.")
         # JSON has no NaN, and `bool(numpy.bool_)` is what JSON takes.
         object.__setattr__(self, "holds", bool(self.holds))
         for name in ("measured", "threshold", "spread"):

@@ -1,4 +1,4 @@
-"""Writes an outcome: `NAME.md` to read, `NAME.json` to compute with, and a file for each figure."""
+"""Writes an outcome: `NAME.json`, the record; `NAME.md`, the page made of it; and a file for each figure."""
 
 import dataclasses
 import datetime
@@ -56,29 +56,45 @@ def commit() -> str:
 def write(name: str, outcome: Outcome, folder: Path, seconds: float) -> list[Path]:
     """The files of an experiment called `name`, written to `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = facts()
     # The commit is that of the code: asked before the files of the page change the tree.
-    pictures = {figure: f"{name}_{figure}.svg" for figure in outcome.figures}
-    for figure, file in pictures.items():
+    record = record_of(name, outcome, facts(), seconds)
+    pictures = [folder / _picture(name, figure) for figure in outcome.figures]
+    for figure, file in zip(outcome.figures.values(), pictures, strict=True):
         # No date and no random ids: the same outcome gives the same file.
         with _fixed_ids(name):
-            outcome.figures[figure].savefig(folder / file, bbox_inches="tight", metadata={"Date": None})
+            figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
     page, values = folder / f"{name}.md", folder / f"{name}.json"
-    page.write_text(markdown(name, outcome, about, seconds, pictures), encoding="utf-8")
-    entry = {"name": name, **about, "claims": [dataclasses.asdict(claim) for claim in outcome.claims], **outcome.data}
-    values.write_text(json.dumps(entry, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return [page, values, *(folder / file for file in pictures.values())]
+    page.write_text(markdown_of(record), encoding="utf-8")
+    values.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return [page, values, *pictures]
 
 
-def markdown(name: str, outcome: Outcome, about: Mapping[str, Any], seconds: float, pictures: Mapping[str, str]) -> str:
-    """The page as Markdown."""
-    versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
+def record_of(name: str, outcome: Outcome, about: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """All that the page of a run of the experiment says, as plain data; `note` is there to be filled in by hand."""
+    return {
+        "name": name,
+        "title": outcome.title,
+        "command": f"multipod reproduce {name}",
+        "seconds": seconds,
+        **about,
+        "note": "",
+        "claims": [dataclasses.asdict(claim) for claim in outcome.claims],
+        "sections": [dataclasses.asdict(section) for section in outcome.sections],
+        **outcome.data,
+    }
+
+
+def markdown_of(record: Mapping[str, Any]) -> str:
+    """The page as Markdown, from its record."""
+    versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+    sections = [Section(**section) for section in record["sections"]]
     parts = [
-        f"# {outcome.title}",
-        f"`multipod reproduce {name}`, {seconds / 60:.1f} minutes on {about['hardware']}; {about['date']}, "
-        f"commit {about['commit']}, {versions}.",
-        claims_table(outcome.claims),
-        *(part for section in outcome.sections for part in _section(section, pictures)),
+        f"# {record['title']}",
+        f"`{record['command']}`, {record['seconds'] / 60:.1f} minutes on {record['hardware']}; {record['date']}, "
+        f"commit {record['commit']}, {versions}.",
+        record["note"],
+        claims_table([Claim(**claim) for claim in record["claims"]]),
+        *(part for section in sections for part in _section(section, record["name"])),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -113,14 +129,18 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def _section(section: Section, pictures: Mapping[str, str]) -> list[str]:
-    picture = f"![{section.heading}]({pictures[section.figure]})" if section.figure else ""
+def _section(section: Section, name: str) -> list[str]:
+    picture = f"![{section.heading}]({_picture(name, section.figure)})" if section.figure else ""
     return [
         f"## {section.heading}",
         section.text,
         table(section.head, section.rows) if section.head else "",
         picture,
     ]
+
+
+def _picture(name: str, figure: str) -> str:
+    return f"{name}_{figure}.svg"
 
 
 def _versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ from multipod.pytrees import Batch
 
 Arrays = Mapping[str, np.ndarray]
 Settings = dict[str, jax.Array]
-"""Numbers of one run by name; `seed` among them, and `adasum` (bool) where changes may be combined by it."""
+"""Numbers of one run by name; `seed` among them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Study:
       ranks: how many there are.
       examples: of one rank in one update.
       epochs: length of the runs. The examples that do not fill a last update sit that epoch out.
+      adasum: whether each rank has an optimizer of its own and Adasum combines their changes; else one optimizer sees
+        the mean of the gradients.
     """
 
     model: Model
@@ -48,6 +50,7 @@ class Study:
     ranks: int
     examples: int
     epochs: int
+    adasum: bool = False
 
     @property
     def batch(self) -> int:
@@ -92,22 +95,18 @@ def tree(vectors: jax.Array) -> jax.Array:
 def start(study: Study, optimizer: optax.GradientTransformation, key: jax.Array) -> "Carry":
     """The state before the first update, of one run."""
     params, statistics = study.model.init(key)
-    return Carry(params, statistics, jax.vmap(lambda _: optimizer.init(params))(jnp.arange(study.ranks)))
+    states = jax.vmap(lambda _: optimizer.init(params))(jnp.arange(study.ranks if study.adasum else 1))
+    return Carry(params, statistics, states)
 
 
-def step(
-    study: Study, optimizer: optax.GradientTransformation, adasum: jax.Array, carry: "Carry", batch: Batch
-) -> "Carry":
-    """One update of one run, from a batch of arrays [ranks, examples, ...].
-
-    With `adasum` each rank's optimizer sees its own gradient and the changes are combined; without, all see the mean,
-    so that all make the same change and keep the same state.
-    """
+def step(study: Study, optimizer: optax.GradientTransformation, carry: "Carry", batch: Batch) -> "Carry":
+    """One update of one run, from a batch of arrays [ranks, examples, ...]."""
     params, _, states = carry
     gradients, statistics = _gradients(study, params, carry.statistics, batch)
-    gradients = jax.tree.map(lambda g: jnp.where(adasum, g, g.mean(0)), gradients)
+    if not study.adasum:
+        gradients = jax.tree.map(lambda g: g.mean(0, keepdims=True), gradients)
     changes, states = jax.vmap(optimizer.update, in_axes=(0, 0, None))(gradients, states, params)
-    params = jax.tree.map(lambda w, c: w + jnp.where(adasum, tree(c), c[0]), params, changes)
+    params = jax.tree.map(lambda w, c: w + tree(c), params, changes)  # of one change `tree` is that change
     return Carry(params, statistics, states)
 
 
@@ -117,7 +116,7 @@ class Carry(NamedTuple):
     Attributes:
       params: of the model.
       statistics: of the model.
-      states: of the ranks' optimizers, [ranks, ...].
+      states: of the optimizers, [ranks, ...] under Adasum, else [1, ...].
     """
 
     params: Any
@@ -128,11 +127,11 @@ class Carry(NamedTuple):
 def _run(study: Study, settings: Settings) -> dict[str, dict[str, jax.Array]]:
     train = {name: jnp.asarray(array) for name, array in study.train.items()}
     judged = {name: jax.tree.map(jnp.asarray, dict(arrays)) for name, arrays in study.judged.items()}
-    optimizer, adasum = study.optimizer(settings), settings.get("adasum", jnp.zeros((), bool))
+    optimizer = study.optimizer(settings)
     key, order = jax.random.split(jax.random.key(settings["seed"]))
 
     def update(carry: Carry, rows: jax.Array) -> tuple[Carry, None]:
-        return step(study, optimizer, adasum, carry, {name: array[rows] for name, array in train.items()}), None
+        return step(study, optimizer, carry, {name: array[rows] for name, array in train.items()}), None
 
     def epoch(carry: Carry, key: jax.Array) -> tuple[Carry, Any]:
         rows = jax.random.permutation(key, len(next(iter(train.values()))))[: study.updates * study.batch]

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ DECODED = HeavyTail(median_s=0.15e-3, sigma=0.1, tail=0.005, most=8.0)
 HOSTS = (16, 32, 64, 128, 256, 512)
 IMAGES, DEVICE_S, THREADS = 128, 16.6e-3, 48
 """Of a host of the multipod that trains ResNet-50: 65,536 images over 512 hosts; 28.8 s for 1,738 updates."""
-PAPER = "arXiv:2011.03641, section 3.5"
 CLOSE = 0.1
 """Largest relative difference of measured and predicted step time that counts as agreement."""
 
@@ -35,35 +34,35 @@ def run(report: Callable[[str], None]) -> Outcome:
         for name, cost in (("decoding", DECODING), ("decoded cache", DECODED))
         for ahead in (2, 8)
     }
-    worst = max(abs(check.measured_s / check.predicted_s - 1) for check in checks)
-    grows = [run.lost_share for run in predicted["decoding", 2]]
-    cached = predicted["decoded cache", 2][-1].lost_share
-    claims = (
-        Claim("largest error of the predicted step time", "our measurement", worst, f"<= {CLOSE}", worst <= CLOSE),
-        Claim(
-            "share of the step lost to decoding on 512 hosts, over that on 16",
-            PAPER,
-            grows[-1] / max(grows[0], 1e-9),
-            "> 1: the slowest host's largest picture holds everyone",
-            grows[-1] > grows[0],
-        ),
-        Claim("share of the step lost on 512 hosts with decoded images", PAPER, cached, "<= 0.01", cached <= 0.01),
-    )
     return Outcome(
         "Stragglers of host input",
-        claims,
+        claims_of(checks),
         (_measured(checks), _predicted(predicted)),
         {"hosts": _figure(predicted)},
     )
 
 
 @dataclass(frozen=True)
-class _Check:
+class ReaderCheck:
+    """A cluster of sleeping readers: seconds of a step, measured, predicted, and with no waiting at all."""
+
     name: str
     ahead: int
     measured_s: float
     predicted_s: float
     without_s: float
+
+
+def claims_of(checks: Sequence[ReaderCheck]) -> tuple[Claim, ...]:
+    """What the measured steps say of the model: that it predicts them, and that it had something to predict."""
+    worst = max(abs(check.measured_s / check.predicted_s - 1) for check in checks)
+    waits = max(check.measured_s / check.without_s for check in checks)
+    return (
+        Claim("largest error of the predicted step time", "our measurement", worst, f"<= {CLOSE}", worst <= CLOSE,
+              fails_if="hosts wait for each other otherwise than the model says"),
+        Claim("the longest measured step over the device's own time", "our measurement", waits, ">= 1.5", waits >= 1.5,
+              fails_if="no reader holds anybody up, so that any model of waiting would predict the steps"),
+    )  # fmt: skip
 
 
 def _scenarios() -> list[tuple[str, np.ndarray, int]]:
@@ -85,12 +84,12 @@ def _scenarios() -> list[tuple[str, np.ndarray, int]]:
 DEVICE_SLEEP_S = 0.03
 
 
-def _check(name: str, part_s: np.ndarray, ahead: int, report: Callable[[str], None]) -> _Check:
+def _check(name: str, part_s: np.ndarray, ahead: int, report: Callable[[str], None]) -> ReaderCheck:
     report(f"measuring: {name}, {ahead} ahead")
     began, taken_s = measured(part_s, ahead, DEVICE_SLEEP_S)
     predicted = simulate_input(taken_s, 1, ahead, DEVICE_SLEEP_S)
     steps = len(began) - 1
-    return _Check(
+    return ReaderCheck(
         name, ahead, float(began[-1] - began[0]) / steps, float(np.ptp(predicted.began_s)) / steps, DEVICE_SLEEP_S
     )
 
@@ -154,7 +153,7 @@ def _predict(cost: HeavyTail, hosts: int, ahead: int) -> InputRun:
     )
 
 
-def _measured(checks: list[_Check]) -> Section:
+def _measured(checks: list[ReaderCheck]) -> Section:
     rows = [
         (
             check.name,
@@ -183,7 +182,8 @@ def _predicted(predicted: dict[tuple[str, int], list[InputRun]]) -> Section:
         f"ordinary image costs {DECODING.median_s * 1e3:.2f} ms to decode and crop, {DECODED.median_s * 1e3:.2f} ms "
         f"from the cache (our figures on one core); one in {1 / DECODING.tail:.0f} is a large picture, of up to "
         f"{DECODING.most:.0f} times as many pixels, {DECODED.most:.0f} times in the cache. That tail is an assumption, "
-        "not a measurement of ImageNet. Shares of the step that the devices wait:",
+        "not a measurement of ImageNet, and the shares follow from it: they are no claims. Shares of the step that the "
+        "devices wait:",
         ("", "batches ahead", *(f"{hosts} hosts" for hosts in HOSTS)),
         rows,
         "hosts",

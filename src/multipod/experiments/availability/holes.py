@@ -1,8 +1,6 @@
 """What a hole in the mesh costs: simulated on the sizes of arXiv:2011.03605, measured on sixteen virtual chips."""
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,7 +62,7 @@ def simulated(report: Callable[[str], None]) -> tuple[list[Hole], list[Claim], S
             for algorithm in ALGORITHMS:
                 times = [_sum_s(algorithm, parse(name, fail), nbytes) for fail in ((), (HOLE,))]
                 holes.append(Hole(chips, model, algorithm, *times))
-    return holes, _simulated_claims(holes), _simulated_section(holes)
+    return holes, simulated_claims(holes), _simulated_section(holes)
 
 
 def _sum_s(algorithm: str, machine: Topology, nbytes: float) -> float:
@@ -73,20 +71,25 @@ def _sum_s(algorithm: str, machine: Topology, nbytes: float) -> float:
     return float(simulate(build(algorithm, machine, **options), machine, nbytes).seconds)
 
 
-def _simulated_claims(holes: list[Hole]) -> list[Claim]:
+def simulated_claims(holes: list[Hole]) -> list[Claim]:
     """What the hole costs at most by the better algorithm of each machine and model."""
     keys = dict.fromkeys((hole.chips, hole.model) for hole in holes)
     best = [min((h for h in holes if (h.chips, h.model) == key), key=lambda h: h.broken_s) for key in keys]
     worst = max(h.overhead for h in best)
-    steps = {h.chips: (h.broken_s - h.whole_s) / STEPS_S[h.chips] for h in best if h.model == "ResNet-50"}
+    steps = {
+        h.chips: (h.broken_s - h.whole_s) / STEPS_S[h.chips] / (8 / h.chips) for h in best if h.model == "ResNet-50"
+    }
     return [
         Claim(
             "a hole of 4 x 2 chips in 512 or 1,024 makes the gradient sum longer by at most (simulated)",
             PAPER, worst, "<= 0.1: a few percent", worst <= 0.1,
+            fails_if="going around the hole takes a tenth longer than the whole mesh by every schedule",
         ),
         Claim(
-            "ResNet-50's step by at most (simulated sum, published step)",
-            PAPER, max(steps.values()), "<= 0.01", max(steps.values()) <= 0.01,
+            "ResNet-50's step grows by the sum's way around the hole (simulated sum, published step), over the 8 "
+            "chips' share of the work",
+            PAPER, max(steps.values()), "<= 1", max(steps.values()) <= 1,
+            fails_if="the way around costs more than the arithmetic that the lost chips leave to the others",
         ),
     ]  # fmt: skip
 
@@ -104,45 +107,46 @@ def _simulated_section(holes: list[Hole]) -> Section:
         f"Gradient sums on {' and '.join(MACHINES.values())} by `multipod simulate`, rows {HOLE.split(',')[0]} and "
         f"columns {HOLE.split(',')[1]} failed: TPU v3's links of 82 GB/s one way, 1 us each. Share of the step: of "
         f"ResNet-50's published ones ({STEPS_S[512] * 1e3:g} and {STEPS_S[1024] * 1e3:g} ms, MLPerf v0.6). The same "
-        "batch on 8 chips fewer takes 1.6 and 0.8 % longer to compute; that is not in these figures. The paper's own "
+        "batch on 8 chips fewer takes 1.6 and 0.8 % longer to compute: that is not in the table, and what the claim on "
+        "the step is held against. The paper's own "
         "table was not to be had here."
     )
     head = ("chips", "gradients of", "algorithm", "whole, ms", "hole, ms", "sum longer by", "step longer by")
     return Section("A hole of 4 x 2 chips, simulated", text, head, rows)
 
 
-def measured(report: Callable[[str], None], rounds: int = 9, updates: int = 4) -> tuple[list[Claim], Section]:
-    """Updates of a perceptron on 16 virtual chips, with 0, 1, 2 and 4 of them failed, in turn."""
+def measured(report: Callable[[str], None], updates: int = 8) -> tuple[list[Claim], Section]:
+    """What a perceptron learns on 16 virtual chips, with 0, 1, 2 and 4 of them failed.
 
-    cases: list[Any] = []
+    How long that takes is not shown: virtual chips share the cores of the host, so fewer of them are quicker.
+    """
+    losses = {}
     for failed in FAILED:
-        report(f"compiling for 16 chips without {len(failed)}")
-        cases.append(_Case(tuple(divmod(int(chip), 4) for chip in failed)))
-    times: list[list[float]] = [[] for _ in cases]
-    for number in range(rounds + 1):
-        for case, taken in zip(cases, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(updates):
-                case.update()
-            jax.block_until_ready(case.state)
-            if number:
-                taken.append((time.perf_counter() - start) / updates)
-    ratios = [statistics.median(w / b for w, b in zip(times[0], taken, strict=True)) for taken in times]
-    rows = [
-        (str(len(failed)), f"{1e3 * statistics.median(taken):.2f}", f"{ratio:.2f}", f"{1 - len(failed) / 16:.2f}")
-        for failed, taken, ratio in zip(FAILED, times, ratios, strict=True)
-    ]
-    claim = Claim(
-        "throughput with 4 of 16 virtual chips failed, over the whole mesh's",
-        "our measurement", ratios[-1], ">= 0.75: what is left of the chips", ratios[-1] >= 0.75,
-    )  # fmt: skip
+        report(f"training on 16 chips without {len(failed)}")
+        case = _Case(tuple(divmod(int(chip), 4) for chip in failed))
+        losses[len(failed)] = [case.update() for _ in range(updates)]
+    rows = [(str(failed), f"{own[0]:.6f}", f"{own[-1]:.6f}", f"{_apart(own, losses[0]):.1e}")
+            for failed, own in losses.items()]  # fmt: skip
     text = (
-        "A perceptron of 120,000 parameters on the digits, batch 240, gradients summed by tree packing; the same batch "
-        "on all, so fewer chips have more rows each. Virtual chips share the cores of this host: what it adds up to is "
-        "the same work in all cases, and what is measured is what the hole costs the step, not the arithmetic that "
-        f"real chips would miss. Medians of {rounds} rounds, ratios within a round."
+        "A perceptron of 120,000 parameters on the digits, batch 240, gradients summed by tree packing around the "
+        f"hole; the same batch on all, so fewer chips have more rows each. {updates} updates."
     )
-    return [claim], Section("Chips failed, measured", text, ("failed", "ms/update", "throughput", "chips left"), rows)
+    head = ("failed", "first loss", "last loss", "differs by, of the loss")
+    return [learns_the_same(losses)], Section("Chips failed, measured", text, head, rows)
+
+
+def learns_the_same(losses: Mapping[int, Sequence[float]]) -> Claim:
+    """The claim that a hole changes nothing that is learnt, from the losses by the number of failed chips."""
+    worst = max(_apart(own, losses[0]) for own in losses.values())
+    return Claim(
+        "losses with 1, 2 and 4 of 16 virtual chips failed, largest relative difference to the whole mesh's",
+        "our measurement", worst, "<= 1e-4", worst <= 1e-4,
+        fails_if="a failed chip's rows are lost or counted twice, or the sum around the hole is another sum",
+    )  # fmt: skip
+
+
+def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 class _Case:
@@ -157,8 +161,8 @@ class _Case:
         self.batch, self.flags = program.place_batch(host, rows, program.rows), program.controls()
         self.state, self.compiled = program.init(), program.compile_update()
 
-    def update(self) -> None:
-        """One, waited for: the CPU backend can lock up over several."""
-
-        self.state, _ = self.compiled(self.state, self.batch, self.flags)
+    def update(self) -> float:
+        """Updates once, and returns the loss; waits for it, since the CPU backend can lock up over several."""
+        self.state, sums = self.compiled(self.state, self.batch, self.flags)
         jax.block_until_ready(self.state)
+        return float(sums["loss"]) / 240

@@ -43,12 +43,13 @@ def run(report: Report, count: int = FAULTS, keep: Path | None = None) -> Outcom
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = campaign.carry_out(report, count, folder)
+        lost = campaign.lost_runs(folder)
         parts = {name: part(folder / f"{name}.json", report, make) for name, make in PARTS.items()}
     claims = [claim for name in parts for claim in parts[name][0]]
     cells = goodput.cells_of(parts["goodput"][2])
     return Outcome(
         "Availability",
-        (*campaign.claims(found, count), *claims),
+        (*campaign.claims(found, count, lost), *claims),
         (campaign.runs(found), campaign.recovery(found), *(parts[name][1] for name in parts)),
         {
             "goodput": goodput.figure(cells),
@@ -61,7 +62,7 @@ def run(report: Report, count: int = FAULTS, keep: Path | None = None) -> Outcom
 def part(file: Path, report: Report, make: Callable[[Report], Part]) -> Part:
     """What `make` returns, or what `file` holds of an earlier run; the text then says when and with what that was."""
     about = {name: facts()[name] for name in ("date", "commit")}
-    if not file.exists():
+    if not (file.exists() and all("fails_if" in claim for claim in json.loads(file.read_text())["claims"])):
         claims, section, cells = make(report)
         told = {"claims": [asdict(one) for one in claims], "section": asdict(section), "cells": cells, "about": about}
         file.write_text(json.dumps(told, indent=1) + "\n")

@@ -26,6 +26,9 @@ TEXT_MICRO_BATCHES = (8, 2)
 """The claim is tried with the first; the second, with delays four times as long, shows where it ends."""
 TEXT_SEEDS = (0, 1, 2, 3, 4)
 
+CLOSE = 0.005
+"""Accuracies that are this near count as equal in A9: what seeds move a mean by."""
+
 DEEPER_FOUND = (
     "At rate 0.4, which 12 stages bear, T1 + T2 lose most seeds here, and the synchronous start of T3 brings all five "
     "through; at 0.3, and at 0.25 and 0.18 in a run of their own, T1 + T2 keep all five where asynchronous training "
@@ -69,10 +72,10 @@ def _digits(report: Report) -> tuple[list[Claim], list[Section], dict[str, Any]]
     rows = accuracies(stages, micro_batches, arms)
     deep = {(arm.method, arm.rate): row for arm, row in zip(arms, rows, strict=True)}
     claims = [
-        _rescue("A5: P = 12, N = 2", found, RATES),
-        _rescue(f"A6: P = {stages}, N = {micro_batches}", deep, DEEPER_RATES),
-        _small(found),
-        *_decays(by_decay, found["async", swept]),
+        rescue("A5: P = 12, N = 2", found, RATES),
+        rescue(f"A6: P = {stages}, N = {micro_batches}", deep, DEEPER_RATES),
+        small_rate(found),
+        *decay_claims(by_decay, found["async", swept]),
     ]
     about = (
         "A residual ReLU network on scikit-learn's digits, one 64 x 64 matrix a stage, minibatch 64, cosine rate, 20 "
@@ -96,7 +99,7 @@ def _rate_of_sweep(found: Found) -> float:
     return max(failing, key=lambda rate: found["T2", rate].mean())
 
 
-def _rescue(name: str, found: Found, rates: tuple[float, ...]) -> Claim:
+def rescue(name: str, found: Found, rates: tuple[float, ...]) -> Claim:
     """A rate at which synchronous training is good, asynchronous fails and T1 + T2 keeps up, if there is one."""
 
     def good(rate: float) -> bool:
@@ -112,29 +115,36 @@ def _rescue(name: str, found: Found, rates: tuple[float, ...]) -> Claim:
         f"{name}: at rate {rate:g}, sync {sync.mean():.3f}, async {naive.mean():.3f}; accuracy with T1 + T2",
         PAPER, both.mean(), "0.94, no seed lost, within 0.04 of sync > 0.97, async < 0.5", good(rate),
         tuple(range(len(both))), float(np.ptp(both)),
+        fails_if="no rate that was tried parts them: asynchronous training survives, or T1 + T2 fail with it",
     )  # fmt: skip
 
 
-def _small(found: Found) -> Claim:
+def small_rate(found: Found) -> Claim:
+    """A8, from the accuracies of all arms at the small rate."""
     means = {method: row.mean() for (method, rate), row in found.items() if rate == SMALL_RATE}
     spread = max(means.values()) - min(means.values())
     return Claim(f"A8: at the small rate {SMALL_RATE} delay costs little: largest minus smallest mean of all arms",
-                 PAPER, spread, 0.02, spread <= 0.02, (0, 1, 2, 3, 4))  # fmt: skip
+                 PAPER, spread, 0.02, spread <= 0.02, (0, 1, 2, 3, 4),
+                 fails_if="an arm loses or gains two points by its delay even where steps are small")  # fmt: skip
 
 
-def _decays(by_decay: Found, without: np.ndarray) -> list[Claim]:
+def decay_claims(by_decay: Found, without: np.ndarray) -> list[Claim]:
+    """A9, from the accuracies of T2 alone by D, and without it."""
     means = {decay: float(row.mean()) for decay, row in by_decay.items()}
     best = max(means, key=lambda decay: means[decay])
     top = means[best]
     # Seeds move a mean by a few thousandths: what is that close to the best counts as best.
-    near = [decay for decay, mean in means.items() if mean >= top - 0.005]
+    near = [decay for decay, mean in means.items() if mean >= top - CLOSE]
     middle = [means[d] for d in DECAYS if 0.05 <= d <= 0.3]
     ends = max(means[DECAYS[0]], means[DECAYS[-1]])
     return [
         Claim(f"A9: the best D of {', '.join(map(str, DECAYS))} for T2 alone lies in 0.05 to 0.3, near exp(-2)", PAPER,
-              best, "0.05 to 0.3, both ends worse", any(0.05 <= d <= 0.3 for d in near) and ends < top),
+              best, f"0.05 to 0.3, both ends worse by over {CLOSE:g}",
+              any(0.05 <= d <= 0.3 for d in near) and ends < top - CLOSE,
+              fails_if="a D far from exp(-2) does as well as the best, within what seeds move"),
         Claim("A9: every D in that range beats no T2, least gain in accuracy", PAPER,
-              min(middle) - float(without.mean()), 0.0, min(middle) > without.mean()),
+              min(middle) - float(without.mean()), 0.0, min(middle) > without.mean(),
+              fails_if="correcting with one of these D is no better than not correcting at all"),
     ]  # fmt: skip
 
 
@@ -142,18 +152,23 @@ def _momentum(report: Report) -> tuple[list[Claim], list[Section]]:
     report("digits with momentum 0.9")
     arms = [Arm(method, rate, momentum=0.9) for rate in MOMENTUM_RATES for method in METHODS]
     found = {(arm.method, arm.rate): row for arm, row in zip(arms, accuracies(12, 2, arms), strict=True)}
+    rows = _table(found, MOMENTUM_RATES, METHODS)
+    return [momentum_claim(found)], [Section("Digits with momentum 0.9", "As above.", ("rate", *METHODS), rows)]
+
+
+def momentum_claim(found: Found) -> Claim:
+    """A7, from the accuracies with momentum by method and rate."""
 
     def good(rate: float) -> bool:
         return bool(found["async", rate].mean() < 0.5 and found["T1", rate].mean() >= 0.9)
 
     rate = next(filter(good, MOMENTUM_RATES), MOMENTUM_RATES[1])
     alone = found["T1", rate]
-    claim = Claim(
+    return Claim(
         f"A7: momentum 0.9, P = 12, N = 2, rate {rate:g}: async reaches {found['async', rate].mean():.3f}; T1 alone",
         PAPER, alone.mean(), "0.9 with async < 0.5", good(rate), (0, 1, 2, 3, 4), float(np.ptp(alone)),
+        fails_if="no rate that was tried parts them: asynchronous training survives, or T1 fails with it",
     )  # fmt: skip
-    rows = _table(found, MOMENTUM_RATES, METHODS)
-    return [claim], [Section("Digits with momentum 0.9", "As above.", ("rate", *METHODS), rows)]
 
 
 def _text(report: Report) -> tuple[list[Claim], list[Section]]:
@@ -162,7 +177,7 @@ def _text(report: Report) -> tuple[list[Claim], list[Section]]:
     for n in TEXT_MICRO_BATCHES:
         each = losses(n, arms, TEXT_SEEDS, report)
         found |= {(arm.method, n): row for arm, row in zip(arms, each, strict=True)}
-    claims = [claim for n in TEXT_MICRO_BATCHES for claim in _text_claims(n, found)]
+    claims = [claim for n in TEXT_MICRO_BATCHES for claim in text_claims(n, found)]
     about = (
         "A causal Transformer on the bytes of Python's standard library, an embedding, six blocks of 32 features and a "
         f"head, one layer a stage, AdamW at rate {TEXT_RATE:g}, 200 updates; held-out nats a byte, mean over five "
@@ -174,16 +189,19 @@ def _text(report: Report) -> tuple[list[Claim], list[Section]]:
     return claims, [Section("A Transformer on text", about, ("micro-batches", *TEXT_METHODS), rows)]
 
 
-def _text_claims(n: int, found: Mapping[tuple[str, int], np.ndarray]) -> list[Claim]:
+def text_claims(n: int, found: Mapping[tuple[str, int], np.ndarray]) -> list[Claim]:
+    """What held-out nats of synchronous and asynchronous training say, with `n` micro-batches."""
     sync, naive, all_three = (found[method, n] for method in ("sync", "async", "T1+T2+T3"))
     spread, lost = float(np.ptp(sync)), float(naive.mean() - sync.mean())
     gap = float(all_three.mean() - sync.mean())
     name = f"a Transformer of {STAGES} stages, {n} micro-batches"
     return [
         Claim(f"{name}: asynchronous training loses (nats a byte)", PAPER, lost,
-              f"over the seeds' spread of synchronous training, {spread:.4f}", lost > spread, TEXT_SEEDS),
+              f"over the seeds' spread of synchronous training, {spread:.4f}", lost > spread, TEXT_SEEDS,
+              fails_if="delays cost nothing at this rate, so that there is nothing to rescue"),
         Claim(f"{name}: T1 + T2 + T3 loses", PAPER, gap, f"at most the seeds' spread, {spread:.4f}", gap <= spread,
-              TEXT_SEEDS, float(np.ptp(all_three))),
+              TEXT_SEEDS, float(np.ptp(all_three)),
+              fails_if="all three techniques together lose more than another seed would"),
     ]  # fmt: skip
 
 

@@ -28,13 +28,20 @@ def limits() -> tuple[list[Claim], Section]:
         rows.append((str(tau), f"{limit:.6f}", f"{roots:.6f}", f"{low:.6f}"))
         off_roots, off_runs = max(off_roots, abs(roots - limit)), max(off_runs, abs(low / limit - 1))
     head = ("delay tau", "(2 / lambda) sin(pi / (4 tau + 2))", "roots of the polynomial", "running it")
-    claims = [
+    return limit_claims(off_roots, off_runs), Section(
+        "Limits of delayed gradient descent", "Curvature lambda = 1.", head, rows
+    )
+
+
+def limit_claims(off_roots: float, off_runs: float) -> list[Claim]:
+    """A1, from the largest differences to the closed form."""
+    wrong = "the closed form of the limit is not where delayed gradient descent begins to diverge"
+    return [
         Claim("A1: step-size limit O(1/tau), largest difference of roots and closed form", PAPER, off_roots, 1e-6,
-              off_roots < 1e-6),
+              off_roots < 1e-6, fails_if=wrong),
         Claim("A1: the same by running the recurrence, largest relative difference", PAPER, off_runs, 0.01,
-              off_runs < 0.01),
+              off_runs < 0.01, fails_if=wrong),
     ]  # fmt: skip
-    return claims, Section("Limits of delayed gradient descent", "Curvature lambda = 1.", head, rows)
 
 
 def discrepancy() -> tuple[list[Claim], Section]:
@@ -54,17 +61,23 @@ def discrepancy() -> tuple[list[Claim], Section]:
                 least = min(least, with_decay / without)
             if tau >= 10:
                 gammas = max(gammas, abs(chosen / theory - 1))
-    claims = [
-        Claim("A2: without T2 an unstable step size lies at or below min(2 / (Delta tau), limit)", PAPER,
-              "in all cases" if below else "not always", "all", below),
-        Claim("A2: T2 raises the limit at Delta >= 5, tau >= 10, least factor", PAPER, least, 4.0, least >= 4),
-        Claim("A2: gamma from D = 0.135 against theory's at tau >= 10, largest relative difference", PAPER, gammas,
-              0.02, gammas < 0.02),
-    ]  # fmt: skip
     head = ("tau", "Delta", "without T2", "T2, theory's gamma", "T2, D = 0.135")
-    return claims, Section(
+    return discrepancy_claims(below, least, gammas), Section(
         "Limits with different weights in the two passes", "Backward delay 0, lambda = 1.", head, rows
     )
+
+
+def discrepancy_claims(below: bool, least: float, gammas: float) -> list[Claim]:
+    """A2, from whether all limits lie below the bound, the least gain of T2, and the difference of the gammas."""
+    return [
+        Claim("A2: without T2 an unstable step size lies at or below min(2 / (Delta tau), limit)", PAPER,
+              "in all cases" if below else "not always", "all", below,
+              fails_if="some pipeline stays stable beyond the bound that the paper proves"),
+        Claim("A2: T2 raises the limit at Delta >= 5, tau >= 10, least factor", PAPER, least, 4.0, least >= 4,
+              fails_if="correcting the weights of the backward pass buys less than four times the step size"),
+        Claim("A2: gamma from D = 0.135 against theory's at tau >= 10, largest relative difference", PAPER, gammas,
+              0.02, gammas < 0.02, fails_if="the constant D that runs use is not what theory asks for"),
+    ]  # fmt: skip
 
 
 def delays() -> list[Claim]:
@@ -76,9 +89,15 @@ def delays() -> list[Claim]:
             exact = tuple(math.ceil(Fraction(2 * (p - i) + 1 - j, n)) for j in range(n))
             wrong += proof.forward_delays(i - 1) != exact
             wrong += proof.mean_delay(i - 1) != Fraction(2 * (p - i) + 1, n) or any(proof.backward_delays(i - 1))
+    return [delay_claim(wrong)]
+
+
+def delay_claim(wrong: int) -> Claim:
+    """A3, from how many counts differ."""
     words = f"{wrong} wrong of {len(SHAPES)} pipelines"
-    return [Claim("A3: forward delays are (2 (P - i) + 1) / N in the mean, backward delays 0, P <= 12, N <= 8", PAPER,
-                  words, "0 wrong", wrong == 0)]  # fmt: skip
+    return Claim("A3: forward delays are (2 (P - i) + 1) / N in the mean, backward delays 0, P <= 12, N <= 8", PAPER,
+                 words, "0 wrong", wrong == 0,
+                 fails_if="the schedule that runs has other delays than the paper's formula")  # fmt: skip
 
 
 def costs() -> tuple[list[Claim], Section]:
@@ -99,19 +118,27 @@ def costs() -> tuple[list[Claim], Section]:
                          f"{float(c.weight_copies):.2f}", f"{c.activations:,}"))  # fmt: skip
     sgd, adam = (model.cost("pipemare", 107, 8, o).weight_copies / model.COPIES[o] for o in ("momentum", "adam"))
     headline = float(1 / model.cost("gpipe", 107, 8).utilisation)
-    claims = [
-        Claim("A4: utilisation N / (N + P - 1) and 1, stash ceil((2 (P - i) + 1) / N), mean P / N, activations P^2",
-              PAPER, f"{wrong} wrong of {len(SHAPES)} pipelines", "0 wrong", wrong == 0),
-        Claim("A10: T2 costs 1/3 more weight memory with momentum SGD and 1/4 with Adam", PAPER,
-              f"{sgd} and {adam}", "4/3 and 5/4", (sgd, adam) == (Fraction(4, 3), Fraction(5, 4))),
-        Claim("utilisation over GPipe's at P = 107, N = 8 (ResNet-50, a layer a stage; N is our reading)",
-              "MLSys 2021, abstract", headline, 14.3, abs(headline - 14.3) < 0.1),
-    ]  # fmt: skip
+    claims = cost_claims(wrong, sgd, adam, headline)
     memory, section = resnet_memory()
     claims.append(memory)
     head = ("pipeline", "method", "utilisation", "weight-sized arrays (momentum SGD)", "activations, micro-batches")
     text = f"Closed forms, which the schedules meet exactly for P <= 12, N <= 8. {section}"
     return claims, Section("Utilisation and memory", text, head, rows)
+
+
+def cost_claims(wrong: int, sgd: Fraction, adam: Fraction, headline: float) -> list[Claim]:
+    """A4 and A10, from how many counts differ, weight memory with T2 over without, and the utilisation gained."""
+    return [
+        Claim("A4: utilisation N / (N + P - 1) and 1, stash ceil((2 (P - i) + 1) / N), mean P / N, activations P^2",
+              PAPER, f"{wrong} wrong of {len(SHAPES)} pipelines", "0 wrong", wrong == 0,
+              fails_if="a schedule idles, stashes or holds otherwise than its closed form"),
+        Claim("A10: T2 costs 1/3 more weight memory with momentum SGD and 1/4 with Adam", PAPER,
+              f"{sgd} and {adam}", "4/3 and 5/4", (sgd, adam) == (Fraction(4, 3), Fraction(5, 4)),
+              fails_if="T2 keeps more than one array of the weights' size"),
+        Claim("utilisation over GPipe's at P = 107, N = 8 (ResNet-50, a layer a stage; N is our reading)",
+              "MLSys 2021, abstract", headline, 14.3, abs(headline - 14.3) < 0.1,
+              fails_if="the published gain is of another pipeline than P = 107, N = 8, or counted otherwise"),
+    ]  # fmt: skip
 
 
 def resnet_memory() -> tuple[Claim, str]:
@@ -124,11 +151,16 @@ def resnet_memory() -> tuple[Claim, str]:
         f"Were all of one size, PipeDream would hold {even:.2f} times the weights and optimizer state of one copy; "
         f"weighed by size, its late layers being the large ones, {dream:.2f} times."
     )
-    claim = Claim(
+    return memory_claim(dream), text
+
+
+def memory_claim(times: float) -> Claim:
+    """Table 2, from PipeDream's memory over that of one copy."""
+    return Claim(
         "PipeDream's weight and optimizer memory for ResNet-50, P = 107, N = 8, momentum SGD (paper: 2.70 times)",
-        "MLSys 2021, table 2", dream, "2.70 within 10 %", abs(dream / 2.70 - 1) < 0.1,
+        "MLSys 2021, table 2", times, "2.70 within 10 %", abs(times / 2.70 - 1) < 0.1,
+        fails_if="the paper cut, weighed or counted its 107 stages otherwise than we do",
     )  # fmt: skip
-    return claim, text
 
 
 def _resnet50_layers(classes: int = 10) -> list[int]:
