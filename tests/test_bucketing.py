@@ -13,7 +13,8 @@ from multipod.execute.bucketing import all_gather_tree, all_reduce_tree, reduce_
 from multipod.execute.sums import SUMS
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout, default_shape, parse_shape
-from multipod.layout.mesh import batch_spec, is_split, make_mesh, update_spec
+from multipod.layout.mesh import batch_spec, is_split, make_mesh
+from multipod.layout.shares import update_spec
 from multipod.step.specs import over_data
 
 pytestmark = pytest.mark.jax_version

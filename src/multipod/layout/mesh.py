@@ -1,7 +1,7 @@
 """From a `Layout` to JAX's mesh and shardings."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,6 @@ from multipod.layout.axes import BATCH_AXES, DATA_AXES
 from multipod.layout.layout import Layout, default_shape
 from multipod.layout.rules import Axes
 from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
-
-WHOLE = PartitionSpec()
 
 
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -179,30 +177,6 @@ def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
 def to_spec(axes: Axes) -> PartitionSpec:
     """JAX's form of a placement."""
     return PartitionSpec(*(None if not names else names[0] if len(names) == 1 else names for names in axes))
-
-
-def update_spec(shape: Sequence[int], sizes: Mapping[str, int], base: PartitionSpec = WHOLE) -> PartitionSpec:
-    """How the weight update splits a tensor of `shape` over axes of `sizes`: a rule of the shape and of `base` alone.
-
-    `base` is how the tensor is split anyway, by other axes; the dims that it splits are left alone. Is the first dim
-    free and divides over all axes, they take it: each share then lies in one piece, and is sent without being
-    packed. Else each axis takes the dim with the most elements left that it divides. A tensor in which some
-    axis finds no dim stays as it is: it is small (a bias of 10), or it would need padding, which an
-    unmodified optimizer would take for weights. Optimizer state of the same shape falls under the
-    same rule, so that any Optax optimizer works; state of other shapes (SM3's vectors) too.
-    """
-    taken = (*base, *[None] * (len(shape) - len(base)))
-    if shape and taken[0] is None and shape[0] % math.prod(sizes.values()) == 0:
-        return PartitionSpec(tuple(sizes) or None, *taken[1:])
-    left, axes = list(shape), [[] for _ in shape]  # type: list[int], list[list[str]]
-    for axis, size in sizes.items():
-        fits = [dim for dim, n in enumerate(left) if taken[dim] is None and n % size == 0]
-        if not fits:
-            return base
-        dim = max(fits, key=lambda d: left[d])
-        left[dim] //= size
-        axes[dim].append(axis)
-    return PartitionSpec(*(own or tuple(names) or None for own, names in zip(taken, axes, strict=True)))
 
 
 def only(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:

@@ -1,6 +1,7 @@
 """Adagrad, for each weight or for each row of a table."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import optax
 
@@ -20,6 +21,8 @@ class Adagrad(SparseOptimizer):
       eps: under the root.
     """
 
+    flattens: ClassVar[bool] = True
+
     _: KW_ONLY
     eps: float = EPS
 
@@ -34,6 +37,8 @@ class Adagrad(SparseOptimizer):
 @dataclass(frozen=True)
 class RowwiseAdagrad(Adagrad):
     """Adagrad with one sum of squares for each row of a table (`scale_by_rowwise_adagrad`)."""
+
+    flattens: ClassVar[bool] = False
 
     def step(self, rate: optax.Schedule) -> optax.GradientTransformation:
         """Returns row-wise Adagrad behind the weight decay."""

@@ -24,6 +24,8 @@ class AdamW(RegularizedOptimizer):
 
     aliases: ClassVar[Mapping[str, str]] = {**RegularizedOptimizer.aliases, "momentum": "beta1"}
 
+    flattens: ClassVar[bool] = True
+
     _: KW_ONLY
     beta1: float = 0.9
     beta2: float = 0.999

@@ -104,6 +104,8 @@ class Lars(RegularizedOptimizer):
 
     scaled: ClassVar[bool] = False
 
+    flattens: ClassVar[bool] = True
+
     _: KW_ONLY
     momentum: float = 0.9
     trust_coefficient: float = 0.001

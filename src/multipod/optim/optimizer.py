@@ -57,6 +57,31 @@ class Clips(Protocol):
     clip: float
 
 
+@runtime_checkable
+class TakesFlatTensors(Protocol):
+    """What an optimizer has whose update may be given tensors that are flattened and padded with zeros.
+
+    Attributes:
+      flattens: whether the update is the same on those: elementwise, but for norms of whole tensors.
+    """
+
+    flattens: bool
+
+    def leading_dims(self, name: str) -> int:
+        """Returns how many leading dims of the tensor of this name must stay as they are."""
+        ...
+
+
+def flattens(optimizer: Any) -> bool:
+    """Whether an optimizer may be given tensors that are flattened and padded with zeros; no, if it does not say."""
+    return isinstance(optimizer, TakesFlatTensors) and optimizer.flattens
+
+
+def leading_dims(optimizer: Any, name: str) -> int:
+    """How many leading dims of a tensor an optimizer that flattens must see as they are."""
+    return optimizer.leading_dims(name) if isinstance(optimizer, TakesFlatTensors) else 0
+
+
 def clip_of(optimizer: Builds) -> float:
     """The largest global norm of the gradient under this optimizer; 0 is no limit."""
     return optimizer.clip if isinstance(optimizer, Clips) else 0.0
@@ -71,12 +96,19 @@ class Optimizer(ABC):
     """
 
     aliases: ClassVar[Mapping[str, str]] = RATE_ALIASES
+    flattens: ClassVar[bool] = False
+    """Whether `build` is elementwise but for norms of whole tensors (`TakesFlatTensors`). One that looks at rows,
+    columns or the number of elements must say False, even if its parent says True."""
 
     rate: Rate
 
     def schedule(self, updates: int) -> optax.Schedule:
         """Returns the learning rate as a function of the update's number, over a run of `updates`."""
         return self.rate.schedule(updates)
+
+    def leading_dims(self, name: str) -> int:
+        """Returns how many leading dims of the tensor of this name `build` treats one by one."""
+        return 0
 
     @abstractmethod
     def build(self, updates: int) -> optax.GradientTransformation:
@@ -116,6 +148,10 @@ class RegularizedOptimizer(Optimizer):
             *not_negative(weight_decay=self.weight_decay, clip=self.clip),
             *(["optimizer.clip_before_sum=true limits nothing without optimizer.clip"] if idle else []),
         ]
+
+    def leading_dims(self, name: str) -> int:
+        """Returns 1 for a stack of layers, each slice of which has norms of its own, else 0."""
+        return int(self.rules.is_stacked(name))
 
     @abstractmethod
     def step(self, rate: optax.Schedule) -> optax.GradientTransformation:

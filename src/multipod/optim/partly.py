@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from multipod.errors import RecipeError, nearest
-from multipod.optim.optimizer import Builds
+from multipod.optim.optimizer import Builds, flattens, leading_dims
 
 Rule = Callable[[str], bool]
 
@@ -68,6 +68,15 @@ class Partly:
     def is_trained(self, path: str) -> bool:
         """Whether the parameter of this path is updated."""
         return any(SUBSETS[name](path) if name in SUBSETS else name in path for name in self.train)
+
+    @property
+    def flattens(self) -> bool:
+        """Whether the optimizer may be given flat tensors: which of its steps are taken changes nothing."""
+        return flattens(self.optimizer)
+
+    def leading_dims(self, name: str) -> int:
+        """Returns the optimizer's own."""
+        return leading_dims(self.optimizer, name)
 
     def build(self, updates: int) -> optax.GradientTransformation:
         """Returns the Optax transformation for a run of `updates`.

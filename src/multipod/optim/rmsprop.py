@@ -1,6 +1,7 @@
 """RMSProp in TensorFlow's form."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import optax
 
@@ -19,6 +20,8 @@ class RmsProp(RegularizedOptimizer):
       beta2: the decay of the mean square.
       eps: under the root.
     """
+
+    flattens: ClassVar[bool] = True
 
     _: KW_ONLY
     momentum: float = 0.9

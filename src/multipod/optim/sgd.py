@@ -1,6 +1,7 @@
 """Stochastic gradient descent with momentum."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import optax
 
@@ -16,6 +17,8 @@ class Sgd(SparseOptimizer):
       momentum: 0 keeps no state.
       nesterov: momentum looks ahead: w <- w - rate * (momentum * v + g).
     """
+
+    flattens: ClassVar[bool] = True
 
     _: KW_ONLY
     momentum: float = 0.9

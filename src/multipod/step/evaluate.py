@@ -14,7 +14,7 @@ from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.pytrees import Batch, Params, Statistics
 from multipod.step.placement import MeshPlacement
-from multipod.step.specs import data_specs, over_data
+from multipod.step.specs import data_specs, over_data, whole_tensors
 from multipod.step.state import State, Sums
 
 ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()]
@@ -61,4 +61,4 @@ class WholeEvaluation:
 
         specs = data_specs(mesh, placement.base), PartitionSpec(), batch_spec(mesh)
         function = over_data(local, mesh, specs, (PartitionSpec(), batch_spec(mesh)))
-        return function(state.params, state.statistics, batch)
+        return function(whole_tensors(state.params, mesh), state.statistics, batch)

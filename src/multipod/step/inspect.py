@@ -31,8 +31,10 @@ class TensorPart:
       count: how many they are.
       shape: of one, whole.
       dims: the names of its dims, `-` for one without.
-      split: axes that split each dim while it is kept, `-` for none.
-      update: the same during the weight update.
+      kept_shape: in which it is kept: another one where it is flattened and padded (`layout.shares`).
+      split: axes that split each dim of that, `-` for none.
+      update_shape: its shape during the weight update.
+      update: axes that split each dim of that.
       device_bytes: of all of them, as they are kept.
     """
 
@@ -40,7 +42,9 @@ class TensorPart:
     count: int
     shape: tuple[int, ...]
     dims: tuple[str, ...]
+    kept_shape: tuple[int, ...]
     split: tuple[str, ...]
+    update_shape: tuple[int, ...]
     update: tuple[str, ...]
     device_bytes: int
 
@@ -49,16 +53,18 @@ def parts(program: UnstagedProgram) -> list[TensorPart]:
     """The parameters of a program, those of equal layers in one line."""
     found: dict[tuple[Any, ...], TensorPart] = {}
     leaves = jax.tree.leaves(program.shapes.params)
-    stored, updated = (flat_specs(specs) for specs in (program.sync.stored_specs, program.sync.specs))
+    stored, updated = (jax.tree.leaves(shares) for shares in (program.sync.stored_shares, program.sync.shares))
     rows = zip(program.placement.tensors.items(), leaves, stored, updated, strict=True)
-    for (name, tensor), leaf, spec, update_spec in rows:
+    for (name, tensor), leaf, kept, update in rows:
         dims = tuple(dim or "-" for dim in tensor.dims or (None,) * len(tensor.shape))
         alike = (
             re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name),
             tensor.shape,
             dims,
-            _axes(spec, tensor.shape),
-            _axes(update_spec, tensor.shape),
+            kept.kept,
+            _axes(kept.spec, tensor.shape),
+            update.kept,
+            _axes(update.spec, tensor.shape),
         )
         before = found.get(alike)
         one = TensorPart(name, 1, *alike[1:], device_bytes(leaf))
@@ -77,7 +83,7 @@ def totals(program: UnstagedProgram) -> dict[str, int]:
     shapes = program.shapes
     base = flat_specs(program.placement.base)
     sizes = program.mesh.shape
-    leaves = jax.tree.leaves(shapes.params)
+    leaves = jax.tree.leaves(program.placement.state.params)
     gradients = sum(
         leaf.size * leaf.dtype.itemsize // math.prod(sizes[axis] for axis in names_of(spec))
         for leaf, spec in zip(leaves, base, strict=True)
@@ -114,7 +120,7 @@ def gradient_sum(program: UnstagedProgram) -> Sum:
     base = flat_specs(program.placement.base)
     sent = [
         leaf.size * (width or leaf.dtype.itemsize) // math.prod(sizes[axis] for axis in names_of(spec))
-        for leaf, spec in zip(jax.tree.leaves(program.shapes.params), base, strict=True)
+        for leaf, spec in zip(jax.tree.leaves(program.placement.state.params), base, strict=True)
     ]
     return Sum(
         layout.sync.gradient_sum, data_devices(program.mesh), len(buckets(sent, layout.sync.bucket_bytes)), sum(sent)

@@ -9,9 +9,12 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from multipod.layout.check import place_tensors
-from multipod.layout.mesh import data_axes, data_devices, names_of, splits_of, to_spec, update_spec
+from multipod.layout.mesh import data_axes, data_devices, names_of, splits_of, to_spec
 from multipod.layout.rules import ParamTensor, Placement
+from multipod.layout.shares import Share, share_of, update_spec
 from multipod.nn.dims import dims_of
+from multipod.nn.model import Rearranging
+from multipod.optim.optimizer import leading_dims
 from multipod.pytrees import Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.batches import BatchPlacement
@@ -74,17 +77,20 @@ class MeshPlacement:
         return structure.unflatten([to_spec(placed.axes) for placed in self.placements.values()])
 
     @cached_property
-    def update_specs(self) -> Specs:
-        """`base`, and what of each parameter the data axes split during the update."""
+    def shares(self) -> Specs:
+        """How each parameter is kept during the update: a `Share` for each, with `base` and the data axes in it."""
+        params: Any = self.state.params
         if not self.recipe.layout.sync.shards_update:
-            return self.base
-        sizes = {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh)}
+            return jax.tree.map(lambda leaf, base: Share(leaf.shape, base), params, self.base)
+        names = jax.tree.unflatten(jax.tree.structure(params), list(self.tensors))
+        return jax.tree.map(lambda name, leaf, base: self._share(name, leaf.shape, base), names, params, self.base)
 
-        def spec(leaf: Any, base: Any) -> Any:
-            free = {axis: size for axis, size in sizes.items() if axis not in names_of(base)}
-            return update_spec(leaf.shape, free, base)
-
-        return jax.tree.map(spec, self.state.params, self.base)
+    def _share(self, name: str, shape: tuple[int, ...], base: Any) -> Share:
+        sizes = {axis: self.mesh.shape[axis] for axis in data_axes(self.mesh) if axis not in names_of(base)}
+        model = self.recipe.model
+        if isinstance(model, Rearranging) and name in model.rearranged_params():
+            return Share(shape, update_spec(shape, sizes, base))  # its rows are moved between updates
+        return share_of(shape, sizes, base, self.mesh.shape, leading_dims(self.recipe.optimizer, name))
 
     @cached_property
     def layers(self) -> tuple[tuple[int, ...], ...]:

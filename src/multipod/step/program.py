@@ -108,6 +108,11 @@ class Program(Protocol):
         """The parts of the state by their names, as shapes with shardings; `optimizer` is one."""
         ...
 
+    @property
+    def unshared(self) -> dict[str, int]:
+        """Bytes on each device that sharding costs beyond equal shares (`step.unshared`); empty without sharding."""
+        ...
+
     def init(self) -> State:
         """The state before the first update, on the mesh."""
         ...

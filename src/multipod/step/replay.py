@@ -15,7 +15,7 @@ from multipod.layout.mesh import batch_spec, replicated
 from multipod.pytrees import Batch, Grads, Params, Statistics
 from multipod.step.guard import Controls, flip_bit
 from multipod.step.placement import MeshPlacement
-from multipod.step.specs import data_specs, over_data
+from multipod.step.specs import arrays_of, data_specs, over_data
 from multipod.step.state import State, update_key
 from multipod.step.sync.sync import GradientSync
 from multipod.step.update import device_gradients
@@ -77,7 +77,7 @@ class Replay:
         split, whole = batch_spec(mesh), PartitionSpec()
         in_specs = data_specs(mesh, self.sync.stored_specs), whole, whole, split, split, split
         function = over_data(local, mesh, in_specs, (split, split))
-        results = function(state.params, state.statistics, update_key(state), rows, shares, flip)
+        results = function(arrays_of(state.params), state.statistics, update_key(state), rows, shares, flip)
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, replicated(mesh)), results)
 
 

@@ -6,10 +6,11 @@ from functools import cached_property
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from multipod.data.source import HostBatch
 from multipod.layout.mesh import replicated
+from multipod.layout.shares import is_flat_tensor
 from multipod.pytrees import Batch, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.evaluate import WholeEvaluation
@@ -19,10 +20,11 @@ from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import post_update_of
 from multipod.step.replay import Replay, replay_of
 from multipod.step.sizes import BySize
-from multipod.step.specs import WHOLE, sharded
+from multipod.step.specs import WHOLE, keep, sharded, whole_tensors
 from multipod.step.state import PortableState, State, Sums, fresh_state
 from multipod.step.sync.choose import sync_of
 from multipod.step.sync.sync import GradientSync
+from multipod.step.unshared import unshared_bytes
 from multipod.step.update import UpdateStep
 
 
@@ -78,6 +80,11 @@ class UnstagedProgram:
         shapes = self.shapes
         return {"parameters": shapes.params, "optimizer": shapes.optimizer, "statistics": shapes.statistics}
 
+    @property
+    def unshared(self) -> dict[str, int]:
+        """Bytes on each device that sharding costs beyond equal shares."""
+        return unshared_bytes(self.sync)
+
     def init(self) -> State:
         """The state before the first update, on the mesh."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.shapes)
@@ -85,16 +92,24 @@ class UnstagedProgram:
 
     def _fresh(self) -> State:
         state = fresh_state(self.recipe, self.placement.optimizer)
-        return state._replace(optimizer=self.sync.fresh(state.optimizer))
+        return self._kept(state)
+
+    def _kept(self, state: State) -> State:
+        """A state of whole tensors as it is kept."""
+        params = keep(state.params, self.sync.stored_shares)
+        return state._replace(params=params, optimizer=self.sync.fresh(state.optimizer))
 
     @property
     def conversion(self) -> "WholeConversion":
         """The way into other layouts."""
-        return WholeConversion()
+        return WholeConversion(self._kept)
 
     def full_params(self, state: State) -> Params:
         """The model's parameters, as the model takes them."""
-        return state.params
+        if not any(map(is_flat_tensor, jax.tree.leaves(state.params, is_leaf=is_flat_tensor))):
+            return state.params
+        placed = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.placement.base)
+        return jax.jit(lambda params: whole_tensors(params, self.mesh), out_shardings=placed)(state.params)
 
     # What is given to an update.
 
@@ -159,8 +174,15 @@ class UnstagedProgram:
         return replay_of(self.placement, self.sync)
 
 
+@dataclass(frozen=True)
 class WholeConversion:
-    """`program.Conversion` of a model that is not cut into stages: its state is portable as it is."""
+    """`program.Conversion` of a model that is not cut into stages: its state is portable, but for flat tensors.
+
+    Attributes:
+      keep: a state of whole tensors to one as it is kept.
+    """
+
+    keep: Callable[[State], State]
 
     def drain(self, state: State) -> State:
         """`state` itself: nothing is under way between updates."""
@@ -168,17 +190,18 @@ class WholeConversion:
 
     def to_portable(self, state: State) -> PortableState:
         """What `state` holds."""
-        return PortableState(
-            state.params, state.optimizer, {}, state.statistics, state.key, state.update, state.position
-        )
+        params, optimizer = whole_tensors((state.params, state.optimizer))
+        return PortableState(params, optimizer, {}, state.statistics, state.key, state.update, state.position)
 
     def from_portable(self, portable: PortableState) -> State:
         """A state that goes on from `portable`."""
-        return State(
-            portable.params,
-            portable.statistics,
-            portable.optimizer,
-            portable.key,
-            portable.update,
-            portable.position,
+        return self.keep(
+            State(
+                portable.params,
+                portable.statistics,
+                portable.optimizer,
+                portable.key,
+                portable.update,
+                portable.position,
+            )
         )

@@ -16,7 +16,7 @@ from multipod.step.guard import Controls, UpdateGuard
 from multipod.step.loss import Aside, device_loss
 from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import PostUpdate
-from multipod.step.specs import WHOLE, constrain, data_specs, over_data
+from multipod.step.specs import WHOLE, arrays_of, constrain, data_specs, over_data
 from multipod.step.state import State, Sums, update_key
 from multipod.step.sync.sync import GradientSync
 
@@ -41,7 +41,7 @@ class UpdateStep:
 
         The sums also hold `stop`: how many devices asked for one; and what the guard found out.
         """
-        sync, params = self.sync, self._split(state.params)
+        sync, params = self.sync, self._split(self.sync.take_shares(state.params))
         reduced, statistics, sums = self.reduced(state, batch, controls)
         params, optimizer = sync.apply(reduced, state.optimizer, params)
         optimizer = constrain(optimizer, self.placement.mesh, sync.optimizer_specs(optimizer))
@@ -73,7 +73,8 @@ class UpdateStep:
         in_specs = data_specs(mesh, sync.stored_specs), rows, WHOLE, WHOLE, rows, rows, rows
         function = over_data(local, mesh, in_specs, (sync.reduced_specs, WHOLE, WHOLE))
         optimizer, key = sync.visible_state(state.optimizer), update_key(state)
-        return function(state.params, optimizer, state.statistics, key, batch, controls.stop, controls.flip)
+        params = arrays_of(state.params)
+        return function(params, optimizer, state.statistics, key, batch, controls.stop, controls.flip)
 
     def _split(self, params: Params) -> Params:
         return constrain(params, self.placement.mesh, self.sync.specs)
@@ -89,7 +90,7 @@ def device_gradients(
 ) -> tuple[Grads, Aside]:
     """Gradients of this device's share of the batch's mean loss, with new statistics and sums; inside `over_data`.
 
-    `params` are as they are stored.
+    `params` are as they are stored, flat tensors as plain arrays.
     """
 
     def step(params: Params, statistics: Statistics, key: jax.Array, rows: Batch) -> tuple[Grads, Aside]:

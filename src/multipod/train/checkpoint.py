@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ import jax
 import orbax.checkpoint as ocp
 
 from multipod.errors import CheckpointError
+from multipod.layout.shares import Share
+from multipod.step.specs import arrays_of
 from multipod.step.state import State
 from multipod.train import multihost
 from multipod.train.barriers import Barriers
 from multipod.train.checksums import damaged_files, is_sealed, seal
+from multipod.train.flat_tensors import SavedShares, read_shares, shares_of, write_shares
 from multipod.train.local_states import find_rows, write_chips
 
 
@@ -76,12 +79,13 @@ class Checkpoints:
         self._raise_on_all(_check_room(self._folder, state))
         problem: Exception | None = None
         try:
-            self._manager.save(update, args=ocp.args.StandardSave(state._asdict()), force=True)
+            self._manager.save(update, args=ocp.args.StandardSave(arrays_of(state._asdict())), force=True)
         except Exception as error:
             problem = error
             self._barriers.fail()
         self._raise_on_all(problem)
-        self._sealing = _Sealing(lambda: self._commit(update))
+        shares = shares_of(state._asdict())
+        self._sealing = _Sealing(lambda: self._commit(update, shares))
 
     @property
     def has_failed(self) -> bool:
@@ -100,7 +104,7 @@ class Checkpoints:
         sealing.join()
         self._raise_on_all(sealing.error)
 
-    def _commit(self, update: int) -> None:
+    def _commit(self, update: int, shares: Mapping[str, Share]) -> None:
         """Waits for the commit, and writes the checksums of this process's share of the files; in a thread."""
         self._manager.wait_until_finished()
         folder, until_s = self._folder / str(update), time.monotonic() + COMMIT_S
@@ -109,6 +113,8 @@ class Checkpoints:
         process, processes = jax.process_index(), jax.process_count()
         if self._chips and process == 0:
             write_chips(folder, self._chips)
+        if process == 0:
+            write_shares(folder, shares)
         seal(folder, process, processes)
         self._committed(update)
 
@@ -141,9 +147,11 @@ class Checkpoints:
         With `on_damage`, a newest one that is damaged is put aside into the folder `damaged`, `on_damage` is told why,
         and the one before it is taken.
 
-        Optimizer states that are local go to the devices of the chips that they are of; those of chips that
-        are no more are left behind. Each process then reads all of them. With `weights_only` no optimizer state is
-        read, and the state has None in its place: so any number of devices can evaluate what others trained.
+        Tensors that were kept in another way than `shapes` keeps them (whole, or flat for other devices) pass through
+        the memory of each process. Optimizer states that are local go to the devices of the chips that they are of;
+        those of chips that are no more are left behind. Each process then reads all of them. With `weights_only` no
+        optimizer state is read, and the state has None in its place: so any number of devices can evaluate what others
+        trained.
 
         Raises:
           CheckpointError: there is none, it is damaged, it is of another model, or a device's chip has no state in it.
@@ -179,7 +187,10 @@ class Checkpoints:
         rows = None if weights_only else find_rows(folder, self._chips)
         try:
             asked = shapes if rows is None else shapes._replace(optimizer=rows.to_restore(shapes.optimizer))
-            restored = self._manager.restore(wanted, args=(_restore_weights if weights_only else _restore_all)(asked))
+            parts = {name: part for name, part in asked._asdict().items() if not weights_only or name != "optimizer"}
+            saved = SavedShares(read_shares(folder), parts)
+            how = _restore_some if weights_only else ocp.args.StandardRestore
+            restored = saved.place(self._manager.restore(wanted, args=how(saved.to_restore())))
         except Exception as error:
             kind = CheckpointError if is_sealed(folder) else _Damaged
             raise kind(_describe_damage(self._folder, wanted, known, error)) from error
@@ -267,13 +278,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
-def _restore_all(shapes: State) -> Any:
-    return ocp.args.StandardRestore(shapes._asdict())
-
-
-def _restore_weights(shapes: State) -> Any:
-    """Restores all but the optimizer's state, which may have any shapes."""
-    asked = {name: part for name, part in shapes._asdict().items() if name != "optimizer"}
+def _restore_some(asked: dict[str, Any]) -> Any:
+    """Restores these parts of a state; the others may have any shapes."""
     how = ocp.checkpoint_utils.construct_restore_args(asked)
     return ocp.args.PyTreeRestore(item=asked, restore_args=how, partial_restore=True)
 

@@ -190,6 +190,7 @@ class Ended:
       outside_share: time of the loop outside the compiled step, over the time of all updates.
       wall_s: from the start of the process to now.
       optimizer_bytes: optimizer state, bytes on the fullest device.
+      unshared: bytes on a device that ZeRO-1 or FSDP cost beyond equal shares, by what they are (`step.unshared`).
       resume: the command that goes on from here; empty if the run is complete.
       unit: as in `Started`.
       skipped: examples left out since the process began, as far as process 0 read them.
@@ -214,6 +215,7 @@ class Ended:
     outside_share: float
     wall_s: float
     optimizer_bytes: int
+    unshared: dict[str, int] = field(default_factory=dict)
     resume: str = ""
     unit: str = "examples"
     skipped: int = 0

@@ -233,6 +233,7 @@ class _Run:
             evaluated=self.evaluation.last,
             sum_alone_s=measure_sum_s(self.program, self.state, self.context.clock),
             optimizer_bytes=device_bytes(self.program.state_parts["optimizer"]),
+            unshared=self.program.unshared,
             notes=model.notes(self.state.statistics) if isinstance(model, WritesNotes) else {},
         )
 

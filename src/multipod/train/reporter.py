@@ -61,6 +61,7 @@ class RunReporter:
         evaluated: Evaluated | None,
         sum_alone_s: float,
         optimizer_bytes: int,
+        unshared: dict[str, int],
         notes: dict[str, str],
     ) -> Ended:
         """Tells the observers the summary of the run, and returns it."""
@@ -82,6 +83,7 @@ class RunReporter:
             outside_share=self.times.outside_share,
             wall_s=wall_s,
             optimizer_bytes=optimizer_bytes,
+            unshared=unshared,
             resume=self.context.info.resume_command if interrupted else "",
             unit=self.unit,
             skipped=self.skipped,

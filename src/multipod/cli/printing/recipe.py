@@ -10,7 +10,7 @@ from rich.table import Table
 from multipod.layout.check import tensors_without_rules, unsplit_tensors
 from multipod.layout.compatible import ruled_out
 from multipod.layout.compiled import CompiledFacts
-from multipod.layout.mesh import abstract_mesh, data_devices, is_split, make_mesh, topology_of
+from multipod.layout.mesh import abstract_mesh, data_devices, make_mesh, topology_of
 from multipod.layout.stages import balanced
 from multipod.nn.model import ShowsFigures
 from multipod.recipe.recipe import Recipe
@@ -18,14 +18,13 @@ from multipod.runs.options import RuntimeOptions
 from multipod.step.checks import layout_use
 from multipod.step.inspect import compiled_for, compiled_here, describe_axes, gradient_sum, parts, totals, traffic
 from multipod.step.program import Program, program_of
-from multipod.step.specs import flat_specs
 from multipod.step.staged.inspect import pipe_facts, stages_of
 from multipod.step.staged.layer_times import timed_layers
 from multipod.step.staged.pipe import layers_of
 from multipod.step.staged.program import StagedProgram
 from multipod.step.state import parameter_count
 from multipod.step.unstaged import UnstagedProgram
-from multipod.train.observers.text import broken_text
+from multipod.train.observers.text import broken_text, unshared_text
 
 
 def make_program(chosen: Recipe) -> Any:
@@ -127,22 +126,23 @@ def parameters_table(program: UnstagedProgram) -> Table:
     for part in parts(program):
         name = f"{part.name} ({part.count})" if part.count > 1 else part.name
         dims = [", ".join(part.dims)] * named
-        update = [describe_split(part.shape, part.update)] * moved
-        split = describe_split(part.shape, part.split)
+        update = [describe_split(part.update_shape, part.update, flat=part.update_shape != part.shape)] * moved
+        split = describe_split(part.kept_shape, part.split, flat=part.kept_shape != part.shape)
         table.add_row(name, "x".join(map(str, part.shape)), *dims, split, *update, f"{part.device_bytes:,}")
     return table
 
 
-def describe_split(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
-    """Such as `32 by model`; empty for a tensor that is whole."""
-    return ", ".join(f"{size} by {names}" for size, names in zip(shape, axes, strict=True) if names != "-")
+def describe_split(shape: tuple[int, ...], axes: tuple[str, ...], flat: bool = False) -> str:
+    """Such as `32 by model`, or `flat: 36,864 by y+x`; empty for a tensor that is whole."""
+    split = ", ".join(f"{size:,} by {names}" for size, names in zip(shape, axes, strict=True) if names != "-")
+    return f"flat: {split}" if flat else split
 
 
 def device_table(program: UnstagedProgram) -> Table:
     """What a run has on each device: its rows, parameters and bytes, and how gradients are summed."""
 
     chosen, rows = program.recipe, program.rows
-    leaves = jax.tree.leaves(program.shapes.params)
+    leaves = jax.tree.leaves(program.placement.state.params)
     table = Table(show_header=False, title="on each device")
     chips = topology_of(chosen.layout, program.mesh)
     broken = broken_text({"chips": chips.shape, "failed": chosen.layout.failed})
@@ -159,10 +159,7 @@ def device_table(program: UnstagedProgram) -> Table:
     count = f"{total.messages} message{'s' if total.messages > 1 else ''}"
     table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {count} over {total.devices:,} devices")
     if chosen.layout.sync.shards_update:
-        specs = flat_specs(program.sync.specs)
-        unsplit = [leaf for leaf, spec in zip(leaves, specs, strict=True) if not is_split(spec)]
-        rest = f"{len(unsplit)} of the tensors, {sum(leaf.size * leaf.dtype.itemsize for leaf in unsplit):,} bytes"
-        table.add_row("not split in the update", rest)
+        table.add_row("not split in the update", unshared_text(program.unshared) or "nothing")
     stay = unsplit_tensors(chosen.layout, program.placement.tensors, program.placement.placements)
     if stay:
         table.add_row("whole on each device of a replica", f"{len(stay)} tensors, {sum(stay.values()):,} bytes")

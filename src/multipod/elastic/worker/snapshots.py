@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from multipod.layout.shares import Share, is_flat_tensor
 from multipod.pytrees import Pytree, Shapes
 
 Key = tuple[int, tuple[int, ...]]
@@ -32,11 +33,17 @@ CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The pieces of a state that one process keeps in its memory; `copies` are those that it keeps for another."""
+    """The pieces of a state that one process keeps in its memory.
+
+    Attributes:
+      copies: the pieces that it keeps for another process.
+      shares: of the leaves that are kept flat, how, by their numbers.
+    """
 
     stamp: Stamp
     pieces: Mapping[Key, np.ndarray]
     copies: frozenset[Key] = frozenset()
+    shares: Mapping[int, Share] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +74,7 @@ class SnapshotMemory:
                 [
                     snapshot.stamp,
                     [(*key, snapshot.pieces[key].size, key in snapshot.copies) for key in sorted(snapshot.pieces)],
+                    [(number, share.to_json()) for number, share in snapshot.shares.items()],
                 ]
                 for snapshot in self.snapshots
             ]
@@ -86,12 +94,14 @@ class CopyChoice:
       holders: for each piece the processes that have it, lowest first.
       local: every process has every piece: nothing needs to be sent.
       mirrored: some piece is there only as the copy that was kept for a process that is no more.
+      shares: of the leaves that were kept flat, how, by their numbers.
     """
 
     stamp: Stamp
     holders: Mapping[Key, tuple[int, ...]]
     local: bool
     mirrored: bool
+    shares: Mapping[int, Share] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -107,7 +117,13 @@ def take_snapshot(state: Pytree, stamp: Stamp) -> Snapshot:
             key = number, _begin(shard.index)
             if key not in pieces:
                 pieces[key] = np.array(shard.data, copy=True)
-    return Snapshot(stamp, pieces)
+    return Snapshot(stamp, pieces, shares=_shares(state))
+
+
+def _shares(tree: Pytree) -> dict[int, Share]:
+    """How those leaves are kept that are flat, by their numbers."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_flat_tensor)
+    return {number: node.share for number, node in enumerate(nodes) if is_flat_tensor(node)}
 
 
 def sole_pieces(shapes: Shapes) -> dict[int, dict[Key, tuple[int, ...]]]:
@@ -175,7 +191,7 @@ class Mirror:
         received = np.array(sent.addressable_shards[0].data)[0]
         parts = _read(received, [(theirs[key], self.kinds[key[0]]) for key in sorted(theirs)])
         kept = dict(zip(sorted(theirs), parts, strict=True))
-        return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept))
+        return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept), snapshot.shares)
 
 
 def choose_copy(manifests: Sequence[str], shapes: Shapes) -> CopyChoice | None:
@@ -186,9 +202,11 @@ def choose_copy(manifests: Sequence[str], shapes: Shapes) -> CopyChoice | None:
     holders: dict[Stamp, dict[Key, list[int]]] = {}
     volumes: dict[Stamp, dict[int, int]] = {}
     originals: dict[Stamp, set[Key]] = {}
+    shares: dict[Stamp, dict[int, Share]] = {}
     for process, manifest in enumerate(manifests):
-        for (update, generation), pieces in json.loads(manifest):
+        for (update, generation), pieces, flat in json.loads(manifest):
             stamp = update, generation
+            shares[stamp] = {number: Share.from_json(saved) for number, saved in flat}
             for number, begin, size, copied in pieces:
                 key = number, tuple(begin)
                 having = holders.setdefault(stamp, {}).setdefault(key, [])
@@ -198,12 +216,14 @@ def choose_copy(manifests: Sequence[str], shapes: Shapes) -> CopyChoice | None:
                     filled = volumes.setdefault(stamp, {})
                     filled[number] = filled.get(number, 0) + size
                 having.append(process)
-    sizes = {number: leaf.size for number, leaf in enumerate(jax.tree.leaves(shapes))}
+    wanted = [_whole_shape(node) for node in jax.tree.leaves(shapes, is_leaf=is_flat_tensor)]
     for stamp in sorted(holders, reverse=True):
-        if volumes[stamp] == sizes:
+        kept = [shares[stamp][k].kept if k in shares[stamp] else shape for k, shape in enumerate(wanted)]
+        if volumes[stamp] == {number: math.prod(shape) for number, shape in enumerate(kept)}:
             pieces_of = {key: tuple(processes) for key, processes in holders[stamp].items()}
             local = all(len(processes) == len(manifests) for processes in pieces_of.values())
-            return CopyChoice(stamp, pieces_of, local, mirrored=pieces_of.keys() != originals.get(stamp, set()))
+            mirrored = pieces_of.keys() != originals.get(stamp, set())
+            return CopyChoice(stamp, pieces_of, local, mirrored, shares[stamp])
     return None
 
 
@@ -214,13 +234,34 @@ def restore_copy(choice: CopyChoice, snapshot: Snapshot | None, shapes: Shapes, 
     room for `CHUNK_BYTES` or the largest leaf, whichever is more, twice.
     """
     leaves, structure = jax.tree.flatten(shapes)
+    nodes = jax.tree.leaves(shapes, is_leaf=is_flat_tensor)
+    saved = [_as_saved(node, choice.shares.get(number)) for number, node in enumerate(nodes)]
     gathering = _Gathering(choice, snapshot, mesh)
     results = []
-    for batch in _chunks(leaves):
-        for number, full in zip(batch, gathering.gather([(number, leaves[number]) for number in batch]), strict=True):
+    for batch in _chunks(saved):
+        for number, full in zip(batch, gathering.gather([(number, saved[number]) for number in batch]), strict=True):
             leaf = leaves[number]
+            full = _rearranged(full, choice.shares.get(number), nodes[number])
             results.append(jax.make_array_from_callback(leaf.shape, leaf.sharding, partial(_slice, full)))
     return jax.tree.unflatten(structure, results)
+
+
+def _whole_shape(node: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = node.share.shape if is_flat_tensor(node) else node.shape
+    return shape
+
+
+def _as_saved(node: Any, share: Share | None) -> jax.ShapeDtypeStruct:
+    """The shape in which a leaf was kept."""
+    dtype = node.array.dtype if is_flat_tensor(node) else node.dtype
+    return jax.ShapeDtypeStruct(share.kept if share else _whole_shape(node), dtype)
+
+
+def _rearranged(full: np.ndarray, share: Share | None, node: Any) -> np.ndarray:
+    """A leaf that was kept as `share` says as `node` keeps it."""
+    whole = share.unflatten(full) if share else full
+    kept: np.ndarray = node.share.flatten(whole) if is_flat_tensor(node) else whole
+    return kept
 
 
 class _Gathering:

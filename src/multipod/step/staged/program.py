@@ -69,6 +69,11 @@ class StagedProgram:
         parts = {"parameters": shapes.params, "optimizer": shapes.optimizer.states}
         return parts | ({"under way": shapes.optimizer.flight} if self.recipe.layout.asynchronous else {})
 
+    @property
+    def unshared(self) -> dict[str, int]:
+        """Returns nothing: a stage's weights and state are whole on its data devices."""
+        return {}
+
     def init(self) -> State:
         """The state before the first update, on the mesh."""
         return jax.jit(self.placement.fresh, out_shardings=self.placement.shardings)()

@@ -40,7 +40,8 @@ class _Adasum(GradientSync, abc.ABC):
     def _combined(self, tree: Pytree) -> tuple[Pytree, Report]:
         layout = self.placement.recipe.layout
         tree_of = Topology((self._axes[DATA_AXES[0]],)) if self._mean_axes else topology_of(layout, self.placement.mesh)
-        combined, report = combine_tree(tree, self.specs, self._axes, leaves(tree_of), self._mean_axes)
+        flat = jax.tree.map(lambda share, tensor: share.local.flatten(tensor), self.shares, tree)
+        combined, report = combine_tree(flat, self.specs, self._axes, leaves(tree_of), self._mean_axes)
         values = {"poisoned": report.poisoned}
         if layout.sync.report_orthogonality:
             names = tensor_names(self.specs)

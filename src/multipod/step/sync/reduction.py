@@ -16,7 +16,7 @@ from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import data_axes, inner_axes, names_of, only, topology_of
 from multipod.pytrees import Grads, Params, Pytree, Specs
-from multipod.step.specs import flat_specs, is_spec
+from multipod.step.specs import flat_specs, is_spec, specs_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Reduction:
 
     Attributes:
       layout: who adds, in which type and in how large messages.
-      specs: how a sum lies, and what is gathered from; `base` with data axes added, or `base` itself.
+      shares: how a sum lies, and what is gathered from, a `Share` for each tensor: `base` with data axes added, or
+        `base` itself.
       base: how the inner axes split each tensor, and the data axes over which it is another tensor on each device, as
         experts are.
       order: the places of the leaves in the order in which they are summed; empty is the order of the leaves.
@@ -48,23 +49,28 @@ class Reduction:
 
     layout: Layout
     mesh: Mesh | AbstractMesh
-    specs: Specs
+    shares: Pytree
     base: Specs
     order: tuple[int, ...] = ()
 
+    @cached_property
+    def specs(self) -> Specs:
+        """How the mesh splits each tensor as `shares` keeps it."""
+        return specs_of(self.shares)
+
     def sum(self, tree: Grads) -> Grads:
-        """The sum of `tree` over the data axes, each tensor split as `specs` says."""
-        total = self._on_parts(self._sum)(_cast(tree, self.layout.sync.sum_dtype))
+        """The sum of `tree` over the data axes, each tensor kept as `shares` says."""
+        total = self._on_parts(self._sum, self.base, self.specs)(_cast(tree, self.layout.sync.sum_dtype))
         return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
 
     def gather(self, tree: Params) -> Params:
-        """Tensors whole over the data axes, of the shares that `specs` says, in the sync's `gather_dtype`."""
-        return self._on_parts(self._gather)(_cast(tree, self.layout.sync.gather_dtype))
+        """Tensors whole over the data axes, of what `shares` says is kept, in the sync's `gather_dtype`."""
+        return self._on_parts(self._gather, self.specs, self.base)(_cast(tree, self.layout.sync.gather_dtype))
 
     def of(self, places: Sequence[int]) -> "Reduction":
         """The reduction of a list of some tensors alone."""
-        specs, base = ([flat_specs(tree)[k] for k in places] for tree in (self.specs, self.base))
-        return Reduction(self.layout, self.mesh, specs, base)
+        shares, base = jax.tree.leaves(self.shares), flat_specs(self.base)
+        return Reduction(self.layout, self.mesh, [shares[k] for k in places], [base[k] for k in places])
 
     def gather_for_use(self, shares: list[jax.Array]) -> list[jax.Array]:
         """`gather`, whose derivative sums the gradients of whole weights to gradients of shares."""
@@ -101,13 +107,15 @@ class Reduction:
                 part = slice(bucket.start, bucket.stop)
                 yield from reduce_scatter_tree(tensors[part], specs[part], group.axes, group.total)
 
-        return self._by_group(tree, in_buckets, lambda places: places)
+        flat = jax.tree.map(lambda share, tensor: share.local.flatten(tensor), self.shares, tree)
+        return self._by_group(flat, in_buckets, lambda places: places)
 
     def _gather(self, tree: Params) -> Params:
         def whole(group: SumGroup, tensors: list[jax.Array], specs: Specs) -> list[jax.Array]:
             return all_gather_tree(tensors, specs, group.axes, group.total)
 
-        return self._by_group(tree, whole, sorted)
+        flat = self._by_group(tree, whole, sorted)
+        return jax.tree.map(lambda share, kept: share.local.unflatten(kept), self.shares, flat)
 
     def _by_group(self, tree: Pytree, function: Callable[..., Any], order: Callable[..., Sequence[int]]) -> Pytree:
         """Sends each group's tensors through `function`, with what `specs` says of its axes."""
@@ -120,16 +128,20 @@ class Reduction:
                 leaves[k] = result
         return structure.unflatten(leaves)
 
-    def _on_parts(self, function: Callable[[Pytree], Pytree]) -> Callable[[Pytree], Pytree]:
-        """`function` on each device's part of tensors that the inner axes of the mesh split.
+    def _on_parts(
+        self, function: Callable[[Pytree], Pytree], before: Specs, after: Specs
+    ) -> Callable[[Pytree], Pytree]:
+        """`function` on each device's part of tensors that the inner axes of the mesh split as `before` says.
 
         Without it a tensor would be gathered over those axes before it is packed into a message.
         """
         inner = inner_axes(self.mesh)
-        if not any(set(names_of(spec)) & set(inner) for spec in flat_specs(self.specs)):
+        if not any(set(names_of(spec)) & set(inner) for spec in flat_specs(self.base)):
             return function
-        specs = jax.tree.map(lambda spec: only(spec, inner), self.specs, is_leaf=is_spec)
-        return jax.shard_map(function, in_specs=(specs,), out_specs=specs, axis_names=set(inner), check_vma=False)
+        given, made = (
+            jax.tree.map(lambda spec: only(spec, inner), specs, is_leaf=is_spec) for specs in (before, after)
+        )
+        return jax.shard_map(function, in_specs=(given,), out_specs=made, axis_names=set(inner), check_vma=False)
 
 
 def vector_sum(layout: Layout, mesh: Mesh | AbstractMesh, axes: Sequence[str] = DATA_AXES) -> VectorSum:

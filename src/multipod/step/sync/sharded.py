@@ -5,10 +5,11 @@ from collections.abc import Callable
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from multipod.pytrees import Batch, Grads, OptState, Params, Specs, Statistics
+from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Statistics
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import GradientStep
 from multipod.step.loss import Aside, Loss
+from multipod.step.specs import arrays_of, as_kept
 from multipod.step.sync.sync import GradientSync, Report, combine_alone
 
 GATHERED = "gathered"
@@ -19,21 +20,25 @@ class _StoredShares(GradientSync):
     """Weights lie between updates as they do during them."""
 
     @property
-    def stored_specs(self) -> Specs:
-        """The `PartitionSpec` of each parameter between updates: that of the update."""
-        return self.specs
+    def stored_shares(self) -> Pytree:
+        """How each parameter is kept between updates: as during them."""
+        return self.shares
 
     def combine(self, gradients: Grads) -> tuple[Grads, Report]:
         """The sum of the gradients over the data axes, in shares."""
         return self.reduction.sum(gradients), {}
 
     def gather(self, params: Params) -> Params:
-        """The parameters as they are: they are gathered when they are used."""
-        return params
+        """The shares as they are: they are gathered when they are used."""
+        return as_kept(params, self.shares)
+
+    def take_shares(self, params: Params) -> Params:
+        """The shares that are stored."""
+        return arrays_of(params)
 
     def sum_alone(self) -> Callable[[Params], Params]:
         """The gathering and the sum as a program of its own, to be timed; takes stored parameters."""
-        return jax.jit(lambda params: combine_alone(self, self.all_gather(params)))
+        return jax.jit(lambda params: combine_alone(self, self.all_gather(self.take_shares(params))))
 
     def _gather_for_use(self, shares: Params) -> Params:
         """Whole weights, a layer in a message; their gradients become sums of shares."""

@@ -4,21 +4,21 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import jax
-import optax
-from jax.sharding import PartitionSpec
 
-from multipod.layout.mesh import data_axes, is_split, update_spec
+from multipod.layout.mesh import is_split
+from multipod.layout.shares import Share
 from multipod.optim.optimizer import ActsBeforeSum
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.accumulate import GradientStep
 from multipod.step.loss import Aside, Loss, gradient_order
 from multipod.step.placement import MeshPlacement
-from multipod.step.specs import WHOLE, data_specs, flat_specs, over_data, state_specs
+from multipod.step.specs import arrays_of, data_specs, flat_specs, keep, over_data, specs_of
 from multipod.step.state import Sums
+from multipod.step.sync.flat_update import FlatUpdate
 from multipod.step.sync.reduction import Reduction
 
 Report = dict[str, jax.Array]
@@ -56,34 +56,45 @@ class GradientSync(abc.ABC):
 
     @abc.abstractmethod
     def combine(self, gradients: Grads) -> tuple[Grads, Report]:
-        """Each device's `gradients` to those of all, split as `specs` says; inside `over_data`."""
+        """Each device's `gradients` to those of all, kept as `shares` says; inside `over_data`."""
 
     # How what is kept lies on the mesh.
 
     @property
+    def shares(self) -> Pytree:
+        """How each parameter is kept during the update: a `Share` for each."""
+        return self.placement.shares
+
+    @cached_property
+    def stored_shares(self) -> Pytree:
+        """How each parameter is kept between updates."""
+        return jax.tree.map(
+            lambda leaf, base: Share(leaf.shape, base), self.placement.state.params, self.placement.base
+        )
+
+    @property
     def specs(self) -> Specs:
-        """The `PartitionSpec` of each parameter during the update."""
-        return self.placement.update_specs
+        """The `PartitionSpec` of each parameter during the update, in the shape in which it is kept then."""
+        return specs_of(self.shares)
 
     @property
     def stored_specs(self) -> Specs:
-        """The `PartitionSpec` of each parameter between updates."""
-        return self.placement.base
+        """The `PartitionSpec` of each parameter between updates, in the shape in which it is kept."""
+        return specs_of(self.stored_shares)
+
+    @cached_property
+    def flat_update(self) -> FlatUpdate:
+        """The optimizer on tensors as they are kept."""
+        return FlatUpdate(self.placement)
 
     def fresh(self, optimizer: OptState) -> OptState:
         """The optimizer's first state in the form in which it is kept."""
-        return optimizer
+        return keep(optimizer, self.flat_update.state_shares)
 
     def optimizer_specs(self, optimizer: OptState) -> Specs:
         """The `PartitionSpec` of each tensor of the optimizer's state, as it is kept."""
-        mesh = self.placement.mesh
-        sizes = {axis: mesh.shape[axis] for axis in data_axes(mesh)}
-        splits = self.placement.recipe.layout.sync.shards_update
-
-        def other(leaf: Any) -> PartitionSpec:
-            return update_spec(leaf.shape, sizes) if splits else WHOLE
-
-        return state_specs(optimizer, self.placement.state.params, self.specs, other)
+        del optimizer  # the shapes of whole tensors decide
+        return specs_of(self.flat_update.state_shares)
 
     # On each device, inside `over_data`.
 
@@ -118,20 +129,23 @@ class GradientSync(abc.ABC):
     # On global arrays.
 
     def apply(self, reduced: Pytree, optimizer: OptState, params: Params) -> tuple[Params, OptState]:
-        """The parameters, split as `specs` says, and the optimizer's state, updated by the result of `reduce`."""
-        updates, optimizer = self.placement.optimizer.update(reduced, optimizer, params)
-        return optax.apply_updates(params, updates), optimizer
+        """The parameters, kept as `shares` says, and the optimizer's state, updated by the result of `reduce`."""
+        return self.flat_update(reduced, optimizer, params)
 
     def magnitudes(self, reduced: Pytree) -> Pytree:
         """The tensors of the result of `reduce` whose norm says how large the update is."""
         return reduced
 
     def gather(self, params: Params) -> Params:
-        """Updated parameters, split as `specs` says, as they are stored."""
+        """Updated parameters, arrays that lie as `shares` says, as a state stores them."""
         return self.all_gather(params)
 
+    def take_shares(self, params: Params) -> Params:
+        """Parameters as a state stores them as arrays that lie as `shares` says."""
+        return arrays_of(keep(params, self.shares))
+
     def all_gather(self, params: Params) -> Params:
-        """Parameters that `specs` splits over the data axes, whole over those."""
+        """Parameters of which each device has the share that `shares` says, whole over the data axes."""
         mesh, shares = self.placement.mesh, data_specs(self.placement.mesh, self.specs)
         if not any(map(is_split, flat_specs(shares))):
             return params
@@ -153,7 +167,7 @@ class GradientSync(abc.ABC):
     def reduction(self) -> Reduction:
         """The messages in which trees are summed and gathered."""
         placement = self.placement
-        return Reduction(placement.recipe.layout, placement.mesh, self.specs, placement.base, self.order)
+        return Reduction(placement.recipe.layout, placement.mesh, self.shares, placement.base, self.order)
 
 
 def combine_alone(sync: GradientSync, params: Params) -> Params:

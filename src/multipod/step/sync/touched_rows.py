@@ -76,11 +76,10 @@ class TouchedRows(GradientSync):
     def _others(self) -> Reduction:
         """The messages of what is no table."""
         placement = self.placement
-        specs, base = (
-            {name: spec for name, spec in tree.items() if name not in self.tables}
-            for tree in (self.specs, placement.base)
+        shares, base = (
+            {name: of for name, of in tree.items() if name not in self.tables} for tree in (self.shares, placement.base)
         )
-        return Reduction(placement.recipe.layout, placement.mesh, specs, base)
+        return Reduction(placement.recipe.layout, placement.mesh, shares, base)
 
     @property
     def reduced_specs(self) -> Specs:

@@ -28,8 +28,15 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
         ("wall time", duration(ended.wall_s)),
         *goodput_rows(ended),
         ("optimizer state per device", bytes_text(ended.optimizer_bytes)),
+        *([("not split, per device", unshared_text(ended.unshared))] if ended.unshared else []),
         *left_out,
     ]
+
+
+def unshared_text(found: dict[str, int]) -> str:
+    """Such as `1,280 bytes whole, 96 padding`."""
+    words = {"whole": "whole", "padding": "padding", "gathered": "gathered for the optimizer in each update"}
+    return ", ".join(f"{count:,} bytes {words[name]}" for name, count in found.items())
 
 
 def goodput_rows(ended: Ended) -> list[tuple[str, str]]:
