@@ -193,9 +193,9 @@ CPU_MESSAGE_S, CPU_BYTES_PER_S = 6e-5, 4e9
 
 
 def _estimate_cpu_s(schedule: Schedule, vector: jax.ShapeDtypeStruct) -> float:
-    rounds = engine.choose_rounds(schedule, vector, share=True, platform="cpu")
-    sent = rounds.elements * vector.dtype.itemsize * len(schedule.topology.chips)
-    return rounds.count * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
+    rounds = engine.choose_rounds(schedule, vector, "cpu")
+    sent = rounds.steps * sum(rounds.widths) * vector.dtype.itemsize * len(schedule.topology.chips)
+    return rounds.steps * len(rounds.widths) * CPU_MESSAGE_S + sent / CPU_BYTES_PER_S
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

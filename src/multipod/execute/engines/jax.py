@@ -7,7 +7,6 @@ of the NumPy reference.
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Literal
 
 import jax
@@ -17,28 +16,32 @@ from jax import lax
 
 from multipod.collectives.schedule import ADD, Schedule
 from multipod.errors import ScheduleError
-from multipod.execute.engines.rounds import Rounds, RoundShape, build_rounds
+from multipod.execute.engines.permutations import RankPair
+from multipod.execute.engines.rounds import Column, Phase, Rounds, RoundShape, build_rounds
 from multipod.execute.target import target_platform
 
-Form = Literal["written out", "looped"]
+Form = Literal["written out", "looped", "switched"]
 
 WRITTEN_OUT = 8
 """Rounds up to which the steps are written out one by one, so that XLA may overlap them with what is around them."""
 
+FEW_KERNELS = 4
+"""Rounds in the text up to which CPU devices run plain loops. XLA for CPU compiles two kernels for each, some 50 ms;
+one loop with a switch over the permutations has few kernels in all, and pads all messages to the longest."""
+
 SEGMENT_BYTES = 128 << 10, 1 << 20
 """On CPU devices messages are cut to an eighth of the vector, no less than the first and no more than the second, where
-that changes nothing. Long messages take fresh memory, which is slow, and a loop with a switch pads all messages to the
-longest: `halving-doubling` of 16 MB on 8 devices took 183 ms uncut and 87 cut, and of 1 MB 11.5 and 7.6 (two cores of a
-Xeon, 2026-11-21)."""
+that changes nothing. Long messages take fresh memory, which is slow, and a switch pads all messages to the longest:
+`halving-doubling` of 16 MB on 8 devices took 183 ms uncut and 87 cut, and of 1 MB 11.5 and 7.6 (two cores of a Xeon,
+2026-11-21)."""
 
 
 def run(schedule: Schedule, vector: jax.Array, axes: Sequence[str], form: Form | None = None) -> jax.Array:
     """This device's vector after the schedule's last step, of any collective.
 
-    Few steps are written out, many are one loop over tables of places and lengths, with a switch
-    over the distinct permutations: it compiles in a time that hardly grows with the number of steps. `form`
-    chooses between the two; the results are the same. If it is None, up to `WRITTEN_OUT` rounds are written out,
-    and on CPU devices just one: there XLA copies the vector once more than in a loop.
+    Steps that repeat are loops over tables of places, the others are written out; up to `WRITTEN_OUT` rounds, all are.
+    Where that would be many kernels, CPU devices run one loop with a switch over the permutations. `form` is chosen
+    so if it is None; the results are the same.
 
     It is made of sends and sums that JAX differentiates, in either direction.
 
@@ -54,24 +57,30 @@ def run(schedule: Schedule, vector: jax.Array, axes: Sequence[str], form: Form |
             "Leave the devices of failed chips out of the mesh, or build the schedule for this one."
         )
     platform = target_platform()
-    if form is None:
-        few = 1 if platform == "cpu" else WRITTEN_OUT
-        form = (
-            "written out" if choose_rounds(schedule, vector, share=False, platform=platform).count <= few else "looped"
-        )
-    rounds = choose_rounds(schedule, vector, share=form == "looped", platform=platform)
-    return (_run_looped if form == "looped" and rounds.count else _run_written_out)(rounds, vector, names)
+    rounds = choose_rounds(schedule, vector, platform)
+    form = form or choose_form(rounds, platform)
+    if form == "switched" and rounds.phases:
+        return _run_switched(rounds, vector, names)
+    rank, places = lax.axis_index(names), jnp.asarray(rounds.places)
+    for phase in rounds.phases:
+        vector = _run_phase(phase, _select_rows(phase, places, rank), vector, names, loop=form == "looped")
+    return vector
 
 
-def choose_rounds(
-    schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, *, share: bool, platform: str
-) -> Rounds:
-    """The rounds of the schedule for such a vector on devices of this platform; `share` as for `build_rounds`."""
+def choose_form(rounds: Rounds, platform: str) -> Form:
+    """The form of program for such devices; the results are the same."""
+    if platform == "cpu":
+        return "looped" if rounds.written <= FEW_KERNELS else "switched"
+    return "written out" if rounds.count <= WRITTEN_OUT else "looped"
+
+
+def choose_rounds(schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, platform: str) -> Rounds:
+    """The rounds of the schedule for such a vector on devices of this platform."""
     if platform != "cpu":
-        return build_rounds(schedule, vector.size, share)
+        return build_rounds(schedule, vector.size)
     least, most = SEGMENT_BYTES
     segment = min(max(least, vector.size * vector.dtype.itemsize // 8), most)
-    return build_rounds(schedule, vector.size, share, max(1, segment // vector.dtype.itemsize))
+    return build_rounds(schedule, vector.size, max(1, segment // vector.dtype.itemsize))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 2))
@@ -140,44 +149,70 @@ def _check_collective(schedule: Schedule, *collectives: str) -> None:
         )
 
 
-def _run_written_out(rounds: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    rank = lax.axis_index(axes)
-    for number, table in zip(rounds.shape_of, rounds.tables, strict=True):
-        vector = _run_step(rounds.shapes[number], axes, vector, _select_rows(table, rank))
-    return vector
+def _run_phase(phase: Phase, rows: jax.Array, vector: jax.Array, axes: tuple[str, ...], loop: bool) -> jax.Array:
+    """The vector after a phase, as a loop or written out; `rows` as from `_select_rows`."""
+
+    def trip(vector: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        first = 0
+        for shape in phase.shapes:
+            vector = _run_step(shape, axes, vector, row[first : first + len(shape.pairs)])
+            first += len(shape.pairs)
+        return vector, None
+
+    return lax.scan(trip, vector, rows, unroll=1 if loop else phase.times)[0]
 
 
-def _run_looped(rounds: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """One loop for all steps. Only the messages go through the switch: it would copy the vector."""
-    if len(rounds.shapes) == 1:
-        step = partial(_run_step, rounds.shapes[0], axes)
-        rows = _select_rows(np.stack(rounds.tables), lax.axis_index(axes))
-        return lax.scan(lambda vector, row: (step(vector, row), None), vector, rows)[0]
-    widths = [max(lengths) for lengths in zip_longest(*(shape.lengths for shape in rounds.shapes), fillvalue=0)]
-    ops = frozenset().union(*(op for shape in rounds.shapes for op in shape.ops))
-    tables = np.zeros((len(rounds.tables), len(widths), *rounds.tables[0].shape[1:]), np.int32)
-    for padded, table in zip(tables, rounds.tables, strict=True):
-        padded[: len(table)] = table
+def _run_switched(rounds: Rounds, vector: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The vector after one loop over all steps. Only the messages go through the switch: it would copy the vector."""
+    shapes = [shape for phase in rounds.phases for _ in range(phase.times) for shape in phase.shapes]
+    widths = rounds.widths
+    ops = frozenset().union(*(op for shape in shapes for op in shape.ops))
+    branches = {shape.pairs: number for number, shape in reversed(list(enumerate(shapes)))}
+    order = {number: place for place, number in enumerate(sorted(branches.values()))}
+    numbers = jnp.array([order[branches[shape.pairs]] for shape in shapes], jnp.int32)
 
-    def exchange(shape: RoundShape, messages: list[jax.Array]) -> list[jax.Array]:
-        sent = [lax.ppermute(message, axes, pairs) for message, pairs in zip(messages, shape.pairs, strict=False)]
+    def exchange(pairs_of: Sequence[Sequence[RankPair]], messages: list[jax.Array]) -> list[jax.Array]:
+        sent = [lax.ppermute(message, axes, pairs) for message, pairs in zip(messages, pairs_of, strict=False)]
         return sent + messages[len(sent) :]
 
     def body(vector: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        number, rows = step
-        messages = [_slice(vector, row[0], width) for row, width in zip(rows, widths, strict=True)]
-        arrived = lax.switch(number, [partial(exchange, shape) for shape in rounds.shapes], messages)
-        for message, row in zip(arrived, rows, strict=True):
+        number, row_of = step
+        messages = [_slice(vector, row[0], width) for row, width in zip(row_of, widths, strict=True)]
+        arrived = lax.switch(number, [partial(exchange, shapes[number].pairs) for number in order], messages)
+        for message, row in zip(arrived, row_of, strict=True):
             vector = _write(vector, message, row, ops, full=False)
         return vector, None
 
-    steps = jnp.asarray(rounds.shape_of, jnp.int32), _select_rows(tables, lax.axis_index(axes))
-    return lax.scan(body, vector, steps)[0]
+    table = np.concatenate([_write_steps(phase, rounds.places, len(widths)) for phase in rounds.phases])
+    rows = lax.dynamic_index_in_dim(jnp.asarray(table), lax.axis_index(axes), 2, keepdims=False)
+    return lax.scan(body, vector, (numbers, rows))[0]
 
 
-def _select_rows(table: np.ndarray, rank: jax.Array) -> jax.Array:
-    """This device's rows of a table [..., chips, 4]."""
-    return lax.dynamic_index_in_dim(jnp.asarray(table), rank, table.ndim - 2, keepdims=False)
+def _write_steps(phase: Phase, places: np.ndarray, slots: int) -> np.ndarray:
+    """int32 [steps, slots, chips, 4]: the table of a phase by steps; what is added neither sends nor receives."""
+    table = phase.write_table(places)
+    steps = np.zeros((phase.times, len(phase.shapes), slots, *table.shape[2:]), np.int32)
+    first = 0
+    for number, shape in enumerate(phase.shapes):
+        steps[:, number, : len(shape.pairs)] = table[:, first : first + len(shape.pairs)]
+        first += len(shape.pairs)
+    return steps.reshape(-1, *steps.shape[2:])
+
+
+def _select_rows(phase: Phase, places: jax.Array, rank: jax.Array) -> jax.Array:
+    """This device's part of `Phase.write_table`, worked out on the device: int32 [times, rounds, 4]."""
+    send, receive, count, op, low = (_select_column(column, rank) for column in phase.columns)
+    lengths = jnp.array([length for shape in phase.shapes for length in shape.lengths], jnp.int32)
+    begin = places[receive] + low
+    end = jnp.where(count == 0, begin, jnp.minimum(begin + lengths, places[receive + count]))
+    return jnp.stack([places[send] + low, begin, end, op], axis=-1)
+
+
+def _select_column(column: Column, rank: jax.Array) -> jax.Array:
+    """int32 [times, rounds] of a column, or what broadcasts to that."""
+    base = jnp.asarray(column.base)[rank]
+    kind = 0 if len(column.pattern) == 1 else jnp.asarray(column.kind)[rank]
+    return base + jnp.asarray(column.pattern)[kind]
 
 
 def _run_step(shape: RoundShape, axes: tuple[str, ...], vector: jax.Array, rows: jax.Array) -> jax.Array:
