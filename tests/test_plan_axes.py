@@ -35,7 +35,8 @@ from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import SHARDED
 from multipod.plan.trace import step_events, write_step_trace
 from multipod.plan.traced import jaxpr, program, remembered
-from multipod.plan.traced.program import dtype_fields, expert_splits, workload_of
+from multipod.plan.traced.fields import dtype_fields
+from multipod.plan.traced.program import expert_splits, workload_of
 from multipod.plan.traced.remembered import remember_traces
 from multipod.plan.work import Operation, Work
 from multipod.plan.workload import Part, Workload

@@ -60,7 +60,7 @@ def test_a_hole_a_scale_and_plans(run, tmp_path):
     text = run("compare", "a.json", "b.json")
     assert "step_s" in text
     saved = json.loads((tmp_path / "b.json").read_text())
-    assert saved["format"] == "multipod-plan-2"
+    assert saved["format"] == "multipod-plan-3"
     assert saved["prediction"]["run_s"] > 500 * saved["prediction"]["step_s"]
 
 
@@ -145,9 +145,10 @@ def test_xla_beside_the_prediction(run):
 def test_training_by_a_plan_shows_predicted_beside_measured(multipod, tmp_path):
     """A plan for this host, trained for some updates; and a plan that does not belong to the recipe."""
     recipe = f"{Path(__file__).parent / 'tiny_recipe.py'}:tiny"
-    done = multipod("plan", recipe, "--on", "here:8", "--save", "p.json", "--cache", "off")
+    changes = ("--set", "updates=4", "--set", "evaluate_every=0")
+    done = multipod("plan", recipe, "--on", "here:8", "--save", "p.json", "--cache", "off", *changes)
     assert done.returncode == 0, done.stderr
-    words = ("--set", "updates=4", "--set", "evaluate_every=0", "--set", "checkpoint_every=0", "--quiet")
+    words = ("--set", "checkpoint_every=0", "--quiet")
     done = multipod("train", recipe, "--layout", "p.json", *words, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert "predicted" in (tmp_path / "run" / "report.html").read_text()

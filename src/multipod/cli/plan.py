@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -25,7 +25,6 @@ from multipod.plan.asked import asked_for
 from multipod.plan.calibration.steps import fit_steps, read_steps
 from multipod.plan.machine import find, here, read, write
 from multipod.plan.placing import on_machine
-from multipod.plan.predict import micro_of
 from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
 from multipod.plan.saved import SavedPlan, write_plan
 from multipod.plan.search import Every, remember_costs, scaling, search
@@ -34,7 +33,7 @@ from multipod.plan.tables.published import EXAMPLES
 from multipod.plan.trace import write_step_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from multipod.plan.run import RunPrediction
     from multipod.plan.search import Found
     from multipod.plan.workload import Dtype, Workload
+    from multipod.recipe.recipe import Recipe
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 POSITIVE = click.FloatRange(0)
@@ -107,6 +107,7 @@ def machine_options(command: Any) -> Any:
 @machine_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
 @click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change a field of the recipe. Repeatable.")
 @click.option("--explain", metavar="LAYOUT", help="Take one apart: its number in the table, or model=4,sum=torus-2d.")
 @click.option("--scale", metavar="FROM..TO", help="A scaling table over machine sizes, doubling: 16..4096.")
 @click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the scaling.")
@@ -168,7 +169,8 @@ def _console() -> "Console":
 
 def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     _remember(asked["cache"])
-    workload, batch, updates, every = _workload(name, asked)
+    told_of = _to_plan(name, asked)
+    workload, batch, updates, every = told_of.workload, told_of.batch, told_of.updates, told_of.every
     machine = _machine(asked)
     every = every if asked["evaluate_every"] is None else asked["evaluate_every"]
     dtypes = _dtypes(workload, asked["precision"])
@@ -180,11 +182,13 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     often = Every(every, asked["mirror_every"])
     number, chosen = asked_for(asked["explain"] or "1", found, workload, machine, batch, often)
     asked["updates"] = updates = asked["updates"] or updates
+    for line in told_of.remarks:
+        console.print(line, highlight=False, markup=False)
     plan_text.table(console, found, machine, asked["top"], _run_of(machine, asked))
     if asked["fail"] or asked["fail_link"]:
         _hole(console, workload, found, asked, batch)
     if asked["compiled"]:
-        _compile(console, name, batch, machine, found, asked["cache"])
+        _compile(console, told_of, machine, found, asked["cache"])
     if asked["explain"]:
         words = spelled(on_machine(chosen.layout, machine), always=("gradient_sum", "shard_update"))
         plan_text.explain(console, chosen, number, words)
@@ -194,7 +198,7 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         which = f"layout {number}" if number else "that layout"
         click.echo(f"a step of {which} in {asked['trace']}: open it in ui.perfetto.dev")
     if asked["save"] is not None:
-        _save(name, asked, machine, chosen)
+        _save(told_of, asked, machine, chosen)
 
 
 def _machine(asked: dict[str, Any]) -> "Machine":
@@ -269,7 +273,10 @@ def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> No
         raise click.UsageError("say whose constants are fitted and where they go: --on dgx-a100 --save a100.json.")
     _remember(asked["cache"])
     steps = read_steps(file)
-    workloads = {name: _workload(name, {**asked, "batch": 1})[0] for name in {step.model for step in steps}}
+    workloads = {
+        name: _to_plan(name, {**asked, "batch": 1 if name in MODELS else None}).workload
+        for name in {step.model for step in steps}
+    }
     fit = fit_steps(steps, _machine(asked), workloads.__getitem__)
     plan_text.fitted(console, fit, {str(step): step.step_ms / 1e3 for step in steps})
     write(fit.machine, asked["save"], steps=[str(step) for step in steps])
@@ -285,24 +292,50 @@ def _folder(cache: str | None) -> Path:
     return runtime.default_cache().parent / "plan" if cache is None else Path(cache)
 
 
-def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, float]":
-    """The workload, its batch, its updates (0 if nobody knows), and those between evaluations (0: none)."""
-    batch: int | None = asked["batch"]
+class ToPlan(NamedTuple):
+    """What is planned.
 
-    if name in MODELS:
-        if batch is None:
-            raise PlanError(f"{name} is a published model and has no batch of its own. Give --batch, as --batch 4096.")
-        try:
-            epochs, _ = epochs_to_target(name, batch)
-        except PlanError:
-            return MODELS[name], batch, 0.0, 0.0
-        return MODELS[name], batch, epochs * EXAMPLES[name] / batch, 0.0
+    Attributes:
+      name: as on the command line.
+      workload: of the recipe, or the table of a published model.
+      batch: examples in an update.
+      updates: of the run; 0 if nobody knows.
+      every: updates between evaluations; 0: none.
+      recipe: that can be trained so, with the changes that were asked for and the batch; None for a table alone.
+      remarks: on the recipe's preset.
+    """
 
+    name: str
+    workload: "Workload"
+    batch: int
+    updates: float
+    every: float
+    recipe: "Recipe | None" = None
+    remarks: "Sequence[str]" = ()
+
+
+def _to_plan(name: str, asked: dict[str, Any]) -> ToPlan:
+    """What a name stands for: a table of a published model, a recipe, or a recipe with the price of a table.
+
+    Raises:
+      PlanError: nothing of this name; a table without a batch.
+      RecipeError: changes that do not fit, or a file that is no recipe.
+    """
+    batch, sets = asked["batch"], asked.get("sets", ())
+    if name in MODELS and batch is None:
+        raise PlanError(f"{name} is a published model and has no batch of its own. Give --batch, as --batch 4096.")
     runtime.prepare()
+    from multipod.recipes.find import RECIPES, load
+
+    if name in MODELS and name not in RECIPES:
+        if sets:
+            raise PlanError(f"{name} is a table of layers, which has no fields. Leave --set out, or plan a recipe.")
+        return ToPlan(name, MODELS[name], batch, _known_updates(name, batch), 0.0)
     from multipod.plan.traced.program import workload_of
     from multipod.plan.traced.remembered import remember_traces
     from multipod.plan.traced.splits import Splits
-    from multipod.recipes.find import RECIPES, load
+    from multipod.recipe.override import override
+    from multipod.recipe.scaling import preset_remarks
 
     try:
         recipe = load(name)
@@ -310,10 +343,28 @@ def _workload(name: str, asked: dict[str, Any]) -> "tuple[Workload, int, float, 
         if ".py:" in name:
             raise
         raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
+    base, recipe = recipe, override(recipe, [*sets, *([f"batch={batch}"] if batch else [])])
+    remarks = preset_remarks(recipe)
+    same = (base.model, base.accumulate, type(base.optimizer)) == (
+        recipe.model,
+        recipe.accumulate,
+        type(recipe.optimizer),
+    )
+    if name in MODELS and same:
+        return ToPlan(name, MODELS[name], recipe.batch, recipe.updates, 0.0, recipe, remarks)
     folder = None if asked["cache"] == "off" else _folder(asked["cache"]) / "programs"
     remember_traces(None if folder is None else folder.with_name("traces"))
     splits = Splits(recipe, folder, partial(click.echo, err=True)) if asked["splits"] else None
-    return workload_of(recipe, splits), batch or recipe.batch, recipe.updates, recipe.evaluate_every
+    workload = workload_of(recipe, splits)
+    return ToPlan(name, workload, recipe.batch, recipe.updates, recipe.evaluate_every, recipe, remarks)
+
+
+def _known_updates(name: str, batch: int) -> float:
+    """The updates that a published model took to its target; 0 if nobody noted them."""
+    try:
+        return epochs_to_target(name, batch)[0] * EXAMPLES[name] / batch
+    except PlanError:
+        return 0.0
 
 
 class _bar:
@@ -329,19 +380,18 @@ class _bar:
         self._progress.stop()
 
 
-def _compile(console: "Console", name: str, batch: int, machine: "Machine", found: "Found", cache: str | None) -> None:
+def _compile(console: "Console", planned: ToPlan, machine: "Machine", found: "Found", cache: str | None) -> None:
     """What XLA says of the step of a recipe, beside the prediction."""
-    if name in MODELS:
+    if planned.name in MODELS or planned.recipe is None:
         raise PlanError(
-            f"{name} is a table of layers, and XLA compiles programs. Give a recipe, or leave --compile out."
+            f"{planned.name} is a table of layers, and XLA compiles programs. Give a recipe, or leave --compile out."
         )
     runtime.absent_tpus()
     from multipod.plan.traced.program import compiled_step
-    from multipod.recipes.find import load
 
     folder = None if cache == "off" else Path(cache) if cache else runtime.default_cache().parent / "plan"
     with console.status("compiling"):
-        facts = compiled_step(replace(load(name), batch=batch), machine, folder)
+        facts = compiled_step(planned.recipe, machine, folder)
     best = found.best
     flops, peak = f"{facts.flops / 1e9:,.2f} GFLOP", facts.memory.peak / 2**20
     console.print(
@@ -402,21 +452,22 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _save(name: str, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
+def _save(planned: ToPlan, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
+    name, on = planned.name, asked["on"]
     if ".py:" in name:
         path, _, function = name.rpartition(":")
         name = f"{Path(path).absolute()}:{function}"  # as `train` knows it
-    layout, precision = on_machine(chosen.layout, machine), tuple[str, ...]()
-    if layout.pipeline:
-        micro = micro_of(layout, chosen.batch, machine)
-        layout = replace(layout, pipeline=replace(layout.pipeline, micro_batches=micro))
-    if asked["precision"] and name not in MODELS:
-        from multipod.plan.traced.program import dtype_fields
-        from multipod.recipes.find import load
-
-        precision = dtype_fields(load(name))
     run = _run_of(machine, asked)
     prediction = chosen.data() | (run(chosen).data() if run else {})
-    plan = SavedPlan(name, asked["on"], layout, chosen.batch, prediction, chosen.dtype, precision)
+    if planned.recipe is None:
+        plan = SavedPlan(name, on, on_machine(chosen.layout, machine), chosen.batch, prediction)
+        then = "a table, which cannot be trained"
+    else:
+        from multipod.plan.pinned import plan_of
+
+        updates = max(1, round(asked["updates"]))
+        plan = plan_of(name, on, chosen, machine, planned.recipe, asked["sets"], updates)
+        plan = replace(plan, prediction=prediction)
+        then = f"train it with `multipod train {name} --layout {asked['save']}`, which sets {' '.join(plan.settings)}"
     write_plan(plan, asked["save"])
-    click.echo(f"plan in {asked['save']}: train it with `multipod train {name} --layout {asked['save']}`")
+    click.echo(f"plan in {asked['save']}: {then}")

@@ -182,7 +182,8 @@ def compare(console: "Console", files: tuple[str, ...]) -> None:
     for title, left, right in (
         ("recipe", one.name, other.name),
         ("machine", one.machine, other.machine),
-        ("layout", *(layout_words(plan.layout, plan.batch, plan.dtype) for plan in (one, other))),
+        ("layout", *(layout_words(plan.layout, plan.batch) for plan in (one, other))),
+        ("recipe set to", *("\n".join(plan.settings) for plan in (one, other))),
     ):
         table.add_row(title, left, right, "")
     for key in dict.fromkeys([*one.prediction, *other.prediction]):

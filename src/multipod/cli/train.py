@@ -90,7 +90,7 @@ def train(
     plan = None if file is None else planned(file, recipe, where)
     request = runs.TrainRequest(
         recipe=recipe,
-        changes=[*(plan.changes() if plan else ()), *changes],
+        changes=changes,
         out=out,
         resume=resume,
         at=at,
@@ -99,9 +99,9 @@ def train(
         evaluate_beside=evaluate_beside,
         log_examples=log_examples,
         inject=inject,
-        plan=plan.prediction if plan else None,
+        plan=plan,
         loggers=loggers,
-        observers=ConsoleObservers(quiet, where),
+        observers=ConsoleObservers(quiet, where, plan),
     )
     if where.cluster.waits:
         from multipod.cli.standby import stand_by
@@ -178,11 +178,21 @@ def remarks_of(folder: "RunFolder") -> list[str]:
     return []
 
 
+def planned_lines(plan: "SavedPlan | None") -> list[str]:
+    """What a plan makes of the recipe, and what it leaves open; nothing without one."""
+    if plan is None:
+        return []
+    lines = [f"planned for {plan.machine}: {' '.join(plan.changes())}"]
+    if plan.silent:
+        lines.append(f"  of a former format, which does not hold {plan.silent}: plan again to hold them, too")
+    return lines
+
+
 class ConsoleObservers:
     """Makes the observers that print: a progress bar or lines, and the table at the end; none if `quiet`."""
 
-    def __init__(self, quiet: bool, where: RuntimeOptions) -> None:
-        self._quiet, self._where = quiet, where
+    def __init__(self, quiet: bool, where: RuntimeOptions, plan: "SavedPlan | None" = None) -> None:
+        self._quiet, self._where, self._plan = quiet, where, plan
 
     def __call__(self, folder: "RunFolder", first: bool) -> "Sequence[Observer]":
         """Makes them for a run in `folder`; the `first` of this process also say where they write."""
@@ -192,6 +202,6 @@ class ConsoleObservers:
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
-            for line in remarks_of(folder):
+            for line in [*planned_lines(self._plan), *remarks_of(folder)]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
         return make_observers(ObservedRun(folder, console), PRINTED)

@@ -33,12 +33,14 @@ class Preset:
       batch: examples in an update, over all devices.
       updates: planned length; 0 where the source does not say and the schedule does not ask.
       source: where the numbers are from, and what is not sure about them.
+      norm_examples: over which batch norm took its statistics; 0 where the source does not say, or there is none.
     """
 
     optimizer: RegularizedOptimizer
     batch: int
     updates: int
     source: str
+    norm_examples: int = 0
 
     @property
     def rate(self) -> WarmUp:
@@ -72,7 +74,8 @@ class Scaled:
             return run
         longer = run.batch / batch
         optimizer = replace(run.optimizer, rate=_scaled(run.rate, longer**-self.power, longer))
-        return Preset(optimizer, batch, round(run.updates * longer), f"{run.source}; {self.rule}")
+        source = f"{run.source}; {self.rule}"
+        return Preset(optimizer, batch, round(run.updates * longer), source, run.norm_examples)
 
     def beyond(self, batch: int) -> str:
         """Says that a batch lies outside the published range, with the range; empty where it lies inside."""
@@ -108,6 +111,7 @@ def _resnet(
     momentum: float = 0.9,
     weight_decay: float = 1e-4,
     eps: float = 0.0,
+    norm_examples: int = 64,
 ) -> Preset:
     """ResNet-50 with LARS. The scaled form has its weight decay in the loss, the other in the optimizer."""
     optimizer = form(
@@ -117,7 +121,7 @@ def _resnet(
         weight_decay_in="loss" if form is LarsScaled else "optimizer",
         eps=eps,
     )
-    return Preset(optimizer, batch, updates, source)
+    return Preset(optimizer, batch, updates, source, norm_examples)
 
 
 def _efficientnet_rmsprop(batch: int) -> Preset:
@@ -201,9 +205,9 @@ PRESETS: dict[str, Scaled] = {
     # arXiv:1909.09756: one pod, LARS scaled.
     "resnet50-lars-scaled": Scaled(
         (
-            _resnet(LarsScaled, 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4),
-            _resnet(LarsScaled, 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4),
-            _resnet(LarsScaled, 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5),
+            _resnet(LarsScaled, 4096, 10.0, 5, 22536, f"{_V06}, 32 cores", weight_decay=2e-4, norm_examples=128),
+            _resnet(LarsScaled, 16384, 25.0, 5, 5634, f"{_V06}, 128 cores", weight_decay=2e-4, norm_examples=128),
+            _resnet(LarsScaled, 32768, 31.2, 25, 2983, f"{_V06}, 512 to 2048 cores", eps=1e-5, norm_examples=128),
         ),
         0.0,
         _ROWS,
@@ -211,9 +215,9 @@ PRESETS: dict[str, Scaled] = {
     # arXiv:1811.06992: ImageNet on one pod.
     "resnet50-lars-2018": Scaled(
         (
-            _resnet(LarsScaled, 16384, 25.0, 5, count_updates(16384, 90), _SUPERCOMPUTER),
-            _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER),
-            _resnet(LarsScaled, 65536, 35.0, 34, count_updates(65536, 90), _SUPERCOMPUTER),
+            _resnet(LarsScaled, 16384, 25.0, 5, count_updates(16384, 90), _SUPERCOMPUTER, norm_examples=0),
+            _resnet(LarsScaled, 32768, 34.0, 12, 3558, _SUPERCOMPUTER, norm_examples=0),
+            _resnet(LarsScaled, 65536, 35.0, 34, count_updates(65536, 90), _SUPERCOMPUTER, norm_examples=0),
         ),
         0.0,
         _ROWS,

@@ -263,4 +263,7 @@ def _messages(work: Work, workload: Workload, norm_group: int, machine: Machine)
     if norm_group > 1 and workload.norm_group_messages:
         one = group_s(machine, "all-reduce", workload.norm_bytes, norm_group)
         found["norm sums"] = workload.norm_group_messages * one
+    if workload.value_messages and machine.devices > 1:
+        one = group_s(machine, "all-reduce", workload.value_bytes, machine.devices)
+        found["sums of values"] = workload.value_messages * one
     return list(found.items())

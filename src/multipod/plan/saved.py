@@ -1,23 +1,30 @@
 """Plans in files: what `multipod plan --save` writes, and `multipod train --layout PLAN.json` reads."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from multipod.errors import LayoutError, PlanError
-from multipod.layout.fields import TYPES, changes_to, from_fields, to_fields
+from multipod.layout.fields import FLAT_NAMES, TYPES, changes_to, from_fields, to_fields
 from multipod.layout.layout import Layout
 from multipod.plan.files import read_object
 from multipod.plan.placing import with_mesh
-from multipod.plan.workload import Dtype
 
-FORMAT = "multipod-plan-2"
+FORMAT = "multipod-plan-3"
 
-FORMER = "multipod-plan-1"
-"""The format before layouts were written as the trainer names their fields: with a `choice`, see `former_layout`."""
+FORMER = ("multipod-plan-2", "multipod-plan-1")
+"""The formats before: 2 held no field of the recipe but the layout's, the batch and the type of products, and 1 had the
+layout as a `choice`, see `former_layout`."""
+
+SILENT = "batch norm's span, the number of updates, the preset of the rate, accumulation, and what the model keeps"
+"""What plans of the former formats do not hold."""
+
+UNPLANNED = ("failed", "rules", "report_orthogonality")
+"""Flat fields of a layout that a plan leaves as the recipe and the run have them."""
 
 HOW = "Write one with `multipod plan RECIPE --on MACHINE --save FILE`."
 
@@ -32,8 +39,9 @@ class SavedPlan:
       layout: with its mesh; without one where replicas of this form do not fill the machine.
       batch: examples in an update.
       prediction: what `Prediction.data` says, and of the run, if it was planned.
-      dtype: of products; "" is the model's own.
-      precision: fields of the recipe that are set to `dtype`; () leaves them.
+      settings: changes to the recipe beside its layout and batch, each `name=value`.
+      fields: of the recipe so changed, by their names for `--set`, those that the prediction rests on
+        (`multipod.plan.pinned`); {} for a published table, and for a plan of a former format.
     """
 
     name: str
@@ -41,16 +49,29 @@ class SavedPlan:
     layout: Layout
     batch: int
     prediction: dict[str, Any]
-    dtype: Dtype | Literal[""] = ""
-    precision: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def changes(self) -> list[str]:
         """What a recipe must be changed by to be trained like this: for `multipod train --set`."""
-        return [
-            *changes_to(self.layout, always=("gradient_sum", "shard_update")),
-            f"batch={self.batch}",
-            *(f"{name}={self.dtype}" for name in self.precision),
-        ]
+        return [f"batch={self.batch}", *self.settings, *self.layout_changes()]
+
+    def layout_changes(self) -> list[str]:
+        """The changes to the recipe's layout; without a mesh where the plan has none."""
+        if not self.fields:
+            return changes_to(self.layout, always=("gradient_sum", "shard_update"))
+        idle = (
+            {flat for path, flat in FLAT_NAMES.items() if path.startswith("pipeline.")}
+            if not self.layout.pipeline
+            else set()
+        )
+        said = TYPES.keys() - {*UNPLANNED, *([] if self.layout.mesh else ["mesh", "tile"])} - (idle - {"stage"})
+        return changes_to(self.layout, always=said)
+
+    @property
+    def silent(self) -> str:
+        """What the plan does not hold, in words; empty where it holds all that its prediction rests on."""
+        return "" if self.fields else SILENT
 
 
 def write_plan(plan: SavedPlan, file: Path) -> None:
@@ -60,12 +81,12 @@ def write_plan(plan: SavedPlan, file: Path) -> None:
 
 
 def read_plan(file: Path) -> SavedPlan:
-    """The plan in a file, of today's format or of the one before.
+    """The plan in a file, of today's format or of a former one.
 
     Raises:
       PlanError: there is none in it.
     """
-    data = read_object(file, (FORMAT, FORMER), "plan", HOW)
+    data = read_object(file, (FORMAT, *FORMER), "plan", HOW)
     try:
         if "choice" in data:
             choice = data["choice"]
@@ -74,7 +95,8 @@ def read_plan(file: Path) -> SavedPlan:
         else:
             layout = from_fields({name: msgspec.convert(value, TYPES[name]) for name, value in data["layout"].items()})
         plain = (data["name"], data["machine"], layout, data["batch"], dict(data["prediction"]))
-        return SavedPlan(*plain, data.get("dtype", ""), tuple(data.get("precision", ())))
+        former = [f"{name}={data['dtype']}" for name in data.get("precision", ())]
+        return SavedPlan(*plain, tuple(data.get("settings", former)), dict(data.get("fields", {})))
     except (KeyError, TypeError, LayoutError, msgspec.ValidationError) as error:
         raise PlanError(f"{file} is no whole plan: {error}. {HOW}") from error
 

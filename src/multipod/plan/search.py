@@ -1,6 +1,7 @@
 """Candidates for a workload on a machine, priced; the best first. What is not tried is said."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from multipod.layout.sync import Sharding, Sync
 from multipod.plan import network
 from multipod.plan.machine import Machine, find
 from multipod.plan.mirror import with_copies
+from multipod.plan.placing import norm_tile
 from multipod.plan.predict import Prediction, layout_words, predict_step, with_evaluations
 from multipod.plan.rank import ranked
 from multipod.plan.sync import chips_of_weights
@@ -101,14 +103,13 @@ def candidates(
     workload: Workload,
     machine: Machine,
     batch: int,
-    norm_examples: int = 64,
     dtypes: Sequence[Dtype | Literal[""]] = ("",),
     most: int = LARGEST,
     shardings: Sequence[Sharding] = ("zero1", "none"),
 ) -> Iterator[Candidate]:
     """Every layout that the workload's axes allow: splits, pipelines, schedules, sharding, precisions.
 
-    Batch norm spans as many devices as it takes for `norm_examples` examples, where the model has any.
+    Batch norm spans the devices that `norm_group` says.
     """
     names = sums(machine.topology)
     for dtype, (split, stages) in itertools.product(dtypes, _splits(workload, most)):
@@ -123,7 +124,7 @@ def candidates(
                 if pipeline.parts <= workload.layers:
                     yield Candidate(Layout(split=split, pipeline=pipeline, sync=Sync(name)), dtype=dtype)
             continue
-        group = norm_group(workload, machine, batch, split.devices, norm_examples)
+        group = norm_group(workload, machine, batch, split.devices)
         for name, sharding in itertools.product(able, shardings):
             yield Candidate(Layout(split=split, sync=Sync(name, sharding)), group, dtype)
 
@@ -132,15 +133,18 @@ def _stages(stages: int) -> PipelineSplit | None:
     return PipelineSplit(stages) if stages > 1 else None
 
 
-def norm_group(workload: Workload, machine: Machine, batch: int, each: int, norm_examples: int = 64) -> int:
-    """Devices that batch norm spans so that it sees `norm_examples` examples, with replicas of `each` devices.
+def norm_group(workload: Workload, machine: Machine, batch: int, each: int) -> int:
+    """Devices that batch norm spans, with replicas of `each` devices: what is settled, or a tile with enough examples.
 
     1 for a model without it.
     """
     if not workload.norm_group_messages:
         return 1
-    examples = max(1, batch * each // machine.devices)
-    return min(each * max(1, norm_examples // examples), machine.devices)
+    replicas = workload.norm_replicas
+    if not replicas and workload.norm_examples:
+        wanted = max(1, workload.norm_examples // max(1, batch * each // machine.devices))
+        replicas = math.prod(norm_tile(each, wanted, machine))
+    return min(each * replicas, machine.devices) if replicas else machine.devices
 
 
 def _in_replicas(name: str) -> bool:

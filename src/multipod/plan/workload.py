@@ -82,6 +82,10 @@ class Workload:
       splits_weights: whether the model axis splits the weights (and so the gradients); a spatial split never does.
       norm_group_messages: sums of statistics in a step, forward and backward, where batch norm spans devices.
       norm_bytes: of one such sum.
+      norm_examples: over which batch norm takes its statistics; 0: over all of a batch.
+      norm_replicas: replicas that batch norm spans, where that is settled; 0: as `norm_examples` says.
+      value_messages: sums over all devices in a step, of values and of statistics that are each device's own.
+      value_bytes: of one such sum.
       state_bytes: statistics.
       batch_bytes: of one example on a device.
       evaluation: see there.
@@ -108,6 +112,10 @@ class Workload:
     splits_weights: bool = True
     norm_group_messages: float = 0.0
     norm_bytes: float = 0.0
+    norm_examples: int = 64
+    norm_replicas: int = 0
+    value_messages: float = 0.0
+    value_bytes: float = 0.0
     state_bytes: float = 0.0
     batch_bytes: float = 0.0
     evaluation: Evaluation = Evaluation()

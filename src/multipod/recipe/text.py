@@ -60,7 +60,7 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
 
     Where it does not go on `learning`, but is looked at, it may lie anywhere.
     """
-    before, after = (_flat_fields(text) for text in (old, new))
+    before, after = (flat_fields(text) for text in (old, new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
     moved = ("layout.failed", "layout.report_orthogonality") if combines and learning else WHERE
     free = (*DATA_PLACES, *BAD_UPDATES, *moved)
@@ -94,7 +94,7 @@ def _kind(value: Any) -> str:
     return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', repr(value))}"
 
 
-def _flat_fields(text: str) -> dict[str, Any]:
+def flat_fields(text: str) -> dict[str, Any]:
     """Returns the fields of a recipe's text in today's form, by the names that `--set` takes."""
     fields = _flat(upgrade(tomllib.loads(text)))
     short = {name: _flat_name(name) for name in fields}

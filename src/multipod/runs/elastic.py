@@ -29,8 +29,7 @@ from multipod.runs.example_log import open_example_log
 from multipod.runs.lazy_checkpoints import LazyCheckpoints
 from multipod.runs.lock import RunLock, hold
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe
-from multipod.runs.request import RunResult, TrainRequest, reading_arguments, remember, resume_command
+from multipod.runs.request import RunResult, TrainRequest, reading_arguments, remember, requested_recipe, resume_command
 from multipod.runs.stages import (
     identify,
     open_observers,
@@ -68,7 +67,7 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     beat("starting", 0)
     runtime.keep_stdout_for_python()
     request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
-    recipe = configure_recipe(request.recipe, request.changes, replace(options, fail=()))
+    recipe = requested_recipe(request, replace(options, fail=()))
     refuse_inelastic(recipe, options)
     worker = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults

@@ -5,16 +5,17 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
+from multipod.plan.pinned import check_planned
+from multipod.plan.saved import SavedPlan
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import recorded_changes, recorded_recipe
+from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
@@ -43,7 +44,7 @@ class TrainRequest:
       begin: makes the first state of a new run; None starts from scratch.
       log_examples: write which examples each update used to the run's folder.
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
-      plan: what was predicted for the run, for its records.
+      plan: the run as it was planned: its changes come before `changes`, and what differs from it is refused.
       loggers: names in `multipod.train.observers.table.OBSERVERS` of who is told of the run beside its own files.
       observers: makes who else is told, on process 0, given the run's folder and whether these are the first of this
         process. Those with a method `close` are closed at the end.
@@ -60,12 +61,17 @@ class TrainRequest:
     begin: Callable[[Program], State] | None = None
     log_examples: bool = False
     inject: Path | None = None
-    plan: dict[str, Any] | None = None
+    plan: SavedPlan | None = None
     loggers: Sequence[str] = ()
     observers: Callable[[RunFolder, bool], Sequence[EventSink]] = no_observers
 
     def __post_init__(self) -> None:
         refuse_unknown_observers(self.loggers)
+
+    @property
+    def all_changes(self) -> list[str]:
+        """The changes of the plan, if there is one, and then the user's."""
+        return [*(self.plan.changes() if self.plan else ()), *self.changes]
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,19 @@ class RunResult:
     def values(self) -> dict[str, float]:
         """The values of the last evaluation, `accuracy` and so on."""
         return self.ended.values
+
+
+def requested_recipe(request: TrainRequest, options: RuntimeOptions) -> Recipe:
+    """Returns the recipe of the request with all its changes, as it was planned if it was planned.
+
+    Raises:
+      MultipodError: see `configure_recipe`.
+      PlanError: the fields in which it is not what was planned, all at once.
+    """
+    recipe = configure_recipe(request.recipe, request.all_changes, options)
+    if request.plan is not None:
+        check_planned(request.plan, recipe)
+    return recipe
 
 
 def remember(request: TrainRequest, options: RuntimeOptions, devices: int = 0) -> tuple[TrainRequest, RuntimeOptions]:

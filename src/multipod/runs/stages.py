@@ -19,8 +19,7 @@ from multipod.recipe.text import to_text
 from multipod.runs.facts import data_identities, facts, versions
 from multipod.runs.lock import RunLock, hold
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe
-from multipod.runs.request import TrainRequest
+from multipod.runs.request import TrainRequest, requested_recipe
 from multipod.runs.standby import reuse_prepared
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
@@ -53,7 +52,7 @@ def prepare_program(request: TrainRequest, options: RuntimeOptions, faults: Faul
     Raises:
       MultipodError: it cannot be, or a process is missing or has another version, recipe or data.
     """
-    recipe = configure_recipe(request.recipe, request.changes, options)
+    recipe = requested_recipe(request, options)
     program = reuse_prepared(program_of(recipe, make_mesh(recipe.layout), faulty=faults.flips))
     _ = program.lowered  # what does not fit the mesh is refused here
     barrier("ready", options.timeouts.collective_s)
@@ -90,9 +89,9 @@ def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Prog
 def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) -> dict[str, Any]:
     """What `run.json` says of this run, and what was planned, if it was."""
     cache = str(options.cache or "off")
-    known = facts(program, recipe_name(request), list(request.changes), options.command, cache)
+    known = facts(program, recipe_name(request), request.all_changes, options.command, cache)
     known |= {} if isinstance(request.recipe, str) else {"recipe_is_value": True}
-    return known if request.plan is None else known | {"plan": request.plan}
+    return known if request.plan is None else known | {"plan": dict(request.plan.prediction)}
 
 
 def recipe_name(request: TrainRequest) -> str:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.text import to_text
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.recipes import configure_recipe
-from multipod.runs.request import TrainRequest, remember
+from multipod.runs.request import TrainRequest, remember, requested_recipe
 from multipod.runtime import release_memory
 from multipod.step.program import Program, program_of
 
@@ -34,7 +33,7 @@ def import_needed(request: TrainRequest, options: RuntimeOptions) -> tuple[Train
         importlib.import_module(name)
     with suppress(Exception):
         request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
-        recipe = configure_recipe(request.recipe, request.changes, replace(options, fail=()))
+        recipe = requested_recipe(request, replace(options, fail=()))
         recipe.data.train()
         recipe.data.test()
     return request, options
@@ -42,7 +41,7 @@ def import_needed(request: TrainRequest, options: RuntimeOptions) -> tuple[Train
 
 def prepare(request: TrainRequest, options: RuntimeOptions) -> None:
     """Compiles the update of the request for this process's devices, and keeps the program for `reuse_prepared`."""
-    recipe = configure_recipe(request.recipe, request.changes, options)
+    recipe = requested_recipe(request, options)
     program = program_of(recipe, make_mesh(recipe.layout))
     program.compile_update(request.reading.image_order)
     release_memory()

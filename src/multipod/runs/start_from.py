@@ -38,7 +38,7 @@ def start_from(request: TrainRequest, run: Path, options: RuntimeOptions) -> Tra
     recipe = request.recipe or recorded_recipe(folder, facts)
     before = configure_recipe(recipe, recorded_changes(folder, facts), replace(options, mesh=None, fail=()))
     check_same(folder, before)
-    changes = [*recorded_changes(folder, facts), *request.changes]
+    changes = [*recorded_changes(folder, facts), *request.all_changes]
     check_convertible(folder, facts, before, configure_recipe(recipe, changes, options))
 
     def begin(program: Program) -> State:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan.machine import Machine
 from multipod.plan.placing import on_machine
 from multipod.plan.traced import jaxpr
-from multipod.plan.traced.remembered import remembered
+from multipod.plan.traced.fields import DTYPES, bare, dtype_fields, norm_examples_of, norm_fields, norm_tile_of
+from multipod.plan.traced.remembered import in_memory, remembered
 from multipod.plan.traced.splits import Splits
 from multipod.plan.work import Message, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
@@ -61,23 +62,10 @@ def workload_of(recipe: Recipe, splits: Splits | None = None) -> Workload:
     return replace(own, dtypes=DTYPES, other=other) if fields else own
 
 
-DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
-
-
-def dtype_fields(recipe: Recipe) -> tuple[str, ...]:
-    """The fields of a recipe that say the type of its model's products, for `--set`; () if it has none."""
-    found: list[str] = []
-    value, name = recipe.model, "model"
-    while is_dataclass(value):
-        if getattr(value, "dtype", None) in DTYPES:
-            found.append(f"{name}.dtype")
-        value, name = getattr(value, "model", None), f"{name}.model"  # what `Normalized` wraps
-    return tuple(found)
-
-
-def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
+def _workload(whole: Recipe, splits: Splits | None) -> Workload:
+    recipe, tile = bare(whole), norm_tile_of(whole)
     known = remembered(_Facts, recipe, ("facts",), partial(_facts, recipe))
-    splits = splits and replace(splits, recipe=recipe)
+    splits = splits and replace(splits, recipe=whole)
     return Workload(
         name=recipe.name,
         parameters=known.parameters,
@@ -91,6 +79,10 @@ def _workload(recipe: Recipe, splits: Splits | None) -> Workload:
         wire_bytes=2 if recipe.layout.sync.sum_dtype == "bfloat16" else known.wire_bytes,
         norm_group_messages=known.norm_messages,
         norm_bytes=known.norm_bytes,
+        norm_examples=norm_examples_of(whole),
+        norm_replicas=math.prod(tile) if tile else 0,
+        value_messages=known.value_messages,
+        value_bytes=known.value_bytes,
         state_bytes=known.state_bytes,
         batch_bytes=known.batch_bytes,
         evaluation=Evaluation(known.test_examples),
@@ -114,6 +106,8 @@ class _Facts:
     wire_bytes: int
     norm_messages: float
     norm_bytes: float
+    value_messages: float
+    value_bytes: float
     state_bytes: float
     batch_bytes: float
     test_examples: int
@@ -130,13 +124,19 @@ def _facts(recipe: Recipe) -> _Facts:
     small = [s for s in _smallest(recipe).sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
     example = recipe.data.train().read(np.arange(1))
     experts = expert_splits(recipe)
+    statistics = jax.tree.leaves(program.shapes.statistics)
+    state_bytes = float(sum(leaf.size * leaf.dtype.itemsize for leaf in statistics))
+    # Each layer of batch norm keeps two moments, and sends both in one message, forward and back again.
+    sums = len(statistics) if norm_fields(recipe) else 0
     return _Facts(
         parameters=parameters,
         slots=state / max(1, 4 * parameters),
         wire_bytes=max((one.dtype.itemsize for one in params), default=4),
-        norm_messages=sum(s.count for s in small),
-        norm_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
-        state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.statistics)),
+        norm_messages=sums,
+        norm_bytes=2 * state_bytes / sums if sums else 0.0,
+        value_messages=sum(s.count for s in small),
+        value_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
+        state_bytes=state_bytes,
         batch_bytes=sum(array.nbytes for array in example.values()),
         test_examples=len(recipe.data.test()),
         experts=tuple(split.expert for split in experts),
@@ -221,7 +221,7 @@ def _expert_work(recipe: Recipe, examples: float, split: ModelSplit, lanes: int)
     return Work(traced.inside, tuple(messages), sum(op.nbytes for op in traced.inside) / KEPT)
 
 
-@lru_cache(maxsize=256)
+@in_memory(maxsize=256)
 def _traced(recipe: Recipe, rows: int, lanes: int, experts: int = 1) -> jaxpr.Traced:
     """The step with so many rows on each device."""
 
@@ -259,7 +259,7 @@ def _layers(recipe: Recipe) -> int:
         return 1
 
 
-@lru_cache(maxsize=64)
+@in_memory(maxsize=64)
 def _parts(
     recipe: Recipe, splits: Splits | None, examples: float, parts: int, lanes: int, model: int
 ) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,26 @@ def remembered(kind: Any, recipe: Recipe, arguments: tuple[Any, ...], make: Call
     return made
 
 
-@lru_cache(maxsize=16)
+def in_memory(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A decorator that keeps results in this process, but for arguments that nobody can hash: a user's own model."""
+
+    def decorated(function: Callable[..., T]) -> Callable[..., T]:
+        known = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def call(*arguments: Any) -> T:
+            try:
+                hash(arguments)
+            except TypeError:
+                return function(*arguments)
+            return known(*arguments)
+
+        return call
+
+    return decorated
+
+
+@in_memory(maxsize=16)
 def _shapes(recipe: Recipe) -> str:
     """Shapes of an example, and how many are to be evaluated; reading takes longer than planning, so once a recipe."""
     import numpy as np

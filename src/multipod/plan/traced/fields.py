@@ -1,0 +1,66 @@
+"""The fields of a recipe that its price rests on, found in whatever model it has."""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from multipod.layout.layout import Layout
+from multipod.layout.split import ModelSplit
+from multipod.layout.sync import Sync
+from multipod.optim.presets import find_preset
+from multipod.plan.workload import Dtype
+from multipod.recipe.override import override
+from multipod.recipe.recipe import Recipe
+
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+
+TRACED_UPDATES = 1000
+"""The length of a run that is traced: a number in a schedule, which costs the same whatever it is."""
+
+
+def dtype_fields(recipe: Recipe) -> tuple[str, ...]:
+    """The fields of a recipe that say the type of its model's products, for `--set`; () if it has none."""
+    return tuple(f"{name}.dtype" for name, model in _models(recipe) if getattr(model, "dtype", None) in DTYPES)
+
+
+def norm_fields(recipe: Recipe) -> dict[str, Any]:
+    """The fields that say how batch norm spans devices and what it keeps, with their values; {} if there are none."""
+    return {
+        f"{name}.{field}": getattr(model, field)
+        for name, model in _models(recipe)
+        for field in ("batch_norm_tile", "batch_norm_moving", "batch_norm_tiles")
+        if hasattr(model, "batch_norm_tile") and hasattr(model, field)
+    }
+
+
+def norm_tile_of(recipe: Recipe) -> tuple[int, int] | None:
+    """Rows and columns of the replicas that batch norm spans; None for all of them, or for a model without it."""
+    tiles = [value for name, value in norm_fields(recipe).items() if name.endswith("_tile") and value != "all"]
+    return tiles[0] if tiles else None
+
+
+def norm_examples_of(recipe: Recipe) -> int:
+    """Over how many examples the published run of the recipe's preset normalised; 0: over all of a batch."""
+    return 0 if recipe.preset is None else find_preset(recipe.preset).at(recipe.batch).norm_examples
+
+
+def bare(recipe: Recipe) -> Recipe:
+    """The recipe without what no trace depends on, so that one trace serves all layouts and lengths of it.
+
+    Batch norm is that of one device, whose messages are counted and not traced.
+    """
+    layout = Layout(
+        split=ModelSplit(rules=recipe.layout.split.rules), sync=Sync(sum_dtype=recipe.layout.sync.sum_dtype)
+    )
+    usual = {"batch_norm_tile": "all", "batch_norm_moving": "pooled", "batch_norm_tiles": 1}
+    changes = [f"{name}={usual[name.rpartition('.')[2]]}" for name in norm_fields(recipe)]
+    plain = replace(recipe, layout=layout, preset=None, updates=TRACED_UPDATES, evaluate_every=0, checkpoint_every=0)
+    return override(plain, changes)
+
+
+def _models(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """The recipe's model and what it wraps, as `Normalized` does, each with its name for `--set`."""
+    value, name = recipe.model, "model"
+    while is_dataclass(value):
+        yield name, value
+        value, name = getattr(value, "model", None), f"{name}.model"
