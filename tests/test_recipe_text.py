@@ -23,6 +23,9 @@ from multipod.recipe.override import override
 from multipod.recipe.text import differences, from_text, to_text
 from multipod.recipes.digits import digits
 from multipod.recipes.find import RECIPES, load
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
+from multipod.train.run_folder import RunFolder
 
 OLD = Path(__file__).parent / "recorded"
 
@@ -125,6 +128,20 @@ def test_the_optimizer_of_an_older_version_is_the_same(name, preset, batch):
     faster = override(recipe, ["optimizer.rate=1", "optimizer.warmup=0.5", "optimizer.stacked=layers"])
     names = {line.partition(":")[0] for line in differences(old, to_text(faster))}
     assert names == {"optimizer.stacked", "optimizer.warmup", "optimizer.rate"}
+
+
+def test_a_run_from_before_presets_goes_on_with_its_numbers(tmp_path):
+    """A smaller batch had the updates and the rate for 8,192 then, and keeps them."""
+    folder, facts = RunFolder(tmp_path), {"recipe": "resnet50", "overrides": ["batch=4096"]}
+    old = (OLD / "resnet50.toml").read_text().replace("\nbatch = 8192", "\nbatch = 4096")
+    folder.recipe.write_text(old)
+    recipe = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), RuntimeOptions())
+    assert (recipe.batch, recipe.updates) == (4096, 8764)
+    assert differences(old, to_text(recipe)) == []
+    folder.recipe.write_text(to_text(override(load("resnet50"), ["batch=4096"])))
+    recipe = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), RuntimeOptions())
+    assert recipe == override(load("resnet50"), ["batch=4096"])
+    assert recipe.updates == 2 * 8764
 
 
 def test_a_warm_up_of_no_length_is_none():

@@ -87,10 +87,12 @@ def plan_of(
     name: str, on: str, step: Prediction, machine: Machine, recipe: Recipe, changes: Sequence[str], updates: int
 ) -> SavedPlan:
     """The plan of a step of `recipe`, which had `changes` and runs for `updates`."""
-    settings = (*changes, *settings_of(step, machine, recipe, updates))
+    priced = settings_of(step, machine, recipe, updates)
+    names = {change.partition("=")[0].strip() for change in priced}
+    settings = (*(change for change in changes if change.partition("=")[0].strip() not in names), *priced)
     layout = planned_layout(step, machine, recipe)
     plan = SavedPlan(name, on, layout, step.batch, {}, settings, {"batch": step.batch})
-    trained = override(recipe, [*settings_of(step, machine, recipe, updates), *plan.layout_changes()])
+    trained = override(recipe, [*priced, *plan.layout_changes()])
     fields = pinned_fields(trained)
     if step.evaluation_s:
         fields["evaluate_every"] = trained.evaluate_every
