@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from multipod.cli.main import cli
+from multipod.cli.train import planned_lines
 from multipod.errors import PlanError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh
@@ -152,7 +153,8 @@ def test_a_plan_of_a_former_format_is_silent_about_the_rest(tmp_path):
         "layout.gradient_sum=torus-2d",
         "layout.shard_update=true",
     }
-    assert "batch norm's span" in plan.silent
+    _, line = planned_lines(plan)
+    assert "does not hold batch norm's span, the number of updates" in line
     assert differing(plan, override(load("digits"), ["updates=3"])) == []
 
 
