@@ -3,6 +3,7 @@
 import functools
 import math
 import tarfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from multipod.optim.lamb import Lamb
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import Constant
 from multipod.optim.tensors import TensorRules
+from multipod.plan.shares import shared_elements
+from multipod.plan.workload import Workload
 from multipod.recipe.recipe import Recipe
 from multipod.recipes.imagenet import resnet50
 from multipod.step.placement import MeshPlacement
@@ -139,6 +142,23 @@ def test_state_on_a_device_is_its_share_of_the_whole(name, mesh):
             total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
             on_one = device_bytes(sharded(kept, placement.mesh, specs_of(shares)))
             assert on_one <= 1.02 * total / devices + 1024 * len(leaves), (optimizer, on_one, total / devices)
+
+
+@pytest.mark.parametrize("mesh", [(1, 7), (6, 10), (32, 256)])
+@pytest.mark.parametrize("kind", ["lamb", "sm3"])
+def test_the_planner_prices_what_is_split(mesh, kind):
+    placement = placed("resnet50", make_optimizer(kind, Constant(0.1)), Layout(mesh, sync=Sync(sharding="fsdp")))
+    leaves = jax.tree.leaves(placement.state.params)
+    tensors = tuple(Counter(leaf.shape for leaf in leaves).items())
+    workload = Workload(
+        "resnet50", sum(leaf.size for leaf in leaves), lambda *_: None, tensors=tensors, flattens=kind == "lamb"
+    )
+    priced = shared_elements(workload, placement.recipe.layout, math.prod(mesh))
+    kept = jax.eval_shape(functools.partial(keep, shares=placement.shares), placement.state.params)
+    assert 4 * priced.kept == device_bytes(sharded(kept, placement.mesh, specs_of(placement.shares)))
+    assert priced.sent == sum(leaf.size for leaf in jax.tree.leaves(kept))
+    whole = 4 * sum(math.prod(share.kept) for share in jax.tree.leaves(placement.shares) if share.is_flat)
+    assert 4 * priced.gathered == (0 if kind == "lamb" else whole)
 
 
 def test_beside_tensors_that_are_split_within_a_replica():

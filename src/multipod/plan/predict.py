@@ -10,8 +10,9 @@ from multipod.layout.layout import Layout
 from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import micro_batches
 from multipod.plan.machine import Machine
-from multipod.plan.network import all_reduce_range_s, quickest_s
+from multipod.plan.network import all_reduce_range_s, all_reduce_s, quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
+from multipod.plan.shares import shared_elements
 from multipod.plan.sync import WHOLE, WIDTHS, SyncTimes, chips_of_weights, exposed_sync_s, sync_s, wire_bytes
 from multipod.plan.work import StepMemory
 from multipod.plan.workload import Dtype, Workload
@@ -279,9 +280,14 @@ def update_s(workload: Workload, layout: Layout, machine: Machine, held: float |
     held: parameters on a device; None: as the layout says.
     """
     moved, sharded = workload.update_bytes, layout.sync.shards_update
-    held = workload.held(layout.split) if held is None else held
-    mine = workload.parameters / machine.devices if sharded else held
-    seconds = moved * mine / (machine.calibration.memory * machine.memory_bytes_per_s)
+    mine, seconds = workload.held(layout.split) if held is None else held, 0.0
+    if sharded:
+        shared = shared_elements(workload, layout, machine.devices // layout.replica_devices)
+        mine = shared.kept + shared.gathered
+        if shared.gathered:  # weights, gradients and state become whole for the optimizer
+            nbytes = shared.gathered * WHOLE * (2 + workload.optimizer_slots)
+            seconds += all_reduce_s(machine, "xla", nbytes) / 2
+    seconds += moved * mine / (machine.calibration.memory * machine.memory_bytes_per_s)
     if sharded and workload.optimizer in ("lars", "lamb") and machine.network == "links" and machine.chips > 1:
         seconds += quickest_s(machine, machine.topology, 0.0)
     return seconds + machine.op_s * 10
@@ -311,12 +317,15 @@ def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: floa
     """
     held, sync = passes.parameters, layout.sync
     slots = held * WHOLE * workload.optimizer_slots
-    kept = replicas if sync.fsdp else 1
+    shared = 1.0
+    if sync.shards_update:
+        shared = shared_elements(workload, layout, replicas).kept / workload.held(layout.split)
+    kept = shared if sync.fsdp else 1.0
     gathered = held * WIDTHS.get(sync.gather_dtype, WHOLE) * min(1.0, 2 / workload.layers) if sync.fsdp else 0.0
     return StepMemory(
-        parameters=held * WHOLE / kept + workload.state_bytes,
-        optimizer=slots / (replicas if sync.shards_update else 1),
-        gradients=held * wire_bytes(workload, layout) / kept,
+        parameters=held * WHOLE * kept + workload.state_bytes,
+        optimizer=slots * shared,
+        gradients=held * wire_bytes(workload, layout) * kept,
         activations=passes.activation_bytes + gathered,
         batch=examples * workload.batch_bytes / layout.split.devices,  # every stage has all of it
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from multipod.layout.layout import Layout
 from multipod.plan.machine import Machine
 from multipod.plan.network import all_reduce_s
+from multipod.plan.shares import shared_elements
 from multipod.plan.workload import Workload
 
 WHOLE = 4
@@ -80,6 +81,8 @@ def _half_s(workload: Workload, layout: Layout, machine: Machine, held: float | 
         shared_s = all_reduce_s(machine, name, rest * width)
         return (shared_s + all_reduce_s(machine, name, own * width * shares, tile)) / 2
     held = workload.held(split) if held is None else held
+    if layout.sync.shards_update:  # with the padding of flat tensors
+        held *= shared_elements(workload, layout, machine.devices // layout.replica_devices).sent / workload.held(split)
     nbytes = held * width * shares
     messages = math.ceil(nbytes / layout.sync.bucket_bytes) if layout.sync.bucket_bytes else 1
     return messages * all_reduce_s(machine, name, nbytes / messages, tile) / 2

@@ -95,6 +95,8 @@ class Workload:
       axes: beside the data axes, those that `build` can split over: "spatial", "model".
       splits: those that `build` knows, where it does not know all of `axes`.
       expert_parameters: of `parameters`, those that an expert axis splits.
+      tensors: the shapes of the parameters, each with how many have it; () where they are not known.
+      flattens: whether the optimizer takes flat tensors (`optim.optimizer.TakesFlatTensors`).
       cut: the model in parts, for pipelines; None where it cannot be cut.
       layers: the most parts it can be cut into.
       dtype: of products.
@@ -124,6 +126,8 @@ class Workload:
     axes: tuple[str, ...] = ()
     splits: tuple[ModelSplit, ...] = ()
     expert_parameters: float = 0.0
+    tensors: tuple[tuple[tuple[int, ...], int], ...] = ()
+    flattens: bool = True
     cut: Cut | None = None
     layers: int = 1
     dtype: Dtype = "bfloat16"

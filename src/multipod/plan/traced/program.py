@@ -19,7 +19,7 @@ from multipod.layout.compiled import CompiledFacts, absent_mesh, facts_of_lowere
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import abstract_mesh
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
-from multipod.optim.optimizer import Builds, clip_of
+from multipod.optim.optimizer import Builds, clip_of, flattens
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan.machine import Machine
 from multipod.plan.placing import on_machine
@@ -72,6 +72,8 @@ def _workload(whole: Recipe, splits: Splits | None) -> Workload:
         build=_build(recipe, splits),
         splits=(*(splits.able if splits else ()), *(ModelSplit(expert=n) for n in known.experts)),
         expert_parameters=known.expert_parameters,
+        tensors=known.tensors,
+        flattens=flattens(recipe.optimizer),
         cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
         layers=known.layers,
         optimizer=_update_of(recipe.optimizer),
@@ -113,6 +115,7 @@ class _Facts:
     test_examples: int
     experts: tuple[int, ...]
     expert_parameters: float
+    tensors: tuple[tuple[tuple[int, ...], int], ...]
     layers: int
 
 
@@ -141,6 +144,7 @@ def _facts(recipe: Recipe) -> _Facts:
         test_examples=len(recipe.data.test()),
         experts=tuple(split.expert for split in experts),
         expert_parameters=_expert_parameters(recipe, experts[0]) if experts else 0,
+        tensors=tuple(Counter(leaf.shape for leaf in params).items()),
         layers=_layers(recipe),
     )
 
