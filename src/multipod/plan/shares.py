@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout, default_shape
-from multipod.layout.mesh import is_split
-from multipod.layout.shares import share_of
 from multipod.plan.workload import Workload
 
 
@@ -40,6 +38,10 @@ def shared_elements(workload: Workload, layout: Layout, replicas: int) -> Shared
 
 @lru_cache(maxsize=256)
 def _shared(workload: Workload, mesh: tuple[int, int], parts: int) -> SharedElements:
+    # A workload with tensors was traced, so JAX is there; the command line comes before it.
+    from multipod.layout.mesh import is_split
+    from multipod.layout.shares import share_of
+
     sizes, devices = dict(zip(DATA_AXES, mesh, strict=True)), mesh[0] * mesh[1]
     kept = sent = gathered = 0.0
     for shape, count in workload.tensors:
