@@ -103,6 +103,9 @@ def test_a_plan_holds_what_changes_its_price(tmp_path):
     assert (
         priced(again, candidate_of(again, trained, POD), 128, POD, Every(trained.evaluate_every)).step_s == step.step_s
     )
+    program = program_of(trained, abstract_mesh(trained.layout))
+    text = str(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program)))
+    assert "axis_index_groups=((0, 1), (2, 3)," in text  # of 32 devices that are not here, two share statistics
     assert differing(plan, override(trained, ["evaluate_every=1", "seed=3"])) == ["evaluate_every: planned 56, now 1"]
 
 
