@@ -1,4 +1,4 @@
-"""Reads the text of a compiled XLA program: its collectives, how often each runs, and the FLOPs of its products.
+"""Reads the text of an XLA program: its collectives, how often each runs, their links, and the FLOPs of its products.
 
 XLA's own cost analysis counts the body of a loop once and says nothing of groups, so both are read here. The text is
 no stable interface; what is not understood is left out and counted (`Text.unknown_loops`), never guessed.
@@ -6,12 +6,14 @@ no stable interface; what is not understood is left out and counted (`Text.unkno
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
+
+from multipod.topology.topology import Topology
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 KINDS: tuple[Kind, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -64,6 +66,42 @@ class Collective:
         return tuple(names[k] for k in along) if wanted == {frozenset(group) for group in self.groups} else None
 
 
+def sum_link_bytes(
+    collectives: Iterable[Collective], topology: Topology, names: Sequence[str] = ()
+) -> dict[tuple[Kind, str], int]:
+    """Bytes that all devices send together in one call, by kind of collective and class of link.
+
+    A permute's class is the dimensions that its message crosses and how many links that are, the shorter way round
+    where a dimension is closed: "x, 1 hop". Ways around failed chips may be longer. Other collectives choose their
+    links themselves: their class is the dimensions they run over ("" where groups are no such), and their bytes are
+    what each device gives or, for an all-gather, gets.
+
+    Args:
+      collectives: of a program (`Text.collectives`).
+      topology: device r of the program is its live chip of rank r.
+      names: of its dimensions; their numbers if not given.
+    """
+    names = tuple(names) or tuple(map(str, range(len(topology.shape))))
+    places = np.array([topology.coordinates(chip) for chip in topology.chips])
+    around = [n if wrap else 2 * n for n, wrap in zip(topology.shape, topology.wrap, strict=True)]
+    found: dict[tuple[Kind, str], int] = {}
+    for one in collectives:
+        if one.kind != "collective-permute":
+            whole = not topology.failed_chips
+            axes = one.axes(dict(zip(names, topology.shape, strict=True))) if whole else None
+            key: tuple[Kind, str] = (one.kind, "+".join(axes or ()))
+            found[key] = found.get(key, 0) + one.nbytes * one.times * one.peers * len(one.groups)
+            continue
+        src, dst = np.array(one.groups).T
+        far = np.abs(places[src] - places[dst])
+        links, counts = np.unique(np.minimum(far, np.array(around) - far), axis=0, return_counts=True)
+        for hops, count in zip(links.tolist(), counts.tolist(), strict=True):
+            dims = "+".join(name for name, n in zip(names, hops, strict=True) if n)
+            key = one.kind, f"{dims}, {sum(hops)} hop{'' if sum(hops) == 1 else 's'}"
+            found[key] = found.get(key, 0) + one.nbytes * one.times * count
+    return found
+
+
 @dataclass(frozen=True)
 class Product:
     """Products of one size on a device, [rows, inner] x [inner, outer], batches and repetitions counted as more FLOPs.
@@ -87,7 +125,7 @@ class _Instruction:
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a compiled program (`compiled.as_text()`)."""
+    """The text of a compiled program (`compiled.as_text()`), or of one that is lowered (`lowered.as_text("hlo")`)."""
 
     text: str
 
@@ -104,7 +142,7 @@ class Text:
         found: dict[str, list[_Instruction]] = {}
         inside: list[_Instruction] | None = None
         for line in re.sub(r"/\*.*?\*/", "", self.text).splitlines():
-            if head := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+            if head := re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{\s*$", line):
                 inside = found.setdefault("ENTRY" if head[1] else head[2], [])
             elif inside is not None and (row := _ROW.match(line)):
                 inside.append(_Instruction(row[1], row[2], row[3], line[row.end() :]))

@@ -13,6 +13,7 @@ from multipod.errors import LayoutError
 from multipod.layout.axes import BATCH_AXES, DATA_AXES
 from multipod.layout.layout import Layout, default_shape
 from multipod.layout.rules import Axes
+from multipod.layout.wiring import closed_dims
 from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
 
 
@@ -85,14 +86,20 @@ def topology_of(layout: Layout, mesh: Mesh | AbstractMesh) -> Topology:
     What is summed over the data axes is summed between devices at the same place of their replicas. Where a replica
     is k devices long, a message to the next such device crosses k links, and k of these sums share each link: so here a
     link has k times the latency and a k-th of the bandwidth (arXiv:2011.03641, gradient sums that skip peers).
+    Rows and columns are closed where the devices' places on their machine say so (`closed_dims`), and else open.
     """
     replicas = mesh.size // layout.replica_devices
-    return _replicas(layout.mesh or default_shape(replicas + len(set(layout.failed))), layout)
+    topology = _replicas(layout.mesh or default_shape(replicas + len(set(layout.failed))), layout)
+    if not isinstance(mesh, Mesh):
+        return topology
+    grid = np.full(topology.size, None)
+    grid[list(topology.chips)] = mesh.devices.reshape(replicas, -1)[:, 0]
+    return replace(topology, wrap=closed_dims(grid.reshape(topology.shape)))
 
 
 def _replicas(shape: Sequence[int], layout: Layout) -> Topology:
-    # JAX does not say whether the ends of a row are joined. A schedule for the open mesh runs on closed
-    # rows too, without their closing links; one for closed rows would cross an open mesh from end to end.
+    # Open: a schedule for the open mesh runs on closed rows too, without their closing links; one for closed rows would
+    # cross an open mesh from end to end. `topology_of` closes what is known to be closed.
     sides = layout.replica_grid
     topology = Topology(
         tuple(shape),

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from multipod.cli.schedules.machine import machine_options
+from multipod.cli.schedules.machine import BYTES, machine_options
 from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COLLECTIVES, Collective
@@ -37,6 +37,7 @@ def schedule() -> None:
     multipod schedule all-reduce --on mesh:8x8 --fail 2-3,2-5 --algorithm tree-packing --out s.json
     multipod schedule all-reduce --on mesh:16x16 --algorithm multi-ring --option tiers=4x4x16
     multipod schedule check s.json
+    multipod schedule check s.json --executed
     """
 
 
@@ -51,12 +52,19 @@ def list_algorithms() -> None:
 
 @schedule.command()
 @click.argument("file", type=FILE)
-def check(file: Path) -> None:
+@click.option("--executed", is_flag=True, help="Also count what it sends as a program of JAX devices, by links.")
+@click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="Of the vector, for --executed.")
+def check(file: Path, executed: bool, nbytes: int) -> None:
     """Prove that the schedule in FILE does what it says; exit with 2 and the reason if it does not."""
 
     with _working(f"reading {file}"):
         made = read(file)
     _prove(made)
+    if executed:
+        from multipod.cli.schedules.executed import print_executed
+
+        with _working("lowering"):
+            print_executed(made, nbytes)
 
 
 def _builds(collective: Collective) -> Callable[..., None]:

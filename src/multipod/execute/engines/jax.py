@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from multipod.collectives.schedule import ADD, Schedule
 from multipod.errors import ScheduleError
@@ -81,6 +82,29 @@ def choose_rounds(schedule: Schedule, vector: jax.Array | jax.ShapeDtypeStruct, 
     least, most = SEGMENT_BYTES
     segment = min(max(least, vector.size * vector.dtype.itemsize // 8), most)
     return build_rounds(schedule, vector.size, max(1, segment // vector.dtype.itemsize))
+
+
+def lower(schedule: Schedule, elements: int, platform: str = "tpu") -> jax.stages.Lowered:
+    """The program of `run` for float32 vectors of so many elements, on devices of this platform that need not be here.
+
+    Seconds for thousands of devices; device number r stands for the live chip of rank r.
+
+    Raises:
+      ScheduleError: as `run`.
+    """
+    chips = len(schedule.topology.chips)
+    device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+    mesh = AbstractMesh((chips,), ("chip",), axis_types=(AxisType.Auto,), abstract_device=device)
+    spec = PartitionSpec("chip")
+    function = jax.shard_map(
+        lambda vector: run(schedule, vector[0], ("chip",))[None],
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    vectors = jax.ShapeDtypeStruct((chips, elements), jnp.float32, sharding=NamedSharding(mesh, spec))
+    return jax.jit(function).trace(vectors).lower(lowering_platforms=(platform,))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 2))
