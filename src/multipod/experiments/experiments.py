@@ -1,4 +1,7 @@
-"""The table of experiments. A new one is a module with `run(report) -> Outcome` and a line here."""
+"""The table of experiments. A new one is a module with `run(report) -> Outcome`, a line here, and cases of its claims.
+
+The cases are in `tests/claim_cases.py`: of each kind of claim a result by which it holds, and one by which it does not.
+"""
 
 import importlib
 from collections.abc import Callable
