@@ -8,10 +8,12 @@ from multipod.errors import ScheduleError
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
 from multipod.plan import network
+from multipod.plan import search as search_module
 from multipod.plan.machine import find
 from multipod.plan.predict import predict_step
 from multipod.plan.rank import ranked, tied
 from multipod.plan.search import norm_group, search, sums
+from multipod.plan.tables.choices import choices
 from multipod.plan.tables.layers import Conv, Image
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import SHARDED, split_by
@@ -62,15 +64,14 @@ def test_each_step_of_a_schedule_is_started():
 
 def test_a_schedule_replaces_the_engines_sum_only_for_more_than_is_not_known():
     machine, batch = find("tpu-v3-pod:8x8"), 8192
-    own, ring, halves = (
+    own, tree, halves = (
         predict_step(MODELS["resnet50"], Layout(sync=Sync(name, "zero1")), batch, machine)
-        for name in ("xla", "ring", "row-column")
+        for name in ("xla", "double-tree", "row-column")
     )
     assert halves.step_s < own.step_s
     assert tied(halves, own, machine)  # the engine may cut the vector in halves as well
-    assert tied(own, ring, machine)
-    assert not tied(own, replace(ring, sum_doubt_s=0.0), machine)
-    assert ranked([ring, halves, own], machine)[0] == own
+    assert not tied(own, tree, machine)
+    assert ranked([tree, halves, own], machine)[0] == own
     assert ranked([replace(own, sum_doubt_s=0.0), halves], machine)[0] == halves
 
 
@@ -109,7 +110,6 @@ def test_a_split_image_is_joined_with_its_halo():
         ("ssd", "tpu-v3-multipod", 4096, 8, 4),  # and 8 ways in v0.7
         ("resnet50", "tpu-v3-pod:4x4", 1024, 1, 4),  # never run split
         ("resnet50", "tpu-v3-pod:32x32", 32768, 1, 4),
-        ("resnet50", "tpu-v3-multipod", 65536, 1, 2),
     ],
 )
 def test_splits_rank_as_they_were_run(model, machine, batch, better, worse):
@@ -119,3 +119,45 @@ def test_splits_rank_as_they_were_run(model, machine, batch, better, worse):
         for n in (better, worse)
     ]
     assert steps[0].step_s < steps[1].step_s
+
+
+def test_published_layouts_are_chosen_or_ties():
+    """Of all runs but one, which the page names (`planner.md`, published choices)."""
+    found = list(choices(find("tpu-v3-pod")))
+    assert {one.published.workload for one in found if not one.agrees} <= {"maskrcnn"}
+    assert len(found) == 12
+
+
+def test_products_of_axes_are_searched(monkeypatch):
+    """All products that a workload's axes make, in at most 16 devices; stages with what splits them; FSDP beside."""
+    monkeypatch.setattr(search_module, "schedules", lambda topology: ("torus-2d",))
+    both = replace(MODELS["resnet50"], axes=("spatial", "model"))
+    found = search(both, find("dgx-h100:4"), 512)
+    sizes = [step.layout.split.sizes for step in found.predictions]
+    assert {"spatial": 2, "model": 8} in sizes
+    assert {"spatial": 4, "model": 4} in sizes
+    assert max(step.layout.replica_devices for step in found.predictions) == 16
+    assert {step.layout.sync.sharding for step in found.predictions} == {"none", "zero1", "fsdp"}
+    assert {step.layout.sync.bucket_bytes for step in found.predictions} == {0, 4 << 20, 25 << 20}
+    assert not any("in one replica" in words for words in found.left_out)
+    staged = search(MODELS["bert"], find("tpu-v3-pod:4x4"), 512)
+    assert any(step.layout.replica_sizes == {"stage": 4, "model": 4} for step in staged.predictions)
+    assert len({(step.layout, step.dtype) for step in staged.predictions}) == len(staged.predictions)
+
+
+def test_what_rounds_what_is_learnt_is_named_and_not_taken():
+    found = search(MODELS["resnet50"], find("tpu-v3-pod:4x4"), 4096)
+    assert [words for words in found.left_out if words.startswith(("wire=bfloat16: -", "gather=bfloat16: -"))]
+    assert all(not step.layout.sync.sum_dtype + step.layout.sync.gather_dtype for step in found.predictions)
+
+
+def test_a_schedule_hides_in_buckets_only():
+    """One vector is there when the whole backward pass is done; of buckets only the last is left over."""
+    machine = find("dgx-h100:4")
+    whole, cut = (
+        predict_step(MODELS["resnet50"], Layout(sync=Sync("ring", "zero1", bucket_bytes=n)), 4096, machine)
+        for n in (0, 25 << 20)
+    )
+    assert dict(whole.parts)["gradient sum"] == pytest.approx(whole.gradient_sum_s)
+    assert dict(cut.parts)["gradient sum"] == pytest.approx(cut.gradient_sum_s / cut.buckets)
+    assert cut.buckets == -(-4 * 25_557_032 // (25 << 20))

@@ -38,7 +38,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     columns += [*(["run"] if run else []), *(["price"] if run and machine.price else []), "slower by"]
     rows = []
     for number, step in shown:
-        names = (_split_of(step), step.layout.sync.gradient_sum + SHARDINGS[step.layout.sync.sharding])
+        names = (_split_of(step), _sum_of(step))
         why = _why(best, step, machine) if number > 1 else ""
         rows.append((str(number), *names, *_cells(step, waits), *_run_cells(step, machine, run), why))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -78,6 +78,12 @@ def _shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
             seen.add(_split_of(step))
             others.append((number, step))
     return [*numbered[:top], *others[:OTHERS]]
+
+
+def _sum_of(step: "Prediction") -> str:
+    sync = step.layout.sync
+    buckets = f", {sync.bucket_bytes / 2**20:g} MiB" if sync.bucket_bytes else ""
+    return sync.gradient_sum + buckets + SHARDINGS[sync.sharding]
 
 
 def _split_of(step: "Prediction") -> str:

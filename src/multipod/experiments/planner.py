@@ -16,6 +16,7 @@ from multipod.plan.network import cost
 from multipod.plan.predict import predict_step
 from multipod.plan.run import RunPrediction
 from multipod.plan.tables import v3
+from multipod.plan.tables.choices import choices
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import EFFICIENTNET, MASK_RCNN, V06, V07, PublishedRun, PublishedStep, pod, split_by
 
@@ -78,6 +79,7 @@ def run(report: Callable[[str], None]) -> Outcome:
             _scores(machine),
             _unseen(held_out),
             _predictions(runs, brackets),
+            _choices(machine),
             _effects(evidence),
             _mask(machine, beside),
         ),
@@ -373,6 +375,25 @@ def _predictions(runs: dict[str, RunPrediction], brackets: dict[str, tuple[float
         ("run", "step, ms", "parts, ms", "updates", "run, s", "inputs and their source"),
         rows,
     )
+
+
+def _choices(machine: Machine) -> Section:
+    rows = []
+    for one in choices(machine):
+        laid = [f"{step.layout.split or 'none'}: {1e3 * step.step_s:.2f} ms" for step in (one.published, one.ours)]
+        verdict = "the same" if not one.cause else "a tie" if one.agrees else "**another**"
+        rows.append(
+            (one.published.workload, one.published.machine, f"{one.published.batch:,}", *laid, verdict, one.cause)
+        )
+    text = (
+        "The split of a replica that was run, and the quickest of 1, 2, 4, 8 and 16 devices over the same axis, with "
+        "the same sum and update. A tie is nearer than the error of a step; the last column is the part of the step "
+        "that the published split is priced longer in. Mask R-CNN was run with two images a replica, which by the "
+        "rule of tiles cost as much as four; its own choice of regions, which is not counted, may have spoken for "
+        "fewer devices."
+    )
+    head = ("model", "machine", "batch", "published", "ours", "choice", "cause")
+    return Section("Published choices", text, head, rows)
 
 
 def _mask(machine: Machine, beside: v3.Irregular) -> Section:

@@ -13,15 +13,29 @@ from multipod.plan.machine import Machine
 from multipod.plan.network import all_reduce_range_s, all_reduce_s, quickest_s
 from multipod.plan.price import Passes, at_once, in_stages, work_s
 from multipod.plan.shares import shared_elements
-from multipod.plan.sync import WHOLE, WIDTHS, SyncTimes, chips_of_weights, exposed_sync_s, sync_s, wire_bytes
+from multipod.plan.sync import (
+    WHOLE,
+    WIDTHS,
+    SyncTimes,
+    buckets_of,
+    chips_of_weights,
+    exposed_sync_s,
+    sync_s,
+    wire_bytes,
+)
 from multipod.plan.work import StepMemory
 from multipod.plan.workload import Dtype, Workload
 
 
 def layout_words(layout: Layout, batch: int, dtype: str = "") -> str:
     """A layout in words: `batch 64, model 4, ring, sharded update`."""
-    sharding = {"none": "", "zero1": "sharded update", "fsdp": "sharded weights"}[layout.sync.sharding]
-    parts = (f"batch {batch:,}", split_words(layout), dtype, layout.sync.gradient_sum, sharding)
+    sync, bucket = layout.sync, layout.sync.bucket_bytes
+    sharding = {"none": "", "zero1": "sharded update", "fsdp": "sharded weights"}[sync.sharding]
+    buckets = f"buckets of {bucket / 2**20:g} MiB" if bucket else ""
+    travels = [
+        f"{what} in {dtype}" for what, dtype in (("sum", sync.sum_dtype), ("gather", sync.gather_dtype)) if dtype
+    ]
+    parts = (f"batch {batch:,}", split_words(layout), dtype, sync.gradient_sum, buckets, *travels, sharding)
     return ", ".join(part for part in parts if part)
 
 
@@ -50,6 +64,7 @@ class Prediction:
       parts: (name, seconds) of everything that adds up to the step, the longest first.
       messages: the names of those parts that devices tell each other in the passes.
       gradient_sum_s: the whole sum, hidden or not.
+      buckets: messages of the sum that begin one after the other beside the backward pass, where machines overlap.
       sum_doubt_s: how much less the step would take if its sum took the least that is known of it.
     """
 
@@ -72,6 +87,7 @@ class Prediction:
     messages: tuple[str, ...] = ()
     gradient_sum_s: float = 0.0
     sum_doubt_s: float = 0.0
+    buckets: int = 1
     copies_s: float = 0.0
     norm_group: int = 1
     dtype: Dtype | Literal[""] = ""
@@ -163,10 +179,11 @@ def predict_step(
     passes = passes_of(workload, layout, batch, machine, norm_group)
     longest_s = passes.compute_s + passes.idle_s
     sync = sync_s(workload, layout, machine, passes.parameters)
-    exposed_sum_s = exposed_sync_s(sync, layout, longest_s) if machine.overlaps else sum(sync)
+    buckets = buckets_of(workload, layout, passes.parameters)
+    exposed_sum_s = exposed_sync_s(sync, layout, longest_s, buckets) if machine.overlaps else sum(sync)
     share = least_share(workload, layout, machine, passes.parameters) if any(sync) else 1.0
     least = SyncTimes(*(share * seconds for seconds in sync))
-    least_s = exposed_sync_s(least, layout, longest_s) if machine.overlaps else sum(least)
+    least_s = exposed_sync_s(least, layout, longest_s, buckets) if machine.overlaps else sum(least)
     changed_s = update_s(workload, layout, machine, passes.parameters)
     batch_s = input_s(batch, machine)
     wait_s = late_host_s(machine.hosts, batch_s, machine.host_spread * batch_s, machine.prefetch, longest_s + sum(sync))
@@ -194,6 +211,7 @@ def predict_step(
         messages=tuple(name for name, _ in passes.messages),
         gradient_sum_s=sum(sync),
         sum_doubt_s=exposed_sum_s - least_s,
+        buckets=buckets,
         parts=tuple(
             sorted(
                 ((name, s) for name, s in (*passes.parts, *passes.messages, *told) if s > 0), key=lambda part: -part[1]

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,16 @@ from multipod.plan.workload import Dtype, Workload
 from multipod.topology.topology import Topology
 
 SPLITS = (1, 2, 4, 8, 16)
+
+INSIDE = SPLITS[1:4]
+"""Devices that split the layers of a stage."""
+
+SHARDINGS: tuple[Sharding, ...] = ("zero1", "none", "fsdp")
+"""What each replica keeps: all forms learn the same."""
+
+BUCKETS = (4 << 20, 25 << 20)
+"""Bytes of a message of the gradient sum that are tried, too, where it can go on beside the backward pass; 25 MiB are
+PyTorch's (arXiv:2006.15704)."""
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 """What is tried of `multipod.pipelines.build.PIPELINES`: the synchronous ones, which learn what one device learns.
@@ -105,13 +115,13 @@ def candidates(
     batch: int,
     dtypes: Sequence[Dtype | Literal[""]] = ("",),
     most: int = LARGEST,
-    shardings: Sequence[Sharding] = ("zero1", "none"),
 ) -> Iterator[Candidate]:
-    """Every layout that the workload's axes allow: splits, pipelines, schedules, sharding, precisions.
+    """Every layout that the workload's axes allow: products of splits, pipelines, sums, sharding, buckets, precisions.
 
     Batch norm spans the devices that `norm_group` says.
     """
     names = sums(machine.topology)
+    buckets = (0, *BUCKETS) if machine.overlaps and machine.chips > 1 else (0,)
     for dtype, (split, stages) in itertools.product(dtypes, _splits(workload, most)):
         if machine.devices % (split.devices * stages):
             continue
@@ -125,8 +135,8 @@ def candidates(
                     yield Candidate(Layout(split=split, pipeline=pipeline, sync=Sync(name)), dtype=dtype)
             continue
         group = norm_group(workload, machine, batch, split.devices)
-        for name, sharding in itertools.product(able, shardings):
-            yield Candidate(Layout(split=split, sync=Sync(name, sharding)), group, dtype)
+        for name, sharding, nbytes in itertools.product(able, SHARDINGS, buckets):
+            yield Candidate(Layout(split=split, sync=Sync(name, sharding, bucket_bytes=nbytes)), group, dtype)
 
 
 def _stages(stages: int) -> PipelineSplit | None:
@@ -154,18 +164,24 @@ def _in_replicas(name: str) -> bool:
 
 def _splits(workload: Workload, most: int = LARGEST) -> Iterator[tuple[ModelSplit, int]]:
     """What is tried to split a replica: its layers, and the stages that they lie in."""
+    inside = [*_products(workload, most), *workload.splits]
+    yield from ((split, 1) for split in dict.fromkeys(inside))
+    if workload.cut is None:
+        return
     alone = [split.model for split in workload.splits if split == ModelSplit(model=split.model)]
-    inside = SPLITS[1:4] if "model" in workload.axes else sorted(alone)  # of a stage
-    yield UNSPLIT, 1
-    yield from ((split, 1) for split in workload.splits)
-    for n in SPLITS[1:]:
-        if "spatial" in workload.axes:
-            yield ModelSplit(spatial=(n,)), 1
-        if "model" in workload.axes:
-            yield ModelSplit(model=n), 1
-        if workload.cut is not None and n <= workload.layers:
-            yield UNSPLIT, n
-            yield from ((ModelSplit(model=m), n) for m in inside if m * n <= most)
+    within = INSIDE if "model" in workload.axes else sorted(alone)
+    for stages in SPLITS[1:]:
+        if stages <= workload.layers:
+            yield UNSPLIT, stages
+            yield from ((ModelSplit(model=m), stages) for m in within if m * stages <= most)
+
+
+def _products(workload: Workload, most: int) -> Iterator[ModelSplit]:
+    """Every product of the workload's axes, of at most as many devices as an axis alone may have, or `most`."""
+    sizes = [SPLITS if axis in workload.axes else (1,) for axis in ("spatial", "model", "expert")]
+    for spatial, model, expert in itertools.product(*sizes):
+        if spatial * model * expert <= max(most, SPLITS[-1]):
+            yield ModelSplit((spatial,) if spatial > 1 else (), model, expert)
 
 
 def search(
@@ -192,7 +208,7 @@ def search(
     most = LARGEST
     if found and not any(step.fits for step in found):
         known, most = set(choices), machine.devices
-        wider = candidates(workload, machine, batch, dtypes=dtypes, most=most, shardings=("zero1", "none", "fsdp"))
+        wider = candidates(workload, machine, batch, dtypes=dtypes, most=most)
         more = [candidate for candidate in wider if candidate not in known]
         steps, others = price(more)
         choices, found, refused = [*choices, *more], [*found, *steps], [*refused, *others]
@@ -201,8 +217,12 @@ def search(
         raise PlanError(f"{workload.name} with a batch of {batch:,} fits no layout of {machine}:{reasons}")
     if not any(step.fits for step in found):
         raise _too_large(workload, machine, batch, found)
-    unsearched = (*(() if machine.chips == 1 else _left_out(machine.topology)), *_unsearched(workload, dtypes, most))
-    return Found(tuple(ranked(found, machine)), len(choices), tuple(refused), unsearched)
+    ordered = ranked(found, machine)
+    left_out = () if machine.chips == 1 else _left_out(machine.topology)
+    rounded = _rounded(workload, machine, ordered[0])
+    return Found(
+        tuple(ordered), len(choices), tuple(refused), (*left_out, *_unsearched(workload, dtypes, most), *rounded)
+    )
 
 
 def _priced(
@@ -253,15 +273,19 @@ def priced(workload: Workload, candidate: Candidate, batch: int, machine: Machin
 
 def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterator[str]:
     """What could be laid out and was not tried."""
-    axes = {axis for split, stages in _splits(workload) for axis in (*split.sizes, *["stage"] * (stages > 1))}
-    if most == LARGEST:
-        yield "fully sharded weights, which nothing here needs"
-    if "model" in axes and workload.cut is not None and most == LARGEST:
+    tried = [{*split.sizes, *["stage"] * (stages > 1)} for split, stages in _splits(workload, most)]
+    axes = set[str]().union(*tried)
+    if axes and most == LARGEST:
         yield f"replicas of more than {most} devices, which nothing here needs"
     if axes - {"spatial"}:
         yield "schedules that know no replicas, for weights that are split over chips"
-    if len(axes - {"stage"}) > 1:
-        yield f"splits over several of {', '.join(sorted(axes - {'stage'}))} at once"
+    if "spatial" in axes:
+        yield "images split by their width too"
+    never = ({"stage", "spatial"}, {"stage", "expert"})  # conflicts of `layout.compatible`
+    pairs = [{*pair} for pair in itertools.combinations(sorted(axes), 2)]
+    apart = [pair for pair in pairs if pair not in never and not any(pair <= one for one in tried)]
+    if apart:
+        yield f"{', '.join(' x '.join(sorted(pair)) for pair in apart)} in one replica"
     if workload.cut is not None:
         yield "pipelines that never drain (they learn something else)"
     rest = [
@@ -269,6 +293,24 @@ def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterato
     ]
     if rest:
         yield f"products in {', '.join(rest)} (they learn something else: --precision)"
+
+
+def _rounded(workload: Workload, machine: Machine, best: Prediction) -> Iterator[str]:
+    """What the best layout would gain if less precise numbers travelled, which rounds what is learnt."""
+    sync = best.layout.sync
+    if machine.chips == 1 or best.layout.pipeline:
+        return
+    ways = []
+    if workload.of(best.dtype).wire_bytes > 2:
+        ways.append(("wire=bfloat16", replace(sync, sum_dtype="bfloat16")))
+    if sync.shards_update:
+        ways.append(("gather=bfloat16", replace(sync, gather_dtype="bfloat16")))
+    for words, changed in ways:
+        layout = replace(best.layout, sync=changed)
+        step = predict_step(workload, layout, best.batch, machine, best.norm_group, best.dtype)
+        change_s = step.step_s - (best.step_s - best.evaluation_s - best.copies_s)
+        if change_s < -1e-6:
+            yield f"{words}: {1e3 * change_s:+.2f} ms (it rounds what travels, so it learns something else)"
 
 
 def _left_out(topology: Topology) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from multipod.layout.layout import Layout
 from multipod.plan.machine import Machine
-from multipod.plan.network import all_reduce_s
+from multipod.plan.network import ENGINES, all_reduce_s
 from multipod.plan.shares import shared_elements
 from multipod.plan.workload import Workload
 
@@ -88,14 +88,29 @@ def _half_s(workload: Workload, layout: Layout, machine: Machine, held: float | 
     return messages * all_reduce_s(machine, name, nbytes / messages, tile) / 2
 
 
-def exposed_sync_s(sync: SyncTimes, layout: Layout, passes_s: float) -> float:
+def exposed_sync_s(sync: SyncTimes, layout: Layout, passes_s: float, buckets: int = 16) -> float:
     """What is left of the times in `sync` where they go on beside passes of `passes_s`, a third of them forward.
 
-    FSDP gathers beside both passes; of all others the whole sum is laid beside the backward pass.
+    FSDP gathers beside both passes; of all others the whole sum is laid beside the backward pass, in `buckets`.
     """
     if not layout.sync.fsdp:
-        return exposed_s(2 / 3 * passes_s, sum(sync))
-    return exposed_s(1 / 3 * passes_s, sync.gather_s) + exposed_s(2 / 3 * passes_s, sync.again_s + sync.scatter_s)
+        return exposed_s(2 / 3 * passes_s, sum(sync), buckets)
+    backward_s = exposed_s(2 / 3 * passes_s, sync.again_s + sync.scatter_s, buckets)
+    return exposed_s(1 / 3 * passes_s, sync.gather_s, buckets) + backward_s
+
+
+OWN_BUCKETS = 16
+"""Parts that the engine's own sum is taken to be cut in where nobody says: large tensors are summed each by itself."""
+
+
+def buckets_of(workload: Workload, layout: Layout, held: float) -> int:
+    """Messages of the gradient sum, each of which can begin when its part of the backward pass is done.
+
+    A schedule without buckets sums all in one vector, so it begins when the whole pass is done.
+    """
+    if layout.sync.bucket_bytes:
+        return max(1, math.ceil(held * wire_bytes(workload, layout) / layout.sync.bucket_bytes))
+    return OWN_BUCKETS if layout.sync.gradient_sum in ENGINES else 1
 
 
 def exposed_s(backward_s: float, sum_s: float, buckets: int = 16) -> float:

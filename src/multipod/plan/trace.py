@@ -90,7 +90,7 @@ def _sums(prediction: Prediction, now: float) -> Iterator[Event]:
         yield from [_event("gradient sum", "sum", 1, NETWORK, now, exposed, about)] if exposed else []
         return
     backward_s = 2 / 3 * (prediction.compute_s + prediction.idle_s)
-    for number, (start, end) in enumerate(bucket_times(backward_s, sum_s)):
+    for number, (start, end) in enumerate(bucket_times(backward_s, sum_s, prediction.buckets)):
         begin = now - backward_s + start
         yield _event("gradient sum", "sum", 1, NETWORK, begin, end - start, {**about, "bucket": number})
 

@@ -55,10 +55,12 @@ class Splits:
 
     @cached_property
     def able(self) -> tuple[ModelSplit, ...]:
-        """Splits over 2, 4 and 8 devices that the model's dims allow, of as many as are here to compile for."""
+        """Splits over 2, 4 and 8 devices that the model's dims allow, and their products, of as many as are here."""
         sizes = [n for n in (2, 4, 8) if n <= jax.device_count()]
-        splits = (*(ModelSplit(spatial=(n,)) for n in sizes), *(ModelSplit(model=n) for n in sizes))
-        return tuple(split for split in splits if self._can(split))
+        spatial, model = ([split for split in made if self._can(split)] for made in _alone(sizes))
+        pairs = (ModelSplit(spatial=one.spatial, model=other.model) for one in spatial for other in model)
+        most = jax.device_count()
+        return (*spatial, *model, *(pair for pair in pairs if pair.devices <= most and self._can(pair)))
 
     def work(self, whole: tuple[Operation, ...], examples: float, split: ModelSplit, lanes: int = 1) -> Work:
         """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`.
@@ -121,6 +123,11 @@ class Splits:
 
     def _facts(self, split: ModelSplit, counts: tuple[int, ...]) -> tuple[CompiledFacts, ...]:
         return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
+
+
+def _alone(sizes: list[int]) -> tuple[list[ModelSplit], list[ModelSplit]]:
+    """Splits over one axis: those of images, and those of layers."""
+    return [ModelSplit(spatial=(n,)) for n in sizes], [ModelSplit(model=n) for n in sizes]
 
 
 def _divided(
