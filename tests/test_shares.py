@@ -129,7 +129,7 @@ HOLES = [(1, 59), (1, 2047), (1, 8188)]
 @pytest.mark.parametrize("mesh", [*MESHES, *HOLES])
 @pytest.mark.parametrize("name", ["bert", "resnet50"])
 def test_state_on_a_device_is_its_share_of_the_whole(name, mesh):
-    devices, kinds = math.prod(mesh), OPTIMIZERS if mesh in ((1, 7), (32, 256)) else ["lamb"]
+    devices, kinds = math.prod(mesh), OPTIMIZERS if mesh == (1, 7) else ["lamb"]
     for optimizer in (make_optimizer(kind, Constant(0.1), momentum=0.9) for kind in kinds):
         placement = placed(name, optimizer, Layout(mesh, sync=Sync(sharding="fsdp")))
         held = [
@@ -191,7 +191,7 @@ def test_an_update_of_shares_is_that_of_whole_tensors(name):
     assert {k for k, share in shares.items() if share.is_flat} == {"in", "layers", "scale", "wide"}
     assert not optimizer.flattens or shares["layers"].kept == (3, 1, 1001)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is what this costs
     def both(params, state):
         flat = arrays_of(keep(params, shares)), keep(state, update.state_shares)
         for gradient in gradients:
@@ -232,7 +232,7 @@ def alone():
     "sync",
     [
         Sync("torus", sharding="zero1", bucket_bytes=2000),
-        Sync("ring", sharding="fsdp"),
+        Sync(sharding="fsdp"),
         Sync(sharding="zero1", gather_dtype="bfloat16"),
     ],
 )
