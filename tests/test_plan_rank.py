@@ -122,7 +122,7 @@ def test_splits_rank_as_they_were_run(model, machine, batch, better, worse):
 
 
 def test_published_layouts_are_chosen_or_ties():
-    """Of all runs but one, which the page names (`planner.md`, published choices)."""
+    """Layouts that were run are the quickest of their axis, or ties: all but one, which `planner.md` names."""
     found = list(choices(find("tpu-v3-pod")))
     assert {one.published.workload for one in found if not one.agrees} <= {"maskrcnn"}
     assert len(found) == 12

@@ -380,7 +380,7 @@ def _predictions(runs: dict[str, RunPrediction], brackets: dict[str, tuple[float
 def _choices(machine: Machine) -> Section:
     rows = []
     for one in choices(machine):
-        laid = [f"{step.layout.split or 'none'}: {1e3 * step.step_s:.2f} ms" for step in (one.published, one.ours)]
+        laid = [f"{str(step.layout.split) or 'none'}: {1e3 * step.step_s:.2f} ms" for step in (one.published, one.ours)]
         verdict = "the same" if not one.cause else "a tie" if one.agrees else "**another**"
         rows.append(
             (one.published.workload, one.published.machine, f"{one.published.batch:,}", *laid, verdict, one.cause)
