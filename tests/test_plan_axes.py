@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -42,6 +43,7 @@ from multipod.plan.work import Operation, Work
 from multipod.plan.workload import Part, Workload
 from multipod.recipe.override import override
 from multipod.recipes.digits import digits
+from multipod.recipes.find import load
 from multipod.step.program import program_of
 from multipod.step.staged.program import StagedProgram
 
@@ -143,6 +145,22 @@ def test_experts_send_what_xlas_program_sends():
     saved = whole.memory.parameters - split.memory.parameters
     assert saved == pytest.approx(4 * workload.expert_parameters * 3 / 4)
     assert facts.memory.arguments == pytest.approx(3 * split.memory.parameters, rel=0.05)
+
+
+@pytest.mark.parametrize("place", ["row", "table"])
+def test_split_tables_send_what_xlas_program_sends(place):
+    recipe = override(load("dlrm-small"), ["model.tt_rows=0", f"model.tables.place={place}", "batch=64"])
+    priced = Counter((m.pattern, m.nbytes) for m in workload_of(recipe).build(64, ModelSplit(expert=4), 1).messages)
+    laid = replace(recipe, layout=Layout((1, 1), split=ModelSplit(expert=4)))
+    program = program_of(laid, make_mesh(laid.layout))
+    sent = Counter((one.kind, one.nbytes) for one in facts_of(program.lowered.compile(QUICK)).collectives)
+    assert len(priced) == (3 if place == "row" else 2)  # ids; vectors there, and their gradients back
+    assert priced <= sent
+    # All else is the gradient sum of what is whole on every device, and the sums of values.
+    leaves = jax.tree_util.tree_flatten_with_path(program.shapes.params)[0]
+    whole = 4 * sum(leaf.size for path, leaf in leaves if not path[0].key.startswith("tables"))
+    others = {(kind, nbytes) for kind, nbytes in sent - priced if nbytes > 16}
+    assert others == {(kind, whole + -whole % 16) for kind in ("reduce-scatter", "all-gather")}  # four shares of floats
 
 
 @pytest.mark.parametrize(("model", "published"), [(8, 59.25), (1, None)])

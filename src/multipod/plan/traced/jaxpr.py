@@ -40,12 +40,13 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective in the program: its pattern, the axes, the bytes of the whole vector, how often."""
+    """A collective in the program: its pattern, the axes, the bytes of the whole vector, how often; its name scopes."""
 
     pattern: str
     axes: tuple[str, ...]
     nbytes: float
     count: float
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,19 @@ class _Walk:
         self.sent: list[Sent] = []
         self.loops = 0
 
-    def visit(self, jaxpr: Any, times: float, inside: bool) -> None:
+    def visit(self, jaxpr: Any, times: float, inside: bool, scopes: tuple[str, ...] = ()) -> None:
         """One jaxpr: what must be finished is an operator, the rest goes to the fusions."""
         fused = _Fusions()
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             inner = list(_inner(eqn))
+            within = (*scopes, *filter(None, str(eqn.source_info.name_stack).split("/")))
             if inner:
                 fused.barrier(eqn)
-                self._inside(eqn, inner, times, inside)
+                self._inside(eqn, inner, times, inside, within)
             elif name in COLLECTIVES:
                 fused.barrier(eqn)
-                self._collective(eqn, times)
+                self._collective(eqn, times, within)
             elif (op := self._alone(eqn)) is not None:
                 fused.barrier(eqn)
                 self.ops[inside].append(_times(op, times))
@@ -97,7 +99,7 @@ class _Walk:
                 fused.add(eqn)
         self.ops[inside].extend(_times(op, times) for op in fused.operators(jaxpr))
 
-    def _inside(self, eqn: Any, inner: list[Any], times: float, inside: bool) -> None:
+    def _inside(self, eqn: Any, inner: list[Any], times: float, inside: bool, scopes: tuple[str, ...]) -> None:
         name = eqn.primitive.name
         if name == "scan":
             times *= eqn.params["length"]
@@ -106,14 +108,14 @@ class _Walk:
         elif name == "cond":
             inner = inner[-1:]
         for jaxpr in inner:
-            self.visit(jaxpr, times, inside or name == "shard_map")
+            self.visit(jaxpr, times, inside or name == "shard_map", scopes)
 
-    def _collective(self, eqn: Any, times: float) -> None:
+    def _collective(self, eqn: Any, times: float, scopes: tuple[str, ...]) -> None:
         axes = eqn.params.get("axes") or eqn.params.get("axis_name") or ()
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
         gathers = eqn.primitive.name.startswith("all_gather")
         nbytes = sum(_bytes(var) for var in (eqn.outvars if gathers else eqn.invars))
-        self.sent.append(Sent(COLLECTIVES[eqn.primitive.name], axes, nbytes, times))
+        self.sent.append(Sent(COLLECTIVES[eqn.primitive.name], axes, nbytes, times, scopes))
 
     def _alone(self, eqn: Any) -> Operation | None:
         name = eqn.primitive.name

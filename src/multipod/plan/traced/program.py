@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from multipod.plan.traced import jaxpr
 from multipod.plan.traced.fields import DTYPES, bare, dtype_fields, norm_examples_of, norm_fields, norm_tile_of
 from multipod.plan.traced.remembered import in_memory, remembered
 from multipod.plan.traced.splits import Splits
-from multipod.plan.work import Message, Work
+from multipod.plan.work import Message, Pattern, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
@@ -36,6 +36,7 @@ from multipod.step.placement import MeshPlacement
 from multipod.step.program import Program, program_of
 from multipod.step.staged.pipe import layers_of
 from multipod.step.staged.placement import StagePlacement
+from multipod.step.sync.reduction import SUM_SCOPE
 
 SMALL = 0.5
 """Sums of fewer bytes than this share of the gradients are no gradients: statistics and values."""
@@ -214,14 +215,14 @@ def _expert_parameters(recipe: Recipe, split: ModelSplit) -> int:
 
 
 def _expert_work(recipe: Recipe, examples: float, split: ModelSplit, lanes: int) -> Work:
-    """A device's operators and all-to-alls, of a replica whose devices split the examples and the experts.
+    """A device's operators and messages, of a replica whose devices split the examples, and the experts or tables.
 
     Its sums of gradients are the gradient sum's, so they are no messages here.
     """
     n = split.expert
     traced = _traced(recipe, max(1, math.ceil(examples / n)), lanes, n)
-    sent = [one for one in traced.sent if one.pattern == "all-to-all"]
-    messages = [Message("experts", "all-to-all", one.nbytes, n, one.count) for one in sent]
+    sent = [one for one in traced.sent if one.axes == ("expert",) and SUM_SCOPE not in one.scopes]
+    messages = [Message("experts", cast(Pattern, one.pattern), one.nbytes, n, one.count) for one in sent]
     return Work(traced.inside, tuple(messages), sum(op.nbytes for op in traced.inside) / KEPT)
 
 

@@ -18,6 +18,9 @@ from multipod.layout.mesh import data_axes, inner_axes, names_of, only, topology
 from multipod.pytrees import Grads, Params, Pytree, Specs
 from multipod.step.specs import flat_specs, is_spec, specs_of
 
+SUM_SCOPE = "gradient_sum"
+"""In the names of a program's operations, for profiles and for the planner: those that sum and gather here."""
+
 
 @dataclass(frozen=True)
 class SumGroup:
@@ -58,11 +61,13 @@ class Reduction:
         """How the mesh splits each tensor as `shares` keeps it."""
         return specs_of(self.shares)
 
+    @jax.named_scope(SUM_SCOPE)
     def sum(self, tree: Grads) -> Grads:
         """The sum of `tree` over the data axes, each tensor kept as `shares` says."""
         total = self._on_parts(self._sum, self.base, self.specs)(_cast(tree, self.layout.sync.sum_dtype))
         return jax.tree.map(lambda part, leaf: part.astype(leaf.dtype), total, tree)
 
+    @jax.named_scope(SUM_SCOPE)
     def gather(self, tree: Params) -> Params:
         """Tensors whole over the data axes, of what `shares` says is kept, in the sync's `gather_dtype`."""
         return self._on_parts(self._gather, self.specs, self.base)(_cast(tree, self.layout.sync.gather_dtype))
