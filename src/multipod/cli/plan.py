@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -17,7 +17,7 @@ from multipod import runtime
 from multipod.cli import plan_text
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
-from multipod.errors import PlanError, RecipeError, nearest
+from multipod.errors import PlanError
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.text import spelled
@@ -25,15 +25,14 @@ from multipod.plan.asked import asked_for
 from multipod.plan.calibration.steps import fit_steps, read_steps
 from multipod.plan.machine import find, here, read, write
 from multipod.plan.placing import on_machine
-from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
+from multipod.plan.run import Saving, predict_run, save_s
 from multipod.plan.saved import SavedPlan, write_plan
 from multipod.plan.search import Every, remember_costs, scaling, search
 from multipod.plan.tables.models import MODELS
-from multipod.plan.tables.published import EXAMPLES
 from multipod.plan.trace import write_step_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rich.console import Console
 
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from multipod.plan.predict import Prediction
     from multipod.plan.run import RunPrediction
     from multipod.plan.search import Found
+    from multipod.plan.traced.subject import ToPlan
     from multipod.plan.workload import Dtype, Workload
-    from multipod.recipe.recipe import Recipe
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 POSITIVE = click.FloatRange(0)
@@ -292,79 +291,20 @@ def _folder(cache: str | None) -> Path:
     return runtime.default_cache().parent / "plan" if cache is None else Path(cache)
 
 
-class ToPlan(NamedTuple):
-    """What is planned.
-
-    Attributes:
-      name: as on the command line.
-      workload: of the recipe, or the table of a published model.
-      batch: examples in an update.
-      updates: of the run; 0 if nobody knows.
-      every: updates between evaluations; 0: none.
-      recipe: that can be trained so, with the changes that were asked for and the batch; None for a table alone.
-      remarks: on the recipe's preset.
-    """
-
-    name: str
-    workload: "Workload"
-    batch: int
-    updates: float
-    every: float
-    recipe: "Recipe | None" = None
-    remarks: "Sequence[str]" = ()
-
-
-def _to_plan(name: str, asked: dict[str, Any]) -> ToPlan:
-    """What a name stands for: a table of a published model, a recipe, or a recipe with the price of a table.
+def _to_plan(name: str, asked: dict[str, Any]) -> "ToPlan":
+    """What a name stands for, see `recipe_to_plan`.
 
     Raises:
       PlanError: nothing of this name; a table without a batch.
       RecipeError: changes that do not fit, or a file that is no recipe.
     """
-    batch, sets = asked["batch"], asked.get("sets", ())
-    if name in MODELS and batch is None:
-        raise PlanError(f"{name} is a published model and has no batch of its own. Give --batch, as --batch 4096.")
     runtime.prepare()
-    from multipod.recipes.find import RECIPES, load
+    from multipod.plan.traced.subject import recipe_to_plan  # JAX
 
-    if name in MODELS and name not in RECIPES:
-        if sets:
-            raise PlanError(f"{name} is a table of layers, which has no fields. Leave --set out, or plan a recipe.")
-        return ToPlan(name, MODELS[name], batch, _known_updates(name, batch), 0.0)
-    from multipod.plan.traced.program import workload_of
-    from multipod.plan.traced.remembered import remember_traces
-    from multipod.plan.traced.splits import Splits
-    from multipod.recipe.override import override
-    from multipod.recipe.scaling import preset_remarks
-
-    try:
-        recipe = load(name)
-    except RecipeError as error:
-        if ".py:" in name:
-            raise
-        raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
-    base, recipe = recipe, override(recipe, [*sets, *([f"batch={batch}"] if batch else [])])
-    remarks = preset_remarks(recipe)
-    same = (base.model, base.accumulate, type(base.optimizer)) == (
-        recipe.model,
-        recipe.accumulate,
-        type(recipe.optimizer),
+    folder = None if asked["cache"] == "off" else _folder(asked["cache"])
+    return recipe_to_plan(
+        name, asked["batch"], asked.get("sets", ()), folder, partial(click.echo, err=True) if asked["splits"] else None
     )
-    if name in MODELS and same:
-        return ToPlan(name, MODELS[name], recipe.batch, recipe.updates, 0.0, recipe, remarks)
-    folder = None if asked["cache"] == "off" else _folder(asked["cache"]) / "programs"
-    remember_traces(None if folder is None else folder.with_name("traces"))
-    splits = Splits(recipe, folder, partial(click.echo, err=True)) if asked["splits"] else None
-    workload = workload_of(recipe, splits)
-    return ToPlan(name, workload, recipe.batch, recipe.updates, recipe.evaluate_every, recipe, remarks)
-
-
-def _known_updates(name: str, batch: int) -> float:
-    """The updates that a published model took to its target; 0 if nobody noted them."""
-    try:
-        return epochs_to_target(name, batch)[0] * EXAMPLES[name] / batch
-    except PlanError:
-        return 0.0
 
 
 class _bar:
@@ -380,7 +320,7 @@ class _bar:
         self._progress.stop()
 
 
-def _compile(console: "Console", planned: ToPlan, machine: "Machine", found: "Found", cache: str | None) -> None:
+def _compile(console: "Console", planned: "ToPlan", machine: "Machine", found: "Found", cache: str | None) -> None:
     """What XLA says of the step of a recipe, beside the prediction."""
     if planned.name in MODELS or planned.recipe is None:
         raise PlanError(
@@ -452,7 +392,7 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _save(planned: ToPlan, asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
+def _save(planned: "ToPlan", asked: dict[str, Any], machine: "Machine", chosen: "Prediction") -> None:
     name, on = planned.name, asked["on"]
     if ".py:" in name:
         path, _, function = name.rpartition(":")

@@ -58,16 +58,15 @@ def show(
         make_program,
         parameters_table,
         print_ruled_out,
+        recipe_text,
         stage_tables,
     )
     from multipod.layout.compiled import provide_cpu_devices
-    from multipod.recipe.scaling import preset_remarks
-    from multipod.recipe.text import to_text
 
     chosen = runs.configure_recipe(recipe, changes, where)
     if compiles:
         provide_cpu_devices(chosen.layout)
-    click.echo("\n".join([to_text(chosen), *preset_remarks(chosen)]))
+    click.echo(recipe_text(chosen))
     console = Console()
     if compile_for:
         runtime.absent_tpus()

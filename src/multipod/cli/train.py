@@ -1,7 +1,6 @@
 """`multipod train`: trains a recipe, or goes on with a run."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from rich.console import Console
 from multipod import runs
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
-from multipod.errors import PlanError, RecipeError
+from multipod.errors import PlanError
 from multipod.plan.saved import read_plan
 from multipod.plan.tables.models import MODELS
 from multipod.runs.options import RuntimeOptions
@@ -168,16 +167,6 @@ def planned(file: Path, recipe: str, where: RuntimeOptions) -> "SavedPlan":
     return replace(plan, layout=replace(plan.layout, mesh=(), replica_shape=()))
 
 
-def remarks_of(folder: "RunFolder") -> list[str]:
-    """What the recipe's preset makes of its batch; nothing where the recipe's types cannot be read back."""
-    from multipod.recipe.scaling import preset_remarks
-    from multipod.recipe.text import from_text
-
-    with suppress(RecipeError):
-        return preset_remarks(from_text(folder.recipe.read_text()))
-    return []
-
-
 def planned_lines(plan: "SavedPlan | None") -> list[str]:
     """What a plan makes of the recipe, and what it leaves open; nothing without one."""
     if plan is None:
@@ -198,10 +187,12 @@ class ConsoleObservers:
         """Makes them for a run in `folder`; the `first` of this process also say where they write."""
         if self._quiet:
             return ()
+        from multipod.recipe.scaling import remarks_on_text
+
         console = Console()
         if first:
             console.print(f"run folder         {folder.path}", highlight=False, soft_wrap=True)
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
-            for line in [*planned_lines(self._plan), *remarks_of(folder)]:
+            for line in [*planned_lines(self._plan), *remarks_on_text(folder.recipe.read_text())]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
         return make_observers(ObservedRun(folder, console), PRINTED)

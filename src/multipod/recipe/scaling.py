@@ -1,11 +1,13 @@
 """A recipe's preset: the optimizer and the length of a run as functions of its batch."""
 
+from contextlib import suppress
 from dataclasses import replace
 
+from multipod.errors import RecipeError
 from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.optim.presets import find_preset
 from multipod.recipe.recipe import Recipe
-from multipod.recipe.text import differences, to_text
+from multipod.recipe.text import differences, from_text, to_text
 
 
 def apply_preset(recipe: Recipe, name: str | None, batch: int) -> Recipe:
@@ -55,3 +57,10 @@ def preset_remarks(recipe: Recipe) -> list[str]:
         *(f"  set otherwise: {line}" for line in own),
         *([f"  warning: {beyond}"] if beyond else []),
     ]
+
+
+def remarks_on_text(text: str) -> list[str]:
+    """Returns `preset_remarks` of the recipe that a text holds; nothing where its types cannot be read back."""
+    with suppress(RecipeError):
+        return preset_remarks(from_text(text))
+    return []

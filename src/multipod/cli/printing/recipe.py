@@ -14,6 +14,8 @@ from multipod.layout.mesh import abstract_mesh, data_devices, make_mesh, topolog
 from multipod.layout.stages import balanced
 from multipod.nn.model import ShowsFigures
 from multipod.recipe.recipe import Recipe
+from multipod.recipe.scaling import preset_remarks
+from multipod.recipe.text import to_text
 from multipod.runs.options import RuntimeOptions
 from multipod.step.checks import layout_use
 from multipod.step.inspect import compiled_for, compiled_here, describe_axes, gradient_sum, parts, totals, traffic
@@ -25,6 +27,11 @@ from multipod.step.staged.program import StagedProgram
 from multipod.step.state import parameter_count
 from multipod.step.unstaged import UnstagedProgram
 from multipod.train.observers.text import broken_text, unshared_text
+
+
+def recipe_text(chosen: Recipe) -> str:
+    """The recipe's text, and what a reader should know of its preset."""
+    return "\n".join([to_text(chosen), *preset_remarks(chosen)])
 
 
 def make_program(chosen: Recipe) -> Any:

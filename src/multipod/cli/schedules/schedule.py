@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from multipod import runtime
 from multipod.cli.schedules.machine import BYTES, machine_options
 from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
@@ -61,7 +62,8 @@ def check(file: Path, executed: bool, nbytes: int) -> None:
         made = read(file)
     _prove(made)
     if executed:
-        from multipod.cli.schedules.executed import print_executed
+        runtime.absent_tpus()
+        from multipod.cli.printing.executed import print_executed  # JAX
 
         with _working("lowering"):
             print_executed(made, nbytes)

@@ -1,27 +1,22 @@
 """What `multipod schedule check --executed` prints: what a schedule sends when JAX devices run it."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from multipod import runtime
+from multipod.collectives.schedule import Schedule
+from multipod.execute.engines import jax as engine
+from multipod.execute.engines.rounds import build_rounds
+from multipod.layout.hlo import Text, sum_link_bytes
 from multipod.simulate.picture import bytes_text
 
-if TYPE_CHECKING:
-    from multipod.collectives.schedule import Schedule
 
-
-def print_executed(schedule: "Schedule", nbytes: int) -> None:
+def print_executed(schedule: Schedule, nbytes: int) -> None:
     """Lowers the program of the schedule for TPUs that need not be here, and prints what is counted in its text.
+
+    The environment must have been settled by `multipod.runtime.absent_tpus`.
 
     Raises:
       ScheduleError: the schedule cannot be executed.
     """
-    runtime.absent_tpus()  # before JAX is imported
-    from multipod.execute.engines import jax as engine
-    from multipod.execute.engines.rounds import build_rounds
-    from multipod.layout.hlo import Text, sum_link_bytes
-
     elements = max(1, nbytes // 4)
     rounds = build_rounds(schedule, elements)
     text = Text(engine.lower(schedule, elements).as_text("hlo"))

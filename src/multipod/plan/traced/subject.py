@@ -1,0 +1,92 @@
+"""What a name on the command line stands for, to be planned: a recipe, the table of a published model, or both."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from multipod.errors import PlanError, RecipeError, nearest
+from multipod.plan.run import epochs_to_target
+from multipod.plan.tables.models import MODELS
+from multipod.plan.tables.published import EXAMPLES
+from multipod.plan.traced.program import workload_of
+from multipod.plan.traced.remembered import remember_traces
+from multipod.plan.traced.splits import Splits
+from multipod.plan.workload import Workload
+from multipod.recipe.override import override
+from multipod.recipe.recipe import Recipe
+from multipod.recipe.scaling import preset_remarks
+from multipod.recipes.find import RECIPES, load
+
+
+class ToPlan(NamedTuple):
+    """What is planned.
+
+    Attributes:
+      name: as on the command line.
+      workload: of the recipe, or the table of a published model.
+      batch: examples in an update.
+      updates: of the run; 0 if nobody knows.
+      every: updates between evaluations; 0: none.
+      recipe: that can be trained so, with the changes that were asked for and the batch; None for a table alone.
+      remarks: on the recipe's preset.
+    """
+
+    name: str
+    workload: Workload
+    batch: int
+    updates: float
+    every: float
+    recipe: Recipe | None = None
+    remarks: Sequence[str] = ()
+
+
+def recipe_to_plan(
+    name: str, batch: int | None, sets: Sequence[str], cache: Path | None, tell: Callable[[str], None] | None = None
+) -> ToPlan:
+    """What a name stands for: a table of a published model, a recipe, or a recipe with the price of a table.
+
+    Args:
+      name: of a table or a recipe.
+      batch: examples in an update; None takes the recipe's, if no table has its name.
+      sets: changes to the recipe.
+      cache: the folder of traces and compiled programs; None keeps none.
+      tell: asks XLA what splits of the model cost, and hears what is being compiled; None asks nothing.
+
+    Raises:
+      PlanError: nothing of this name; a table without a batch, or with changes.
+      RecipeError: changes that do not fit, or a file that is no recipe.
+    """
+    if name in MODELS and batch is None:
+        raise PlanError(f"{name} is a published model and has no batch of its own. Give --batch, as --batch 4096.")
+    if name in MODELS and name not in RECIPES:
+        assert batch is not None
+        if sets:
+            raise PlanError(f"{name} is a table of layers, which has no fields. Leave --set out, or plan a recipe.")
+        return ToPlan(name, MODELS[name], batch, known_updates(name, batch), 0.0)
+    try:
+        recipe = load(name)
+    except RecipeError as error:
+        if ".py:" in name:
+            raise
+        raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
+    base, recipe = recipe, override(recipe, [*sets, *([f"batch={batch}"] if batch else [])])
+    remarks = preset_remarks(recipe)
+    same = (base.model, base.accumulate, type(base.optimizer)) == (
+        recipe.model,
+        recipe.accumulate,
+        type(recipe.optimizer),
+    )
+    if name in MODELS and same:
+        return ToPlan(name, MODELS[name], recipe.batch, recipe.updates, 0.0, recipe, remarks)
+    remember_traces(None if cache is None else cache / "traces")
+    programs = None if cache is None else cache / "programs"
+    workload = workload_of(recipe, Splits(recipe, programs, tell) if tell else None)
+    return ToPlan(name, workload, recipe.batch, recipe.updates, recipe.evaluate_every, recipe, remarks)
+
+
+def known_updates(name: str, batch: int) -> float:
+    """The updates that a published model took to its target; 0 if nobody noted them."""
+    try:
+        return epochs_to_target(name, batch)[0] * EXAMPLES[name] / batch
+    except PlanError:
+        return 0.0
