@@ -57,7 +57,8 @@ class Conversion(Protocol):
 class Program(Protocol):
     """The programs of a run on a mesh. Nothing is compiled or allocated before a method is called.
 
-    What does not fit together, in the recipe or with the mesh, is refused by `shapes` and `lowered`.
+    What does not fit together, in the recipe or with the mesh, is refused by `shapes` and `lowered`. There is a promise
+    for each thing that the loop, checkpoints, survival and `show` ask of a program.
     """
 
     @property

@@ -32,6 +32,7 @@ class GradientSync(abc.ABC):
     An update calls, on each device inside `over_data`: `with_weights`, `differentiate`, `reduce`; and on global arrays
     outside of it: `apply`, `gather`. What a class does not say is as in the plain way: weights and optimizer state are
     kept by every device, or, under `layout.sync.shards_update`, the optimizer's state is split over them (ZeRO-1).
+    So it has a method for each thing that some way does otherwise; nearly all are a line or two.
 
     Attributes:
       order: the places of the parameters in the order in which their gradients are sent; empty is their own order.
