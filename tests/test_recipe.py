@@ -54,8 +54,8 @@ def test_a_preset_says_its_numbers_what_is_set_otherwise_and_its_range():
     beyond = preset_remarks(override(load("resnet50"), ["batch=256", "optimizer.rate=0.3"]))
     assert beyond[1:] == [
         "  set otherwise: optimizer.rate: 10.0, now 0.3",
-        "  warning: batch 256 was not published (only 4,096 to 65,536): the rate stays that of the published batch "
-        "below, as in Google's ResNet code",
+        "  warning: batch 256 was not published (only 4,096 to 65,536): the rate is that of the next smaller "
+        "published batch, or of the smallest, as in Google's ResNet code",
     ]
 
 

@@ -173,7 +173,7 @@ _SUPERCOMPUTER = "Google's public ResNet code, Dec 2018 (arXiv:1811.06992); mome
 _EFFICIENTNET = "arXiv:2011.00071, table 2; forms from the authors' released code"
 _DLRM = "MLPerf Training v0.7 scripts for DLRM on TPU v4 (arXiv:2011.03641)"
 
-_ROWS = "the rate stays that of the published batch below, as in Google's ResNet code"
+_ROWS = "the rate is that of the next smaller published batch, or of the smallest, as in Google's ResNet code"
 _ROOT = "the rate goes with the root of the batch, as LAMB's paper scales it (arXiv:1904.00962)"
 _LINEAR = "the rate goes with the batch (arXiv:1706.02677)"
 _ALONE = "the peak rate stays, since nobody published how it goes with the batch"
