@@ -42,7 +42,7 @@ from multipod.recipe.text import differences, to_text
 from multipod.step.program import program_of
 from multipod.step.state import fresh_state
 from multipod.topology.topology import Topology
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 
 LAYERS = Layers((30, 1, 0, 7, 90))
 HOLED = Topology((4, 4), failed_chips=frozenset({(1, 1), (2, 3)}))

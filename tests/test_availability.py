@@ -23,16 +23,16 @@ from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.runs import lock
 from multipod.step.program import Program, program_of
-from multipod.train.checkpoint import Checkpoints
-from multipod.train.checksums import damaged_files, seal
+from multipod.train.bad_numbers.loss_spikes import SpikeDetector, kind_of
+from multipod.train.bad_numbers.replay import compare_placements
+from multipod.train.checkpoints.checkpoint import Checkpoints
+from multipod.train.checkpoints.checksums import damaged_files, seal
+from multipod.train.checkpoints.saving import RetryingSaver
 from multipod.train.context import LoopHooks, RunContext
 from multipod.train.events import BadUpdate, Compiled, Ended, Evaluated, Saved, SaveFailed, Started, Updated
 from multipod.train.goodput import GoodputAccount, account_for, past_seconds
 from multipod.train.hooks import no_faults
 from multipod.train.loop import train
-from multipod.train.loss_spikes import SpikeDetector, kind_of
-from multipod.train.replay import compare_placements
-from multipod.train.saving import RetryingSaver
 
 # Checksums and checkpoints.
 

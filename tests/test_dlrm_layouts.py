@@ -33,7 +33,7 @@ from multipod.recipe.text import to_text
 from multipod.recipes.find import load
 from multipod.step.post_update import post_update_of
 from multipod.step.program import program_of
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.loop import train
 

@@ -11,7 +11,7 @@ from multipod.data.source import ArraySource
 from multipod.errors import MetricError
 from multipod.layout.mesh import make_mesh
 from multipod.step.program import program_of
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Saved, Updated

@@ -21,7 +21,7 @@ from multipod.nn.tables.tensor_train_bag import bag
 from multipod.optim.rates import Constant
 from multipod.optim.sparse import adagrad_rows, make_row_gradient, rowwise_adagrad_rows, sgd_rows
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 TT = tensor_train(120, 8, 4)

@@ -17,7 +17,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.sync import Sync
 from multipod.step.program import program_of
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 
 HERE = Path(__file__).with_name("layout_recipes.py")
 RUNS = [

@@ -18,7 +18,7 @@ from multipod.optim.sgd import Sgd
 from multipod.runs.start_from import check_convertible, convert_checkpoint
 from multipod.step.convert import convert
 from multipod.step.program import program_of
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.run_folder import create
 
 

@@ -40,7 +40,7 @@ from multipod.step.program import program_of
 from multipod.step.specs import arrays_of, keep, sharded, specs_of, whole_tensors
 from multipod.step.state import State, device_bytes
 from multipod.step.sync.flat_update import FlatUpdate
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 
 OLD = Path(__file__).parent / "recorded" / "checkpoint_dims.tar.xz"
 """A checkpoint of before there were flat tensors: two updates of `perceptron` under FSDP on 2x4, and its numbers."""

@@ -21,8 +21,8 @@ from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
 from multipod.optim.rates import Constant, Rsqrt, WarmUp
+from multipod.train.bad_numbers.poisoned import means_of_update
 from multipod.train.context import RunContext, RunInfo
-from multipod.train.poisoned import means_of_update
 
 TINY = small_st_moe(
     32, features=16, hidden=12, heads=2, kv=8, layers=1, every=1, group_rows=2, routing=Routing(4, second="all")

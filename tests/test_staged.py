@@ -36,7 +36,7 @@ from multipod.recipes.digits import digits
 from multipod.recipes.mlp_small import mlp_small
 from multipod.step.program import program_of
 from multipod.step.staged.pipe import join_params, split_params
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.context import RunContext
 from multipod.train.evaluation import evaluate
 from multipod.train.events import Evaluated, Updated

@@ -26,7 +26,7 @@ from multipod.runs.stages import (
     stop_when_asked,
     write_report,
 )
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.hooks import ignore_phase, no_faults
 from multipod.train.loop import train as train_program

@@ -45,7 +45,7 @@ from multipod.runs.world_hooks import CarriedOver, WorldHooks
 from multipod.step.checks import layout_use
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.clock import UpdateTimes
 from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.events import Ended, Observer, Updated

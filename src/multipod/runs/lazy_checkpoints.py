@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 
 
 class LazyCheckpoints:
@@ -33,7 +33,7 @@ class LazyCheckpoints:
         self._use().save(state, update)
 
     def restore(self, shapes: State, update: int | None = None, instead: Callable[[str], None] | None = None) -> State:
-        """Returns the state after `update` updates, see `multipod.train.checkpoint.Checkpoints.restore`."""
+        """Returns the state after `update` updates, see `multipod.train.checkpoints.checkpoint.Checkpoints.restore`."""
         return self._use().restore(shapes, update, instead)
 
     @property

@@ -13,7 +13,7 @@ from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_r
 from multipod.runs.start_from import convert_checkpoint
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder, check_same, open_folder
 
 
@@ -76,7 +76,7 @@ def restore_state(folder: RunFolder, shapes: State, at: int | None, *, weights_o
     """Reads a checkpoint of the run in `folder` as `shapes` say; the newest, where `at` is None.
 
     Raises:
-      CheckpointError: see `multipod.train.checkpoint.Checkpoints.restore`.
+      CheckpointError: see `multipod.train.checkpoints.checkpoint.Checkpoints.restore`.
     """
     checkpoints = Checkpoints(folder.checkpoints, 1, read_only=True)
     try:

@@ -18,7 +18,7 @@ from multipod.runs.request import TrainRequest
 from multipod.step.convert import convert
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder, check_same, open_folder
 
 FREE = ("layout.", "pipemare.", "accumulate:")

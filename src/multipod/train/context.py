@@ -7,7 +7,7 @@ from typing import Any
 
 from multipod.data.reading import InputOptions
 from multipod.step.state import State
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.clock import Clock, UpdateTimes
 from multipod.train.events import Event, EventSink, Updated
 from multipod.train.hooks import Faults, PhaseHook, ignore_phase, no_faults

@@ -15,16 +15,16 @@ from multipod.step.fits import refuse_too_large
 from multipod.step.memory_layout import input_formats
 from multipod.step.program import Program
 from multipod.step.state import State, Sums, device_bytes
-from multipod.train.bad_updates import CompiledUpdate, JudgedUpdate, refuse_bad_update, roll_back
+from multipod.train.bad_numbers.bad_updates import CompiledUpdate, JudgedUpdate, refuse_bad_update, roll_back
+from multipod.train.bad_numbers.poisoned import means_of_update
+from multipod.train.checkpoints.saving import RetryingSaver
 from multipod.train.clock import Clock
 from multipod.train.context import RunContext
 from multipod.train.evaluation import check_not_empty
 from multipod.train.events import BadUpdate, Compiled, Ended, Updated
 from multipod.train.hooks import WorldLeft
 from multipod.train.input import TrainInput
-from multipod.train.poisoned import means_of_update
 from multipod.train.reporter import RunReporter
-from multipod.train.saving import RetryingSaver
 from multipod.train.scheduled_evaluation import ScheduledEvaluation
 from multipod.train.stop import ExitWish
 from multipod.train.updating import InFlightUpdate, UpdateRunner

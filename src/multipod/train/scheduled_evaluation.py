@@ -4,10 +4,10 @@ from multipod.data.source import Source
 from multipod.metrics.objective import ends_run
 from multipod.step.program import Program
 from multipod.step.state import State
+from multipod.train.bad_numbers.poisoned import means_of_update
 from multipod.train.context import RunContext
 from multipod.train.evaluation import BackgroundEvaluation, evaluate
 from multipod.train.events import Evaluated
-from multipod.train.poisoned import means_of_update
 from multipod.train.reporter import RunReporter
 
 

@@ -8,7 +8,7 @@ from multipod.pytrees import Batch
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
-from multipod.train.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
+from multipod.train.bad_numbers.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
 from multipod.train.clock import Clock
 from multipod.train.stop import ExitWish
 

@@ -23,7 +23,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.plan.goodput import Failing, daly_s, goodput, simulated, young_s
 from multipod.recipes.digits import digits
 from multipod.step.program import program_of
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.context import LoopHooks, RunContext
 from multipod.train.events import Saved, Updated
 from multipod.train.loop import train

@@ -17,9 +17,9 @@ from multipod.step.specs import arrays_of
 from multipod.step.state import State
 from multipod.train import multihost
 from multipod.train.barriers import Barriers
-from multipod.train.checksums import damaged_files, is_sealed, seal
-from multipod.train.flat_tensors import SavedShares, read_shares, shares_of, write_shares
-from multipod.train.local_states import find_rows, write_chips
+from multipod.train.checkpoints.checksums import damaged_files, is_sealed, seal
+from multipod.train.checkpoints.flat_tensors import SavedShares, read_shares, shares_of, write_shares
+from multipod.train.checkpoints.local_states import find_rows, write_chips
 
 
 class Checkpoints:

@@ -13,11 +13,11 @@ from multipod.pytrees import Batch
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
-from multipod.train.checkpoint import Checkpoints
+from multipod.train.bad_numbers.loss_spikes import SpikeDetector, kind_of
+from multipod.train.bad_numbers.replay import find_cause
+from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.clock import Clock
 from multipod.train.events import BadUpdate
-from multipod.train.loss_spikes import SpikeDetector, kind_of
-from multipod.train.replay import find_cause
 
 NAMES = "loss", "gradient_norm"
 PASSING = "good when done again on the same devices: a passing fault, not the batch"

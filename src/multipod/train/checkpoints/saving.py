@@ -19,7 +19,7 @@ LAST_TRIES_S = (0.5, 1.0, 2.0, 4.0)
 
 
 class CheckpointStore(Protocol):
-    """What a `RetryingSaver` needs of `multipod.train.checkpoint.Checkpoints`."""
+    """What a `RetryingSaver` needs of `multipod.train.checkpoints.checkpoint.Checkpoints`."""
 
     @property
     def has_failed(self) -> bool:
