@@ -284,8 +284,8 @@ def test_the_imagenet_recipes_have_the_published_numbers():
             recipe.data.train()
 
 
-@pytest.mark.parametrize("kind", ["folder", "tfrecord", "array-record"])
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet-b0"])
+@pytest.mark.parametrize("kind", ["folder", "tfrecord", "tar"])
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet-b3"])
 def test_the_imagenet_recipes_read_each_kind_of_files(name, kind, folder, tmp_path):
     where = folder
     if kind != "folder":
@@ -295,12 +295,14 @@ def test_the_imagenet_recipes_read_each_kind_of_files(name, kind, folder, tmp_pa
         convert(open_records(str(folder)), where, kind, 6)
     recipe = override(load(name), [f"data.train_files={where}", f"data.test_files={where}"])
     train = TrainBatches(recipe.data.train(), 4, recipe.seed, np.arange(4))[0]
-    assert train["image"].shape == (4, 224, 224, 3)
+    pixels = recipe.data.pixels
+    assert pixels == {"resnet50": 224, "efficientnet-b3": 300}[name]
+    assert train["image"].shape == (4, pixels, pixels, 3)
     assert train["image"].dtype == np.uint8
     assert set(train["label"].tolist()) <= {0, 1}
     test = recipe.data.test()
     assert len(test) == 20
-    assert test.read(np.arange(2))["image"].shape == (2, 224, 224, 3)
+    assert test.read(np.arange(2))["image"].shape == (2, pixels, pixels, 3)
 
 
 def test_pixels_are_normalised_on_the_device():

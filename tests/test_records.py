@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gzip
 import io
 import pickle
 import tarfile
@@ -17,6 +18,7 @@ from multipod.data.files.array_record import write_array_record
 from multipod.data.files.disk import Damaged, Patience, read_at, with_patience
 from multipod.data.files.folder import open_folder
 from multipod.data.files.formats import FORMATS, open_records
+from multipod.data.files.match import expand_braces
 from multipod.errors import DataError
 
 RECORDS = pictures.records(7)
@@ -244,3 +246,48 @@ def test_a_disk_that_vanishes_for_a_minute_is_waited_for(tmp_path):
     (tmp_path / "mount").mkdir()
     with pytest.raises(Damaged, match="is gone"):
         read_at(path, 0, 1, patience)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("a-{0..2}.tar", ["a-0.tar", "a-1.tar", "a-2.tar"]),
+        ("{08..11}", ["08", "09", "10", "11"]),
+        ("{2..0}", ["2", "1", "0"]),
+        ("{a,b}{1..2}.txt", ["a1.txt", "a2.txt", "b1.txt", "b2.txt"]),
+        ("{a,b{1,2}}c", ["ac", "b1c", "b2c"]),
+        ("{only}/{x", ["{only}/{x"]),
+        ("{,s}", ["", "s"]),
+    ],
+)
+def test_braces_stand_for_what_they_do_in_a_shell(text, expected):
+    assert list(expand_braces(text)) == expected
+
+
+def test_braces_name_files_and_the_missing_are_named(tmp_path):
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    lines = open_records(f"{tmp_path}/{{b,a}}.txt")
+    assert [lines.record(k)["text"] for k in range(2)] == ["b.txt", "a.txt"]
+    assert len(open_records(f"{tmp_path}/{{a,?}}.txt")) == 3
+    with pytest.raises(DataError, match=r"2 of 4 data files are missing: .*d.txt, .*e.txt. Bring them"):
+        open_records(f"{tmp_path}/{{b,c,d,e}}.txt")
+
+
+def test_packed_archives_are_unpacked_once_and_read_by_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_tars(tmp_path)
+    plain = open_records(f"{tmp_path}/{{a,b}}.tar")
+    for name in "ab":
+        (tmp_path / f"{name}.tar.gz").write_bytes(gzip.compress((tmp_path / f"{name}.tar").read_bytes()))
+    for _ in range(2):
+        packed = open_records(f"{tmp_path}/{{a,b}}.tar.gz")
+        assert len(packed) == len(plain) == 7
+        assert [packed.record(k) for k in range(7)] == [plain.record(k) for k in range(7)]
+        assert packed.name(3).startswith(f"{tmp_path}/b.tar.gz")
+    assert len(list((tmp_path / "cache/multipod/unpacked").glob("*.tar"))) == 2
+    (tmp_path / "c.tgz").write_bytes((tmp_path / "a.tar.gz").read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"c.tgz cannot be unpacked: .* Copy it again"):
+        open_records(f"{tmp_path}/c.tgz")
+    assert not list((tmp_path / "cache/multipod/unpacked").glob("*c"))

@@ -15,7 +15,7 @@ RECIPES = {
     "dlrm-kaggle": "multipod.recipes.dlrm_criteo:dlrm_kaggle",
     "dlrm-mlperf": "multipod.recipes.dlrm_criteo:dlrm_mlperf",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
-    "efficientnet-b0": "multipod.recipes.imagenet:efficientnet_b0",
+    **{f"efficientnet-b{n}": f"multipod.recipes.imagenet:efficientnet_b{n}" for n in range(8)},
     "mlp-small": "multipod.recipes.mlp_small:mlp_small",
     "resnet50": "multipod.recipes.imagenet:resnet50",
     "st-moe-32b": "multipod.recipes.st_moe:st_moe_32b",

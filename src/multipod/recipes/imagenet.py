@@ -1,4 +1,4 @@
-"""ImageNet, from wherever its files are: ResNet-50 and EfficientNet-B0 with the optimizers of published runs.
+"""ImageNet, from wherever its files are: ResNet-50 and EfficientNet B0 to B7 with the optimizers of published runs.
 
 Another batch takes another row of the published runs (`multipod.optim.presets`): `--set batch=65536` changes rate,
 warm-up and length.
@@ -6,7 +6,8 @@ warm-up and length.
     multipod train resnet50 --set data.train_files=imagenet/train --set data.test_files=imagenet/val
 
 `train` and `val` hold a folder for each of the 1,000 classes; or name TFRecords, as `imagenet/train-*`, whose labels
-begin with 1 (`--set data.first_label=1`), or ArrayRecords that `multipod data convert` made of either.
+begin with 1 (`--set data.first_label=1`), WebDataset archives, as `imagenet-train-{0000..1023}.tar`, or ArrayRecords
+that `multipod data convert` made of any of them.
 """
 
 from multipod.data.images.files import ImageFiles
@@ -35,9 +36,48 @@ def efficientnet_b0() -> Recipe:
     The optimizer is the family's own, as arXiv:2011.00071 ran it for B2 and B5. That paper also averages the weights
     of all updates for evaluation, and this recipe does not.
     """
-    model = Normalized(efficientnet("b0", dtype="bfloat16"), dtype="bfloat16")
-    data = ImageFiles(pixels=SCALINGS["b0"].pixels, augment="autoaugment")
-    return _recipe("efficientnet-b0", model, data, "efficientnet-rmsprop", 4096)
+    return _efficientnet("b0")
+
+
+def efficientnet_b1() -> Recipe:
+    """EfficientNet-B1 on ImageNet, images of 240 pixels; all else as for B0."""
+    return _efficientnet("b1")
+
+
+def efficientnet_b2() -> Recipe:
+    """EfficientNet-B2 on ImageNet, images of 260 pixels; all else as for B0."""
+    return _efficientnet("b2")
+
+
+def efficientnet_b3() -> Recipe:
+    """EfficientNet-B3 on ImageNet, images of 300 pixels; all else as for B0."""
+    return _efficientnet("b3")
+
+
+def efficientnet_b4() -> Recipe:
+    """EfficientNet-B4 on ImageNet, images of 380 pixels; all else as for B0."""
+    return _efficientnet("b4")
+
+
+def efficientnet_b5() -> Recipe:
+    """EfficientNet-B5 on ImageNet, images of 456 pixels; all else as for B0."""
+    return _efficientnet("b5")
+
+
+def efficientnet_b6() -> Recipe:
+    """EfficientNet-B6 on ImageNet, images of 528 pixels; all else as for B0."""
+    return _efficientnet("b6")
+
+
+def efficientnet_b7() -> Recipe:
+    """EfficientNet-B7 on ImageNet, images of 600 pixels; all else as for B0."""
+    return _efficientnet("b7")
+
+
+def _efficientnet(name: str) -> Recipe:
+    model = Normalized(efficientnet(name, dtype="bfloat16"), dtype="bfloat16")
+    data = ImageFiles(pixels=SCALINGS[name].pixels, augment="autoaugment")
+    return _recipe(f"efficientnet-{name}", model, data, "efficientnet-rmsprop", 4096)
 
 
 def _recipe(name: str, model: Model, data: ImageFiles, preset: str, batch: int) -> Recipe:

@@ -10,8 +10,9 @@ from multipod.data.files.arrays import open_arrays
 from multipod.data.files.clicks import open_clicks
 from multipod.data.files.folder import open_folder
 from multipod.data.files.lines import open_lines
+from multipod.data.files.match import match_files
 from multipod.data.files.parquet import open_parquet
-from multipod.data.files.records import Records, match_files
+from multipod.data.files.records import Records
 from multipod.data.files.tar import open_tar
 from multipod.data.files.tfrecord import open_tfrecords
 from multipod.errors import DataError, nearest
@@ -38,15 +39,15 @@ FORMATS = {
     "clicks": Format("click records of `multipod clicks prepare`", (), open_clicks),
     "tfrecord": Format("TFRecords of tf.train.Example", (".tfrecord", ".tfrecords"), open_tfrecords),
     "array-record": Format("ArrayRecords of tf.train.Example", (".array_record", ".arrayrecord"), open_array_records),
-    "tar": Format("WebDataset archives", (".tar",), open_tar),
+    "tar": Format("WebDataset archives", (".tar", ".tar.gz", ".tgz"), open_tar),
     "parquet": Format("Parquet tables", (".parquet",), open_parquet),
-    "lines": Format("text, one example a line", (".txt",), open_lines),
+    "lines": Format("text, one example a line", (".txt", ".txt.gz"), open_lines),
 }
 """Every format by name. A new one is a subclass of `Records` and a line here."""
 
 
 def open_records(where: str, kind: str = "") -> Records:
-    """The records behind a folder, a file, or a pattern of files (`train-*`).
+    """The records behind a folder, a file, or a pattern of files (`train-*`, `train-{000..123}.tar`).
 
     Without `kind` a folder with `clicks.json` is `clicks`, one of `.npy` files `arrays`, one with files of another
     format stands for those files, any other is `folder`. Files are known by their suffix; those without one
@@ -71,7 +72,7 @@ def open_records(where: str, kind: str = "") -> Records:
 def _kind_of(files: tuple[Path, ...]) -> str:
     """The format of files, by the suffix of the first."""
     for kind, known in FORMATS.items():
-        if files[0].suffix in known.suffixes:
+        if known.suffixes and files[0].name.endswith(known.suffixes):
             return kind
     if files[0].suffix == "" or "-of-" in files[0].name:
         return "tfrecord"
@@ -80,11 +81,13 @@ def _kind_of(files: tuple[Path, ...]) -> str:
 
 def _in_folder(folder: Path, kind: str) -> tuple[str, tuple[Path, ...]]:
     """The format of what lies in a folder, and the files if it is one of files."""
-    suffixes = {path.suffix for path in folder.iterdir() if path.is_file()}
+    names = [path.name for path in folder.iterdir() if path.is_file()]
     if not kind:
-        kinds = [name for name, known in FORMATS.items() if suffixes & set(known.suffixes) and name != "lines"]
+        several = [(name, known.suffixes) for name, known in FORMATS.items() if known.suffixes and name != "lines"]
+        kinds = [name for name, suffixes in several if any(file.endswith(suffixes) for file in names)]
         if (folder / DESCRIPTION).is_file():
             return "clicks", ()
-        kind = "arrays" if ".npy" in suffixes else kinds[0] if kinds else "folder"
+        has_arrays = any(name.endswith(".npy") for name in names)
+        kind = "arrays" if has_arrays else kinds[0] if kinds else "folder"
     chosen = FORMATS[kind].suffixes
-    return kind, tuple(sorted(path for path in folder.iterdir() if path.suffix in chosen)) if chosen else ()
+    return kind, tuple(folder / name for name in sorted(names) if name.endswith(chosen)) if chosen else ()

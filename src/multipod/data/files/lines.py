@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
+from multipod.data.files.kept import unpacked
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 
 
@@ -16,10 +17,12 @@ class TextLines(FilesOfRecords):
     Attributes:
       files: in order.
       offsets: of each file, int64 [lines + 1]: where each line begins, and where the last ends.
+      content: of each file, where its lines lie: itself, or, if it is compressed, what it holds.
     """
 
     files: tuple[Path, ...]
     offsets: tuple[np.ndarray, ...]
+    content: tuple[Path, ...]
     kind = "lines"
     unit = "line"
     first = 1
@@ -32,7 +35,7 @@ class TextLines(FilesOfRecords):
         """The line."""
         first, end = self.offsets[file][place : place + 2].tolist()
         try:
-            return {"text": read_at(self.files[file], first, end - first).decode().rstrip("\r\n")}
+            return {"text": read_at(self.content[file], first, end - first).decode().rstrip("\r\n")}
         except UnicodeDecodeError as error:
             raise Damaged(f"it is not UTF-8: {error}") from error
 
@@ -43,7 +46,8 @@ def open_lines(files: tuple[Path, ...]) -> TextLines:
     Raises:
       DataError: there are none.
     """
-    lines = TextLines(files, tuple(index_of(path, "lines", _offsets) for path in files))
+    content = tuple(map(unpacked, files))
+    lines = TextLines(files, tuple(index_of(path, "lines", _offsets) for path in content), content)
     check_not_empty(lines)
     return lines
 

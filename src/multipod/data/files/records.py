@@ -1,7 +1,6 @@
 """What all formats have in common: records by number, each a dictionary of undecoded fields."""
 
 import abc
-import glob
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -140,29 +139,6 @@ def locate_record(ends: np.ndarray, number: int) -> tuple[int, int]:
     """Which file record `number` lies in, and its place there."""
     file = int(np.searchsorted(ends, number, side="right"))
     return file, number - (int(ends[file - 1]) if file else 0)
-
-
-def match_files(where: str, what: str) -> tuple[Path, ...]:
-    """The files behind a path or a pattern such as `train-*`, in order.
-
-    Raises:
-      DataError: there is none, or one cannot be read.
-    """
-    found = tuple(map(Path, sorted(glob.glob(os.path.expanduser(where), recursive=True))))
-    files = tuple(path for path in found if path.is_file())
-    if not files:
-        near = Path(where).expanduser()
-        while not near.exists():
-            near = near.parent
-        raise DataError(f"{where}: no {what} there. What is there is {near}{_some_of(near)}. Name files or a pattern.")
-    return files
-
-
-def _some_of(folder: Path) -> str:
-    if not folder.is_dir():
-        return ""
-    names = sorted(path.name for path in folder.iterdir())[:6]
-    return f" with {', '.join(names)}" if names else ", empty"
 
 
 def files_identity(kind: str, files: Sequence[Path], count: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from multipod.data.files.disk import Damaged, read_at
+from multipod.data.files.kept import unpacked
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 from multipod.errors import DataError
 
@@ -23,12 +24,14 @@ class TarRecords(FilesOfRecords):
     `cls`, `index` and `label` become numbers, the members of `json` fields of their own; all else stays bytes.
 
     Attributes:
-      files: the archives, in order; not compressed.
+      files: the archives, in order.
       members: of each archive, a structured array: example, field, offset, size.
+      content: of each archive, the file that its members lie in: itself, or, if it is compressed, what it holds.
     """
 
     files: tuple[Path, ...]
     members: tuple[np.ndarray, ...]
+    content: tuple[Path, ...]
     kind = "examples of archives"
     unit = "example"
     holders = "archives"
@@ -48,7 +51,7 @@ class TarRecords(FilesOfRecords):
         stop = firsts[place + 1] if place + 1 < len(firsts) else len(members)
         record: Record = {}
         for member in members[firsts[place] : stop]:
-            data = read_at(self.files[file], int(member["offset"]), int(member["size"]))
+            data = read_at(self.content[file], int(member["offset"]), int(member["size"]))
             if len(data) < member["size"]:
                 raise Damaged(f"the archive ends {int(member['size']) - len(data):,} bytes early")
             record |= _field(member["field"].decode(), data)
@@ -58,10 +61,13 @@ class TarRecords(FilesOfRecords):
 def open_tar(files: tuple[Path, ...]) -> TarRecords:
     """The examples of these archives. Each archive's heads are read once, and where its members lie is kept.
 
+    Archives compressed by gzip are unpacked into the user's cache first, once, since examples are read by place.
+
     Raises:
-      DataError: a file is no tar archive, or is compressed, or there is no example.
+      DataError: a file is no tar archive, or is compressed otherwise, or there is no example.
     """
-    records = TarRecords(files, tuple(index_of(path, "tar", _members) for path in files))
+    content = tuple(map(unpacked, files))
+    records = TarRecords(files, tuple(index_of(path, "tar", _members) for path in content), content)
     check_not_empty(records)
     return records
 
@@ -81,7 +87,7 @@ def _members(path: Path) -> np.ndarray:
     except tarfile.TarError as error:
         if not found:
             raise DataError(
-                f"{path} cannot be read as a tar archive ({error}). Compressed ones cannot be read by place: unpack it."
+                f"{path} cannot be read as a tar archive ({error}). Of compressed ones .tar.gz is read: unpack others."
             ) from error
     return np.array(found, [("example", np.int64), ("field", "S32"), ("offset", np.int64), ("size", np.int64)])
 
