@@ -291,6 +291,8 @@ def test_every_command_explains_itself(capsys, monkeypatch):
         (["report", "nowhere"], "there is no run folder nowhere"),
         (["show", "nowhere.py:f"], "there is no file nowhere.py"),
         (["train", "digits", "--out", "/proc/run"], "/proc/run cannot be written"),
+        (["train", "digits", "--out", "gs://bucket/run"], "gs://bucket/run is in an object store"),
+        (["eval", "s3://bucket/run"], "s3://bucket/run is in an object store"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

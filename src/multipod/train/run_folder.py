@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def create(path: Path, recipe: Recipe, facts: dict[str, Any]) -> RunFolder:
     Raises:
       RunFolderError: something is there already, or it cannot be written.
     """
+    refuse_remote(path)
     folder = RunFolder(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunFolderError(
@@ -84,6 +86,7 @@ def open_folder(path: Path) -> tuple[RunFolder, dict[str, Any]]:
     Raises:
       RunFolderError: it is missing, is no run folder, or was never completed.
     """
+    refuse_remote(path)
     folder = RunFolder(path)
     if not path.is_dir():
         raise RunFolderError(f"there is no run folder {path}.{_neighbours(path)}")
@@ -100,6 +103,21 @@ def open_folder(path: Path) -> tuple[RunFolder, dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{folder.facts} is damaged: {error}. Start a new run, or put the file back.") from error
     return folder, facts
+
+
+def refuse_remote(path: Path) -> None:
+    """Refuses a place in an object store: a run's folder is locked, appended to and renamed in, and these cannot be.
+
+    Raises:
+      RunFolderError: with the next move.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", str(path))
+    if scheme:
+        raise RunFolderError(
+            f"{scheme[1]}://{str(path)[scheme.end() :].lstrip('/')} is in an object store, and a run's folder must be "
+            "in a file system: it is locked while the run lives, and appended to. Choose a local or mounted folder "
+            "with --out."
+        )
 
 
 def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> None:

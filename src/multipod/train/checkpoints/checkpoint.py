@@ -19,6 +19,7 @@ from multipod.train import multihost
 from multipod.train.barriers import Barriers
 from multipod.train.checkpoints.checksums import damaged_files, is_sealed, seal
 from multipod.train.checkpoints.flat_tensors import SavedShares, read_shares, shares_of, write_shares
+from multipod.train.checkpoints.handlers import make_handlers
 from multipod.train.checkpoints.local_states import find_rows, write_chips
 
 
@@ -60,7 +61,7 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(barrier_sync_fn=self._barriers),
             cleanup_tmp_directories=not self._read_only,  # what a save that failed has left takes room
         )
-        return ocp.CheckpointManager(self._folder.absolute(), options=options)
+        return ocp.CheckpointManager(self._folder.absolute(), options=options, handler_registry=make_handlers())
 
     def updates(self) -> list[int]:
         """The numbers of updates of which there is a checkpoint, increasing."""
@@ -79,7 +80,7 @@ class Checkpoints:
         self._raise_on_all(_check_room(self._folder, state))
         problem: Exception | None = None
         try:
-            self._manager.save(update, args=ocp.args.StandardSave(arrays_of(state._asdict())), force=True)
+            self._manager.save(update, args=ocp.args.PyTreeSave(arrays_of(state._asdict())), force=True)
         except Exception as error:
             problem = error
             self._barriers.fail()
