@@ -12,6 +12,9 @@ from multipod.cli.options import what_options
 from multipod.cli.reading import reading_options
 from multipod.data.batches import TrainBatches
 from multipod.data.convert import convert as write
+from multipod.data.detection.drawing import draw_objects
+from multipod.data.detection.files import write_coco
+from multipod.data.detection.shapes import SEEDS, DrawnShapes
 from multipod.data.files.formats import FORMATS, open_records
 from multipod.data.inspect import array_rows, contact_sheet
 from multipod.data.inspect import inspect as look
@@ -108,6 +111,8 @@ def _draw(found: "Inspection", out: Path) -> None:
             f"{out}: the batch has no images to draw; its arrays are {', '.join(found.batch)}. Leave out --out."
         )
     labels = found.batch.get("label")
+    if {"box", "count"} <= set(found.batch):
+        images = draw_objects(found.batch, SHEET)
     captions = [str(labels[k]) if labels is not None and labels.ndim == 1 else str(k) for k in range(len(images))]
     contact_sheet(images[:SHEET], captions[:SHEET]).save(out, "PNG")
     click.echo(f"contact sheet  {out}")
@@ -173,6 +178,32 @@ def stragglers(
         )
         table.add_row(f"{count:,}", f"{run.step_s * 1e3:.1f}", f"{run.lost_share:.1%}")
     Console().print(table)
+
+
+@data.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder.")
+@click.option("--train", "train_images", type=click.IntRange(1), default=2000, show_default=True, help="Images.")
+@click.option("--test", "test_images", type=click.IntRange(1), default=200, show_default=True, help="Images.")
+@click.option("--side", type=click.IntRange(16), default=96, show_default=True, help="Pixels of the longer side.")
+@click.option("--most", type=click.IntRange(1), default=5, show_default=True, help="Shapes in an image, from 0 on.")
+@click.option("--both-ways", is_flag=True, help="Half of the images lie and half stand, instead of squares.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def shapes(out: Path, train_images: int, test_images: int, side: int, most: int, both_ways: bool, seed: int) -> None:
+    """Draw circles, triangles and rectangles in COCO's format: PNG images, boxes and polygons.
+
+    The same options draw the same images, which are those of `Shapes` in a recipe.
+
+    \b
+    multipod data shapes --out shapes
+    multipod data inspect ssd --set data.train_files=shapes/train \\
+        --set data.train_annotations=shapes/annotations/instances_train.json --out batch.png
+    """
+    for part, count in (("train", train_images), ("test", test_images)):
+        drawn = DrawnShapes(count, 2 * seed + SEEDS[part], side, most, both_ways=both_ways)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"drawing {part}", total=count)
+            file = write_coco(drawn, out, part, lambda done, task=task: progress.update(task, completed=done))  # type: ignore[misc]
+        click.echo(f"{count:,} images in {out / part}, what is in them in {file}")
 
 
 @data.command()
