@@ -96,7 +96,7 @@ def test_a_change_is_read_as_the_type_of_its_field(change, read, value):
         ("batch", r"--set 'batch' is not of the form name=value"),
         ("batch=0", r"batch=0 \(at least 1\)"),
         ("optimizer.rate=-1", r"optimizer.rate=-1.0 must be positive"),
-        ("optimizer.rate=nan", r"must be positive"),
+        ("optimizer.rate=nan", r"is not a number. Give one"),
         ("optimizer.warmup=2", r"is a share of all updates"),
     ],
 )

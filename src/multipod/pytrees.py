@@ -4,9 +4,10 @@ JAX takes any nesting of containers, so no type is closer than `Any`; the name s
 known, as of the flat dictionaries of Flax models, a signature says it with `dict[str, jax.Array]`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import jax
+if TYPE_CHECKING:
+    import jax  # the data's processes read this file without it
 
 Pytree = Any
 """Any nesting of containers; the function that takes it asks nothing of its leaves but what its docstring says."""
@@ -28,5 +29,17 @@ Shardings = Any
 """A `jax.sharding.Sharding` for each array."""
 KeyPath = tuple[Any, ...]
 """The way to one leaf, as `jax.tree_util.tree_map_with_path` gives it."""
-Batch = dict[str, jax.Array]
+Batch: TypeAlias = "dict[str, jax.Array]"
 """Named arrays whose first dim counts examples."""
+
+
+class IdRange(NamedTuple):
+    """Whole numbers from 0 that an entry of a batch holds or is looked up with.
+
+    Attributes:
+      counts: how many there are: one number for the whole entry, or one for each of its columns.
+      field: the field that says so, as `vocab`; empty: none does.
+    """
+
+    counts: tuple[int, ...]
+    field: str

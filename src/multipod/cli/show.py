@@ -4,6 +4,7 @@ import inspect
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 from multipod import runs, runtime
 from multipod.cli.options import what_options, where_options
@@ -52,40 +53,27 @@ def show(
     """
     from multipod.cli.printing.recipe import (
         compiled_for_table,
-        compiled_table,
-        device_table,
         layer_times_table,
-        make_program,
-        parameters_table,
-        print_ruled_out,
+        program_tables,
         recipe_text,
-        stage_tables,
     )
     from multipod.layout.compiled import provide_cpu_devices
 
     chosen = runs.configure_recipe(recipe, changes, where)
     if compiles:
         provide_cpu_devices(chosen.layout)
-    click.echo(recipe_text(chosen))
-    console = Console()
     if compile_for:
         runtime.absent_tpus()
-        console.print(compiled_for_table(chosen, compile_for, where))
-        return
-    if time_layers:
-        console.print(layer_times_table(chosen))
-        return
-    program = make_program(chosen)
-    if chosen.layout.stages > 1:
-        for table in stage_tables(program):
-            console.print(table)
-        print_ruled_out(console, chosen)
-        if compiles:
-            console.print(compiled_table(program))
-        return
-    if tensors or any(change.startswith("layout.") for change in changes):
-        console.print(parameters_table(program))
-    console.print(device_table(program))
-    print_ruled_out(console, chosen)
-    if compiles:
-        console.print(compiled_table(program))
+        shown: list[Table | str] = [compiled_for_table(chosen, compile_for, where)]
+    elif time_layers:
+        shown = [layer_times_table(chosen)]
+    else:
+        tensors = tensors or any(change.startswith("layout.") for change in changes)
+        shown = program_tables(chosen, tensors=tensors, compiles=compiles)
+    # All is worked out before anything is printed: what cannot be is refused without half a page above it.
+    click.echo(recipe_text(chosen))
+    console = Console()
+    for part in shown:
+        console.print(part, highlight=False, soft_wrap=True, markup=False) if isinstance(part, str) else console.print(
+            part
+        )

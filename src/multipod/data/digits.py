@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multipod.data.source import ArraySource, HostBatch
+from multipod.pytrees import IdRange
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Digits:
     test_share: float = 0.2
     split_seed: int = 0
     shift: int = 1
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Labels of the ten digits."""
+        return {"label": IdRange((10,), "")}
 
     def train(self) -> "ShiftedImages":
         """The examples to learn from."""

@@ -28,6 +28,7 @@ from multipod.data.stdlib_text import (
     train_tokenizer,
 )
 from multipod.errors import RecipeError
+from multipod.pytrees import IdRange
 
 
 class DocstringPair(NamedTuple):
@@ -91,6 +92,10 @@ class Docstrings:
                 f"docstrings: rows of {self.source_length} and {self.target_length} tokens. A source needs 1 or more, "
                 "a target 2: one and its end."
             )
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary, the same on both sides."""
+        return dict.fromkeys(("source", "target", "label"), IdRange((self.vocab,), "vocab"))
 
     def train(self) -> ArraySource | Pairs:
         """The rows to learn from."""

@@ -1,13 +1,14 @@
 """What a data set is: named arrays of examples, read by number."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from multipod.errors import DataError
+from multipod.pytrees import IdRange
 
 HostBatch = dict[str, np.ndarray]
 """Named NumPy arrays whose first dim counts examples."""
@@ -115,6 +116,15 @@ class ShowsExample(Protocol):
 
     def example(self) -> HostBatch:
         """One example: its shapes and dtypes count, not its values."""
+        ...
+
+
+@runtime_checkable
+class GivesIds(Protocol):
+    """Data that say, without reading a file, which ids their examples hold."""
+
+    def ids_given(self) -> Mapping[str, IdRange]:
+        """How many different ids the entries of a batch may hold, by the entry; entries it cannot tell are left out."""
         ...
 
 

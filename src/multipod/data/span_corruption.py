@@ -11,6 +11,7 @@ import numpy as np
 from multipod.data.source import HostBatch
 from multipod.data.stdlib_text import END, START, StdlibText, Tokenizer, split_texts, tokens_of, train_tokenizer
 from multipod.errors import RecipeError
+from multipod.pytrees import IdRange
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,10 @@ class SpanCorruption:
             else:
                 held.append(token)
         return "".join(parts)
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Tokens and sentinels."""
+        return dict.fromkeys(("source", "target", "label"), IdRange((self.vocab,), "text.vocab + data.sentinels"))
 
     def train(self) -> CorruptedRows:
         """The rows to learn from."""

@@ -21,6 +21,7 @@ import numpy as np
 from multipod.data.packing import pack_rows
 from multipod.data.source import HostBatch
 from multipod.errors import RecipeError
+from multipod.pytrees import IdRange
 
 PAD, MASK, START, END = range(4)
 Tokenizer = Any
@@ -144,6 +145,10 @@ class StdlibText:
     def test(self) -> MaskedRows:
         """The rows to be judged by."""
         return self._source("test")
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary."""
+        return dict.fromkeys(("token", "label"), IdRange((self.vocab,), "vocab"))
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; trains the tokenizer again, some seconds."""

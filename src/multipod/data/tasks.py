@@ -11,6 +11,7 @@ from multipod.data.source import ArraySource
 from multipod.data.span_corruption import SpanCorruption, teacher_forced
 from multipod.data.stdlib_text import END, encode
 from multipod.errors import RecipeError
+from multipod.pytrees import IdRange
 
 SHOWN = 5
 
@@ -41,6 +42,10 @@ class Task:
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; see `SpanCorruption.decode`."""
         return self.pretrained.decode(tokens)
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Tokens and sentinels of the pre-training."""
+        return {name: ids._replace(field="") for name, ids in self.pretrained.ids_given().items()}
 
     def train(self) -> ArraySource:
         """The lines to learn from."""

@@ -11,6 +11,7 @@ from multipod.data.packing import pack_rows
 from multipod.data.sequences import SpanCorruptor, SpanRows, TokenFile, token_file
 from multipod.data.stdlib_text import SPECIAL, START, MaskedRows, Masking, decode_tokens, encode, train_tokenizer
 from multipod.errors import DataError
+from multipod.pytrees import IdRange
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class TextFiles:
     def test(self) -> MaskedRows | SpanRows:
         """The rows to be judged by."""
         return self._source("test_files")
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary."""
+        names = ("source", "target", "label") if self.spans else ("token", "label")
+        return dict.fromkeys(names, IdRange((self.vocab,), "vocab"))
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, sentinels as <NUMBER>."""

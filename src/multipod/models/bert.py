@@ -17,7 +17,7 @@ from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import segment_mask
 from multipod.nn.text.embedding import Embedding
 from multipod.nn.text.transformer import EncoderLayer, LayerSpec
-from multipod.pytrees import Batch, Outputs
+from multipod.pytrees import Batch, IdRange, Outputs
 
 EPSILON = 1e-12
 
@@ -82,6 +82,11 @@ class Bert(FlaxModel):
                 f"Set positions={batch['token'].shape[1]}, or cut the rows."
             )
         return module.outputs(module.encode(batch), batch)
+
+    def ids_taken(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary, and the types."""
+        words = IdRange((self.vocab,), "vocab")
+        return {"token": words, "label": words, "type": IdRange((self.types,), "types")}
 
     def cut_points(self) -> tuple[ModelLayer, ...]:
         """The embedding, each encoder layer, and the heads, which, if `tied`, share the embedding's table of tokens."""

@@ -31,7 +31,7 @@ from multipod.nn.dims import Dims
 from multipod.nn.model import Moved
 from multipod.nn.tables.tensor_train_bag import Way
 from multipod.nn.tables.tensor_train_init import Distribution, Scale
-from multipod.pytrees import Batch, Params, Statistics
+from multipod.pytrees import Batch, IdRange, Params, Statistics
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,11 @@ class Dlrm:
         if train:
             statistics = dlrm_hot.count_ids(self.hot, statistics, {n: tables.ids_of(n, ids) for n in tables.trains})
         return logits, statistics
+
+    def ids_taken(self) -> dict[str, IdRange]:
+        """The rows of the tables, one for each id of an example."""
+        hots = self.hots or (1,) * len(self.rows)
+        return {"ids": IdRange(tuple(n for n, hot in zip(self.rows, hots, strict=True) for _ in range(hot)), "rows")}
 
     def check_batch(self, host: Mapping[str, np.ndarray]) -> None:
         """Refuses ids outside their tables, before a batch goes to the devices.

@@ -19,7 +19,7 @@ from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import Attention, segment_mask
 from multipod.nn.text.embedding import Embedding
 from multipod.nn.text.relative_positions import RelativePositions
-from multipod.pytrees import Batch, Outputs, Params, Pytree
+from multipod.pytrees import Batch, IdRange, Outputs, Params, Pytree
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
 """A tenth of the usual variance, as in arXiv:2101.03961, for kernels of one input dim."""
@@ -102,6 +102,11 @@ class StMoe(FlaxModel):
         routers |= more
         each = [self.routing.balance * one["balance"] + self.routing.z * one["z"] for one in routers.values()]
         return {"logits": logits, "auxiliary": jnp.asarray(sum(each), jnp.float32), "routers": routers}
+
+    def ids_taken(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary."""
+        words = IdRange((self.vocab,), "vocab")
+        return dict.fromkeys(("source", "target", "label"), words)
 
     def generate(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
         """The likeliest token at each place behind those told before it: int32 [examples, length], 0 behind `end`.

@@ -17,7 +17,7 @@ from multipod.nn.text.attention import KeysValues, segment_mask
 from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
 from multipod.nn.text.embedding import Embedding, sinusoids
 from multipod.nn.text.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
-from multipod.pytrees import Batch, Params
+from multipod.pytrees import Batch, IdRange, Params
 
 PAD = 0
 """The token that fills rows."""
@@ -80,6 +80,11 @@ class Transformer(FlaxModel):
         """Logits [examples, target positions, vocab], float32."""
         encoded, _ = module.encode(batch)
         return module.decode(batch, encoded)
+
+    def ids_taken(self) -> dict[str, IdRange]:
+        """Tokens of the vocabulary."""
+        words = IdRange((self.vocab,), "vocab")
+        return dict.fromkeys(("source", "target", "label"), words)
 
     def cut_points(self) -> tuple[ModelLayer, ...]:
         """Embedding, encoder layers, the target's embedding, decoder layers, logits.

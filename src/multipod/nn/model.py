@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from multipod.pytrees import Batch, KeyPath, Outputs, Params, Pytree, Shapes, Statistics
+from multipod.pytrees import Batch, IdRange, KeyPath, Outputs, Params, Pytree, Shapes, Statistics
 
 
 class Model(Protocol):
@@ -22,9 +22,9 @@ class Model(Protocol):
     mesh with failed chips rows may be padding, which a layer that looks across examples must leave out:
     `multipod.nn.padding.example_mask` tells.
 
-    More methods are optional, one for each protocol: here `HasClasses`, `ChecksBatches`, `WritesNotes`, `ShowsFigures`,
-    `Generates`, `ReadsRows`, `Rearranging`; `Layered` in `nn/layered.py`, `NamesDims` and `NamesInputDims` in
-    `nn/dims.py`.
+    More methods are optional, one for each protocol: here `HasClasses`, `TakesIds`, `ChecksBatches`, `WritesNotes`,
+    `ShowsFigures`, `Generates`, `ReadsRows`, `Rearranging`; `Layered` in `nn/layered.py`, `NamesDims` and
+    `NamesInputDims` in `nn/dims.py`.
     """
 
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
@@ -45,6 +45,15 @@ class HasClasses(Protocol):
     @property
     def classes(self) -> int:
         """How many; labels are 0 to `classes` - 1. 0: not known."""
+        ...
+
+
+@runtime_checkable
+class TakesIds(Protocol):
+    """A model with tables: data whose ids would lie outside of them are refused before anything is compiled."""
+
+    def ids_taken(self) -> Mapping[str, IdRange]:
+        """How many ids the entries of a batch may have, by the entry; a label is one where it is looked up."""
         ...
 
 

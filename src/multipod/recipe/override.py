@@ -12,6 +12,7 @@ only a wrapper has puts it there.
 
 import contextlib
 import dataclasses
+import math
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -243,10 +244,17 @@ def _read(text: str, kind: Any, name: str) -> Any:
     error: Exception | None = None
     for candidate in _readings(text):
         try:
-            return msgspec.convert(candidate, kind, strict=False)
+            return _numbers(msgspec.convert(candidate, kind, strict=False), text, name)
         except msgspec.ValidationError as reason:
             error = error or reason
     raise RecipeError(f"{name}={text!r} does not fit: {error}. The field is {_spell(kind)}.")
+
+
+def _numbers(value: T, text: str, name: str) -> T:
+    """Returns `value`, of which no number is NaN."""
+    if any(isinstance(part, float) and math.isnan(part) for part in (value if isinstance(value, tuple) else (value,))):
+        raise RecipeError(f"{name}={text!r} is not a number. Give one.")
+    return value
 
 
 def _readings(text: str) -> Iterator[Any]:

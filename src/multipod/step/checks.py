@@ -8,6 +8,7 @@ from multipod.errors import LayoutError
 from multipod.layout.compatible import LayoutUse, check_compatible
 from multipod.optim.optimizer import clip_of
 from multipod.recipe.recipe import Recipe
+from multipod.step.agreement import check_ids
 
 
 def layout_use(recipe: Recipe) -> LayoutUse:
@@ -28,13 +29,15 @@ def layout_use(recipe: Recipe) -> LayoutUse:
 
 
 def check_recipe(recipe: Recipe, *, converts: bool = False) -> None:
-    """Refuses what does not go with the layout of a recipe.
+    """Refuses what does not go with the layout of a recipe, and data that do not go with its model.
 
     converts: whether its state is taken over from another layout, or by one.
 
     Raises:
-      LayoutError: all of it, a line each.
+      RecipeError: the data have ids that the model has no place for (`multipod.step.agreement`).
+      LayoutError: all that does not go with the layout, a line each.
     """
+    check_ids(recipe)
     check_compatible(replace(layout_use(recipe), converts=converts))
 
 

@@ -13,6 +13,7 @@ from multipod.layout.mesh import batch_spec, data_axes
 from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.pytrees import Batch, Params, Statistics
+from multipod.step.agreement import refusing_misfits
 from multipod.step.placement import MeshPlacement
 from multipod.step.specs import data_specs, over_data, whole_tensors
 from multipod.step.state import State, Sums
@@ -54,9 +55,11 @@ class WholeEvaluation:
             mask, key = batch.pop("mask"), jax.random.key(0)
             with logical_axis_rules(mesh, placement.splits):
                 rows = batches.images.cut(batch, batches.test_example)
-                outputs, _ = recipe.model.apply(params, statistics, rows, train=False, key=key)
-                sums = masked_sums(recipe.objective(outputs, rows), mask)
-                scores: Any = scores_of(recipe.objective, outputs, rows)
+                with refusing_misfits(recipe, recipe.model, rows):
+                    outputs, _ = recipe.model.apply(params, statistics, rows, train=False, key=key)
+                with refusing_misfits(recipe, recipe.objective, rows):
+                    sums = masked_sums(recipe.objective(outputs, rows), mask)
+                    scores: Any = scores_of(recipe.objective, outputs, rows)
             return all_reduce_tree(sums, ordered(data_axes(mesh)), placement.devices), scores
 
         specs = data_specs(mesh, placement.base), PartitionSpec(), batch_spec(mesh)

@@ -9,6 +9,7 @@ from multipod.metrics.objective import masked_sums
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.nn.padding import padding_mask
 from multipod.pytrees import Batch, Params, Statistics
+from multipod.step.agreement import refusing_misfits
 from multipod.step.placement import MeshPlacement
 from multipod.step.state import Sums
 
@@ -29,8 +30,10 @@ def device_loss(placement: MeshPlacement, statistics: Statistics, key: jax.Array
     def loss(params: Params) -> tuple[jax.Array, Aside]:
         with padding_mask(mask), logical_axis_rules(placement.mesh, placement.splits):
             rows = images.cut(batch, placement.batches.examples[-1])
-            outputs, new = recipe.model.apply(params, statistics, rows, train=True, key=key)
-            sums = masked_sums(recipe.objective(outputs, rows), mask)
+            with refusing_misfits(recipe, recipe.model, rows):
+                outputs, new = recipe.model.apply(params, statistics, rows, train=True, key=key)
+            with refusing_misfits(recipe, recipe.objective, rows):
+                sums = masked_sums(recipe.objective(outputs, rows), mask)
         return sums["loss"] / recipe.batch, (new, sums)
 
     return loss

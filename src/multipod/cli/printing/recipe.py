@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 from multipod.layout.check import tensors_without_rules, unsplit_tensors
@@ -111,14 +110,26 @@ def describe_mesh(program: Program) -> str:
     return f"{describe_axes(program)}: {program.mesh.size:,} {kind}"
 
 
-def print_ruled_out(console: Console, chosen: Recipe) -> None:
+def program_tables(chosen: Recipe, *, tensors: bool, compiles: bool) -> list[Table | str]:
+    """What `show` prints of a recipe on its mesh: tables, and lines of what does not go together.
+
+    tensors: also how each parameter is split; compiles: also what XLA knows of the update.
+    """
+    program = make_program(chosen)
+    if chosen.layout.stages > 1:
+        tables = stage_tables(program)
+    else:
+        tables = [*([parameters_table(program)] if tensors else []), device_table(program)]
+    return [*tables, *ruled_out_lines(chosen), *([compiled_table(program)] if compiles else [])]
+
+
+def ruled_out_lines(chosen: Recipe) -> list[str]:
     """A line for each thing of the layout or of the recipe that excludes others."""
 
     excluded: dict[str, list[str]] = {}
     for settings, titles in ruled_out(layout_use(chosen)):
         excluded.setdefault(settings, []).append(titles)
-    for settings, lines in excluded.items():
-        console.print(f"{settings} does not go with: {', '.join(lines)}", highlight=False, soft_wrap=True, markup=False)
+    return [f"{settings} does not go with: {', '.join(lines)}" for settings, lines in excluded.items()]
 
 
 def parameters_table(program: UnstagedProgram) -> Table:

@@ -16,6 +16,7 @@ import numpy as np
 from multipod.data.clicks.text import COLUMNS, DENSE, FIELDS
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
+from multipod.pytrees import IdRange
 
 DESCRIPTION = "clicks.json"
 FORMAT = "multipod-clicks-1"
@@ -112,6 +113,11 @@ class Clicks:
         days = self.description["days"]
         half = -(-days[-1] // 2)
         return self._records(sum(days[:-1]) + half, days[-1] - half)
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """The ids of each field; nothing where the folder is not there yet."""
+        here = (Path(self.folder) / DESCRIPTION).is_file()
+        return {"ids": IdRange(self.rows, "")} if here else {}
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 from multipod.data.clicks.text import DENSE, FIELDS
 from multipod.data.source import ArraySource, HostBatch
 from multipod.errors import DataError
+from multipod.pytrees import IdRange
 
 Truth = Literal["structured", "unstructured"]
 
@@ -61,6 +62,10 @@ class Synthetic:
             wrong.append(f"rate={self.rate} (between 0 and 1)")
         if wrong:
             raise DataError(f"synthetic clicks: {'; '.join(wrong)}. Change it in the recipe or with --set.")
+
+    def ids_given(self) -> dict[str, IdRange]:
+        """The ids of each field."""
+        return {"ids": IdRange(self.rows, "rows")}
 
     def train(self) -> ArraySource:
         """The examples to learn from."""

@@ -7,6 +7,7 @@ gates are renormalised over the choices, the balance loss counts first choices a
 coefficient.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -113,8 +114,10 @@ def _wrong(r: Routing) -> list[str]:
         ),
         *(
             f"{name}={n}: no token would reach an expert; give a positive number"
-            for name, n in positive.items()
             if n <= 0
+            else f"{name}={n}: no number of slots; give a positive number, or dropless=true to serve every choice"
+            for name, n in positive.items()
+            if not 0 < n < math.inf
         ),
         *([] if 0 < r.threshold <= 1 else [f"threshold={r.threshold} must be above 0 and at most 1"]),
         *(f"{name}={n} must be at least 0" for name, n in least.items() if not n >= 0),

@@ -16,11 +16,13 @@ from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, ti
 from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
 from multipod.nn.logical_axes import Splits, logical_axis_rules
+from multipod.nn.model import FlaxModel
 from multipod.nn.padding import padding_mask
 from multipod.optim.optimizer import clip_of
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
+from multipod.step.agreement import refusing_misfits
 from multipod.step.specs import state_specs
 
 
@@ -109,10 +111,12 @@ def evaluations(
             batch = dict(aux)
             mask, key = batch.pop("mask"), jax.random.key(0)
             with logical_axis_rules(mesh, splits or {}):
-                y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
+                with refusing_misfits(recipe, recipe.model, batch):
+                    y = apply_layers(recipe.model, layers, weights, x, batch, train=False, key=key)  # type: ignore[arg-type]
                 if not last:
                     return y, {}
-                return y, (masked_sums(recipe.objective(y, batch), mask), scores_of(recipe.objective, y, batch))
+                with refusing_misfits(recipe, recipe.objective, batch):
+                    return y, (masked_sums(recipe.objective(y, batch), mask), scores_of(recipe.objective, y, batch))
 
         return function
 
@@ -141,10 +145,11 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
     if statistics:
         conflict = conflict_of("pipeline", "batch norm")
         raise RecipeError(f"{name} normalises over the batch: {conflict.reason}. {conflict.remedy}")
-    if not isinstance(recipe.model, Layered):
+    if not isinstance(recipe.model, Layered) or not isinstance(recipe.model, FlaxModel):
+        lacks = "is no FlaxModel" if isinstance(recipe.model, Layered) else "does not say its layers"
         raise RecipeError(
-            f"{name} does not say its layers, so it cannot be cut into "
-            "stages. Give it a method cut_points (multipod.nn.layered), or train it without a pipeline."
+            f"{name} {lacks}, so it cannot be cut into stages. Write it as a FlaxModel (multipod.nn.model) with a "
+            "method cut_points (multipod.nn.layered), or train it without a pipeline."
         )
     return recipe.model.cut_points()
 
@@ -166,10 +171,12 @@ def _part(
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
         mask = batch.pop("mask", None)
         with padding_mask(mask), logical_axis_rules(*lie):
-            y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
+            with refusing_misfits(recipe, recipe.model, batch):
+                y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
             if not last:
                 return y, {}
-            sums = masked_sums(recipe.objective(y, batch), mask)
+            with refusing_misfits(recipe, recipe.objective, batch):
+                sums = masked_sums(recipe.objective(y, batch), mask)
         return sums["loss"] / recipe.batch, sums
 
     if delay == 0:
