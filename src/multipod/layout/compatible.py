@@ -203,7 +203,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         ("pipeline",), ("bad updates",),
         "no stage sees the whole gradient that it judges",
-        "Take ignore.",
+        "Take stop, without a spike: it then ends at a loss that is not finite.",
     ),
     Conflict(
         ("warmup",), ("synchronous",),

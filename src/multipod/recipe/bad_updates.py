@@ -17,9 +17,10 @@ class BadUpdateRules:
     good then, a passing fault made it bad (a flipped bit), and the run goes on with the good result.
 
     Attributes:
-      action: `ignore` looks for nothing (and costs nothing). `skip` leaves the update's batch out, counts it, and goes
-        on. `roll-back` goes back to the newest checkpoint and on from there with the batches that follow (as of
-        arXiv:2204.02311, section 5.1). `stop` saves the state before the bad update and ends the run.
+      action: `stop` says whose fault it is, saves the state before the bad update, unless its weights are at fault, and
+        ends the run. `skip` leaves the update's batch out, counts it, and goes on. `roll-back` goes back to the newest
+        checkpoint and on from there with the batches that follow (as of arXiv:2204.02311, section 5.1). `ignore` looks
+        for nothing.
       spike: a loss or a gradient norm above this many times the median of the `window` good updates before is bad;
         0: only what is not finite is. Below 16 good updates nothing is a spike.
       window: updates that say what is usual, and among which `most` are counted.
@@ -27,7 +28,7 @@ class BadUpdateRules:
       replay: do a bad update once more, and, if it is bad again, on other devices, to tell a bad chip from a bad batch.
     """
 
-    action: Action = "ignore"
+    action: Action = "stop"
     spike: float = 0.0
     window: int = 64
     most: int = 8
@@ -50,3 +51,8 @@ class BadUpdateRules:
     def watches(self) -> bool:
         """Whether updates are looked at."""
         return self.action != "ignore"
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether this takes the gradient of the whole model: to undo an update, or to know a spike."""
+        return self.action in ("skip", "roll-back") or (self.watches and self.spike > 0)

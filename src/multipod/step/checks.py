@@ -23,7 +23,7 @@ def layout_use(recipe: Recipe) -> LayoutUse:
         clip=clip_of(optimizer),
         clip_before_sum=getattr(optimizer, "clip_before_sum", False),
         sparse=getattr(optimizer, "sparse", False),
-        bad_updates=recipe.bad_updates.action if recipe.bad_updates.watches else "",
+        bad_updates=recipe.bad_updates.action if recipe.bad_updates.needs_gradients else "",
         late_warmup=recipe.pipemare.warmup,
     )
 

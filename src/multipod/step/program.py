@@ -11,6 +11,7 @@ from multipod.data.source import HostBatch
 from multipod.pytrees import Batch, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.evaluate import ScoredLabels
+from multipod.step.examine import Examination
 from multipod.step.guard import NO_LIMITS, Controls
 from multipod.step.memory_layout import InputFormats, MemoryLayout
 from multipod.step.replay import Replay
@@ -186,6 +187,11 @@ class Program(Protocol):
     @property
     def replay(self) -> Replay | None:
         """Makes an update's gradients on other devices; None where no device can work out a share of a batch alone."""
+        ...
+
+    @property
+    def examination(self) -> Examination | None:
+        """Looks closer at a bad update; None of a program that is never `watched`."""
         ...
 
 

@@ -14,6 +14,7 @@ from multipod.layout.shares import is_flat_tensor
 from multipod.pytrees import Batch, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.evaluate import WholeEvaluation
+from multipod.step.examine import Examination
 from multipod.step.guard import NO_LIMITS, Controls, guard_of
 from multipod.step.memory_layout import InputFormats, MemoryLayout, lower_update
 from multipod.step.placement import MeshPlacement
@@ -172,6 +173,11 @@ class UnstagedProgram:
     def replay(self) -> Replay | None:
         """Makes an update's gradients on other devices."""
         return replay_of(self.placement, self.sync)
+
+    @cached_property
+    def examination(self) -> Examination:
+        """Looks closer at a bad update."""
+        return Examination(self.step, self._fresh, jax.tree.map(lambda leaf: leaf.sharding, self.shapes))
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,9 @@ class BadUpdate:
       verdict: what was found out about the cause, one line; empty if nothing was tried.
       back_to: updates done from which the run goes on; `update` unless it was rolled back.
       seconds: what all this took, the bad update itself left out.
+      fault: `chip`, `batch` or `weights`; empty if that was not found out.
+      examples: numbers of the examples that are at fault.
+      tensors: names of the parameters whose gradient is not finite.
     """
 
     update: int
@@ -139,6 +142,9 @@ class BadUpdate:
     verdict: str
     back_to: int
     seconds: float
+    fault: str = ""
+    examples: list[int] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,15 @@ from multipod.step.fits import refuse_too_large
 from multipod.step.memory_layout import input_formats
 from multipod.step.program import Program
 from multipod.step.state import State, Sums, device_bytes
-from multipod.train.bad_numbers.bad_updates import CompiledUpdate, JudgedUpdate, refuse_bad_update, roll_back
-from multipod.train.bad_numbers.poisoned import means_of_update
+from multipod.train.bad_numbers.bad_updates import (
+    CompiledUpdate,
+    JudgedUpdate,
+    keeps_weights,
+    refuse_bad_update,
+    roll_back,
+)
+from multipod.train.bad_numbers.poisoned import means_of_training
+from multipod.train.checkpoints.fitness import FiniteCheck
 from multipod.train.checkpoints.saving import RetryingSaver
 from multipod.train.clock import Clock
 from multipod.train.context import RunContext
@@ -40,7 +47,7 @@ def train(program: Program, context: RunContext, state: State | None = None) -> 
     """
     run = _Run(program, context, state)
     run.reporter.report_start(run.update)
-    runner = UpdateRunner(program, run.compile(), context.clock)
+    runner = UpdateRunner(program, run.compile(), context.clock, run.input.batches.numbers)
     with contextlib.closing(run.input.start(int(run.state.position))) as incoming:
         run.do_updates(runner, incoming)
     run.save_last()
@@ -60,7 +67,14 @@ class _Run:
         test = self.recipe.data.test()
         check_not_empty(test)
         self.reporter = RunReporter(context, self.recipe, test)
-        self.saving = RetryingSaver(context.checkpoints, self.reporter.notify, context.clock)
+        self.fitness = FiniteCheck(program)
+        self.saving = RetryingSaver(
+            context.checkpoints,
+            self.reporter.notify,
+            context.clock,
+            unfit=self.fitness,
+            strict=self.recipe.bad_updates.watches,
+        )
         self.evaluation = ScheduledEvaluation(program, context, test, self.reporter)
 
     def compile(self) -> CompiledUpdate:
@@ -69,6 +83,8 @@ class _Run:
         start_s = self.context.clock()
         order = self.context.reading.image_order
         compiled = self.program.compile_update(order)
+        if self.context.checkpoints is not None:
+            self.fitness.compile()
         self.input.formats = input_formats(compiled) if order else None
         self.reporter.compile_s = self.context.clock() - start_s
         runtime.release_memory()
@@ -148,7 +164,7 @@ class _Run:
             return _bare_means(sums)
         if not int(sums["count"]):
             return {}
-        return means_of_update(self.context, self.recipe.objective, _values(sums), self.update)
+        return means_of_training(self.context, self.recipe, _values(sums), self.update)
 
     def report(self, event: Updated | None) -> None:
         """Tells the observers of an update, if it was not told before."""
@@ -215,12 +231,12 @@ class _Run:
             self.saving.settle(self.update)
             self.state = roll_back(self.program, self.context.checkpoints, self.state, self.update)
             self.update = int(self.state.update)
-        elif bad.action == "stop":
+        elif bad.action == "stop" and keeps_weights(bad):
             self.save_last()
         seconds = bad.seconds + self.context.clock() - start_s
         self.reporter.notify(replace(bad, back_to=self.update, seconds=seconds))
         if bad.action == "stop":
-            refuse_bad_update(bad, self.update, self.context.info.folder)
+            refuse_bad_update(bad, self.update, self.context.info.folder, self.context.checkpoints)
         self.context.hooks.on_update(self.state, event, leaving)
 
     def sum_up(self) -> Ended:

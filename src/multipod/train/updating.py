@@ -9,6 +9,7 @@ from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
 from multipod.train.bad_numbers.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
+from multipod.train.bad_numbers.culprit import Numbers
 from multipod.train.clock import Clock
 from multipod.train.stop import ExitWish
 
@@ -34,9 +35,9 @@ class InFlightUpdate:
 class UpdateRunner:
     """Runs the compiled update of a program, and judges what comes out if the program is watched."""
 
-    def __init__(self, program: Program, compiled: CompiledUpdate, clock: Clock) -> None:
+    def __init__(self, program: Program, compiled: CompiledUpdate, clock: Clock, numbers: Numbers) -> None:
         self.program, self.compiled, self.clock = program, compiled, clock
-        self.policy = BadUpdatePolicy(program, clock)
+        self.policy = BadUpdatePolicy(program, numbers, clock)
 
     def dispatch(self, state: State, batch: Batch, wish: ExitWish, flip: int) -> InFlightUpdate:
         """Gives the devices an update to do, and the state up; does not wait for them."""

@@ -39,6 +39,7 @@ class StagedProgram:
     faulty = False
     watched = False
     replay = None
+    examination = None
 
     @cached_property
     def placement(self) -> StagePlacement:

@@ -13,8 +13,8 @@ from multipod.pytrees import Batch
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
+from multipod.train.bad_numbers.culprit import Culprit, Numbers, find_culprit
 from multipod.train.bad_numbers.loss_spikes import SpikeDetector, kind_of
-from multipod.train.bad_numbers.replay import find_cause
 from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.clock import Clock
 from multipod.train.events import BadUpdate
@@ -35,9 +35,14 @@ class JudgedUpdate(NamedTuple):
 
 @dataclass
 class BadUpdatePolicy:
-    """Judges each update of a watched program, and repeats a bad one."""
+    """Judges each update of a watched program, and repeats a bad one.
+
+    Attributes:
+      numbers: of the examples of a batch.
+    """
 
     program: Program
+    numbers: Numbers
     clock: Clock = time.monotonic
     spikes: SpikeDetector = field(init=False)
 
@@ -73,13 +78,14 @@ class BadUpdatePolicy:
             return JudgedUpdate(state, sums, None)
         start, number, rules = self.clock(), int(state.update), self.program.recipe.bad_updates
         action: str = rules.action
-        cause = ""
+        culprit, text = Culprit("", ""), ""
         if rules.replay:
-            state, sums, cause = self._repeat(update, state, batch, controls if again is None else again)
-            action = action if cause else "repeated"
-        if action != "repeated" and self.spikes.count_bad():
+            state, sums, found = self._repeat(update, state, batch, controls if again is None else again)
+            action, culprit = (action, found) if found else ("repeated", Culprit("", PASSING))
+            text = culprit.text
+        if action not in ("repeated", "stop") and self.spikes.count_bad():
             action = "stop"
-            cause += f"; more than {rules.most} bad updates among {rules.window}"
+            text += f"; more than {rules.most} bad updates among {rules.window}"
         limits = tuple(float(limit) for limit in np.asarray(controls.limits))
         event = BadUpdate(
             number,
@@ -87,22 +93,25 @@ class BadUpdatePolicy:
             dict(zip(NAMES, numbers, strict=True)),
             dict(zip(NAMES, limits, strict=True)),
             action,
-            cause.removeprefix("; ") or (PASSING if action == "repeated" else ""),
+            text.removeprefix("; "),
             number,
             self.clock() - start,
+            culprit.fault,
+            list(culprit.examples),
+            list(culprit.tensors),
         )
         return JudgedUpdate(state, sums, event)
 
     def _repeat(
         self, update: CompiledUpdate, state: State, batch: Batch, controls: Controls
-    ) -> tuple[State, Sums, str]:
-        """Does the update again in place; returns its cause too if it is bad again, else an empty text."""
+    ) -> tuple[State, Sums, Culprit | None]:
+        """Does the update again in place; returns whose fault it is, too, if it is bad again, else None."""
         state, sums = update(_before(state), batch, controls)
         jax.block_until_ready((state, sums))
         if int(sums["bad"]):
-            return state, sums, find_cause(self.program, _before(state), batch, controls)
+            return state, sums, find_culprit(self.program, _before(state), batch, controls, self.numbers)
         self.spikes.add(*_numbers(sums))
-        return state, sums, ""
+        return state, sums, None
 
 
 def roll_back(program: Program, store: Checkpoints | None, state: State, update: int) -> State:
@@ -112,17 +121,28 @@ def roll_back(program: Program, store: Checkpoints | None, state: State, update:
     return restored._replace(position=state.position)
 
 
-def refuse_bad_update(bad: BadUpdate, update: int, folder: str) -> None:
-    """Ends a run whose update stayed bad; the weights before it are saved as those of `update`.
+def keeps_weights(bad: BadUpdate) -> bool:
+    """Whether the weights before an update that ends the run are worth a checkpoint: not if they are at fault."""
+    return bad.fault != "weights"
+
+
+def refuse_bad_update(bad: BadUpdate, update: int, folder: str, store: Checkpoints | None) -> None:
+    """Ends a run whose update stayed bad; the weights before it are saved as those of `update`, or are at fault.
 
     Raises:
-      PoisonedError: always; it says how to go on without the batch.
+      PoisonedError: always; it says how to go on.
     """
     values = ", ".join(f"{name} {value:.4g}" for name, value in bad.values.items())
+    what = f"update {bad.update}: {bad.kind} ({values}). {bad.verdict or 'It was not tried again'}. "
+    if keeps_weights(bad):
+        raise PoisonedError(
+            f"{what}The weights before it are saved as update {update}. To leave its batch out, go on with --resume "
+            f"{folder} --set bad_updates.action=skip."
+        )
+    saved = [] if store is None else store.updates()
     raise PoisonedError(
-        f"update {bad.update}: {bad.kind} ({values}). {bad.verdict or 'It was not tried again'}. "
-        f"The weights before it are saved as update {update}. To leave its batch out, go on with --resume "
-        f"{folder} --set bad_updates.action=skip."
+        f"{what}Its weights are not saved; saved before: {', '.join(map(str, saved)) or 'nothing'}. Train anew with a "
+        "lower rate (--set optimizer.rate=...), a longer warm-up or clipping (optimizer.clip)."
     )
 
 

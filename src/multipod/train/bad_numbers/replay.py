@@ -56,14 +56,23 @@ def compare_placements(words: Sequence[np.ndarray], finite: Sequence[np.ndarray]
     return Finding(tuple(sorted(wrong)), tuple(shares), sure)
 
 
-def find_cause(program: Program, before: State, batch: Batch, controls: Controls) -> str:
-    """One line about the cause of an update that was bad twice in place; `before` is the state before it.
+@dataclass(frozen=True)
+class Cause:
+    """What was found out on other devices: a line, and whether a chip is named in it."""
 
-    All processes call it at the same point, and all get the same line.
+    text: str
+    chip: bool = False
+
+
+def find_cause(program: Program, before: State, batch: Batch, controls: Controls) -> Cause:
+    """What is known of an update that was bad twice in place; `before` is the state before it.
+
+    All processes call it at the same point, and all get the same.
     """
     replay = program.replay
     if replay is None:
-        return "bad again in place; not tried elsewhere, because devices work out their shares together in this layout"
+        why = "because devices work out their shares together in this layout"
+        return Cause(f"bad again in place; not tried elsewhere, {why}")
     devices = data_devices(program.mesh)
     shifts = range(min(PLACEMENTS, devices))
     tried = [replay.fingerprints(before, batch, controls, shift % devices) for shift in shifts]
@@ -71,16 +80,16 @@ def find_cause(program: Program, before: State, batch: Batch, controls: Controls
     try:
         finding = compare_placements([words for words, _ in tried], [finite for _, finite in tried])
     except ValueError as error:
-        return f"bad again in place; elsewhere {error}, which their talk with neighbours may explain"
+        return Cause(f"bad again in place; elsewhere {error}, which their talk with neighbours may explain")
     if finding.devices:
         named = ", ".join(_named(program, device, hosts) for device in finding.devices)
         which = "" if finding.sure else "one of "
-        return f"bad chip: {which}{named} works out other bits than others do from the same examples"
+        return Cause(f"bad chip: {which}{named} works out other bits than others do from the same examples", chip=True)
     rows = program.rows // devices
     if finding.shares:
         first = ", ".join(f"{share * rows} to {(share + 1) * rows - 1}" for share in finding.shares[:4])
-        return f"bad batch: rows {first} are not finite on {len(tried)} different devices, bit for bit"
-    return f"bad batch: {len(tried)} different devices agree bit for bit on every share"
+        return Cause(f"bad batch: rows {first} are not finite on {len(tried)} different devices, bit for bit")
+    return Cause(f"bad batch: {len(tried)} different devices agree bit for bit on every share")
 
 
 def _named(program: Program, device: int, hosts: Sequence[str]) -> str:

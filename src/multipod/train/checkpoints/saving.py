@@ -6,7 +6,7 @@ from typing import Protocol
 
 import jax
 
-from multipod.errors import CheckpointError
+from multipod.errors import CheckpointError, PoisonedError
 from multipod.step.state import State
 from multipod.train.clock import Clock
 from multipod.train.events import Event, Saved, SaveFailed
@@ -26,6 +26,10 @@ class CheckpointStore(Protocol):
         """Whether it is known that the last save failed."""
         ...
 
+    def updates(self) -> list[int]:
+        """The numbers of updates of which there is a checkpoint, increasing."""
+        ...
+
     def save(self, state: State, update: int) -> None:
         """Begins to save; raises CheckpointError."""
         ...
@@ -36,7 +40,7 @@ class CheckpointStore(Protocol):
 
 
 class RetryingSaver:
-    """Saves states in a store that may fail for a while.
+    """Saves states in a store that may fail for a while, and none that holds what is not finite.
 
     After a failure the next tries follow 1, 2, 4, ... updates later. They are counted in updates and not in seconds,
     because all processes must try at the same one. A save that fails in the background is noticed at the next try;
@@ -47,6 +51,8 @@ class RetryingSaver:
       notify: given each save, and each failure.
       clock: in seconds.
       sleep: waits.
+      unfit: names the tensors of a state that are not finite.
+      strict: a state that is not finite ends the run; else it is told, and not saved.
     """
 
     def __init__(
@@ -55,8 +61,11 @@ class RetryingSaver:
         notify: Callable[[Event], None],
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        unfit: Callable[[State], list[str]] = lambda state: [],
+        strict: bool = True,
     ) -> None:
         self._store, self._notify, self._clock, self._sleep = store, notify, clock, sleep
+        self._unfit, self._strict = unfit, strict
         self._failures = self._next = 0
 
     def is_owed(self, update: int) -> bool:
@@ -68,16 +77,20 @@ class RetryingSaver:
         return update >= self._next
 
     def save(self, state: State, update: int) -> None:
-        """Saves, or tells that it could not."""
+        """Saves, or tells that it could not.
+
+        Raises:
+          PoisonedError: the state is not finite.
+        """
         if self._store is None:
             return
         start = self._clock()
+        if self._refuses(self._store, state, update, start):
+            return
         try:
             self._store.save(state, update)
         except CheckpointError as error:
-            self._next = update + min(2**self._failures, LONGEST_PAUSE)
-            self._failures += 1
-            self._notify(SaveFailed(update, str(error).splitlines()[0], self._next, self._clock() - start))
+            self._put_off(update, str(error).splitlines()[0], start)
         else:
             self._failures = 0
             self._notify(Saved(update, self._clock() - start))
@@ -87,10 +100,13 @@ class RetryingSaver:
 
         Raises:
           CheckpointError: it was tried for `LAST_TRIES_S`, in vain.
+          PoisonedError: the state is not finite.
         """
         if self._store is None:
             return
         start = self._clock()
+        if self._refuses(self._store, state, update, start):
+            return
         for pause_s in (*LAST_TRIES_S, None):
             try:
                 self._store.save(state, update)
@@ -104,6 +120,33 @@ class RetryingSaver:
             else:
                 self._notify(Saved(update, self._clock() - start))
                 return
+
+    def _put_off(self, update: int, reason: str, start: float) -> None:
+        """Tells that a save failed, and when it is tried again."""
+        self._next = update + min(2**self._failures, LONGEST_PAUSE)
+        self._failures += 1
+        self._notify(SaveFailed(update, reason, self._next, self._clock() - start))
+
+    def _refuses(self, store: CheckpointStore, state: State, update: int, start: float) -> bool:
+        """Whether the state is unfit to be saved, which is told.
+
+        Raises:
+          PoisonedError: it is, and that ends the run.
+        """
+        names = self._unfit(state)
+        if not names:
+            return False
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        what = f"not finite after update {update}: {', '.join(names[:4])}{more}"
+        if self._strict:
+            self.settle(update)
+            saved = ", ".join(map(str, store.updates())) or "none"
+            raise PoisonedError(
+                f"{what}. This state is not saved; still good: {saved}. Train anew with a lower rate (--set "
+                "optimizer.rate=...), a longer warm-up or clipping (optimizer.clip)."
+            )
+        self._put_off(update, what, start)
+        return True
 
     def settle(self, update: int) -> None:
         """Waits for what is being written; tells it if that failed."""
