@@ -12,7 +12,8 @@ import pytest
 from fake_hosts import on_hosts
 
 from multipod.errors import MetricError
-from multipod.metrics.coco import NAMES, Detections, Judge, average_precision, detections, merge_detections
+from multipod.metrics.coco import NAMES, Detections, average_precision, detections, merge_detections
+from multipod.metrics.judge import Judge
 
 SIDE, IMAGES, CATEGORIES = 160, 12, (1, 3, 90)
 NOTHING = Detections(np.empty(0, int), np.empty((0, 4)), np.empty(0), np.empty(0, int))

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -134,6 +134,19 @@ class DecodesTokens(Protocol):
 
     def decode(self, tokens: np.ndarray) -> str:
         """One row of tokens as text."""
+        ...
+
+
+@runtime_checkable
+class HasGroundTruth(Protocol):
+    """A source whose examples are images with objects, by which detections are judged."""
+
+    def ground_truth(self, masks: bool) -> dict[str, Any]:
+        """What a file of COCO's annotations says of all its images, with outlines if `masks`."""
+        ...
+
+    def categories(self, labels: np.ndarray) -> np.ndarray:
+        """The categories' ids in the ground truth that these labels stand for."""
         ...
 
 

@@ -1,25 +1,19 @@
 """Average precision of boxes and masks on COCO over many hosts. Needs the extra `coco`; nothing here needs JAX.
 
 pycocotools judges. What is ours is the way there: detections leave the devices in blocks of fixed size with their
-padding, are gathered from all hosts, and evaluation number e is judged by host e modulo hosts, in a process of its
-own while training goes on: judging takes longer than the time between two evaluations, and holds Python's lock.
-
-Source: the submission of arXiv:2011.03641, which goes round robin in threads.
+padding, and are gathered from all hosts; `multipod.metrics.judge` judges beside training.
 """
 
 import contextlib
 import io
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from multipod.errors import MetricError, MultipodError
-from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
+from multipod.errors import MetricError
 
 PRECISIONS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large")
@@ -118,7 +112,7 @@ def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") 
     """pycocotools' twelve numbers (`NAMES`), for boxes or masks.
 
     Holds Python's lock, and sends what pycocotools prints nowhere, which is not safe beside other threads that
-    print: `Judge` does it in a process of its own. `truth` is left as it is.
+    print: `multipod.metrics.judge` does it in a process of its own. `truth` is left as it is.
 
     Raises:
       MetricError: `kind` is unknown, images or categories are not in `truth`, masks are missing, or `truth` is empty.
@@ -148,82 +142,6 @@ def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") 
         judged.accumulate()
         judged.summarize()
     return dict(zip(NAMES, map(float, judged.stats), strict=True))
-
-
-class Judge:
-    """Judges evaluations in the background, round robin over the hosts.
-
-    Every host makes one, and calls `submit` and `finished` at the same points of its run: both are collectives.
-    Close it, or use it in a `with` statement.
-    """
-
-    def __init__(
-        self, truth: GroundTruth, kinds: Sequence[str] = ("box",), hosts: ProcessGroup = ALONE, processes: int = 1
-    ) -> None:
-        """`processes` judge at once on this host; they start with the first evaluation that is this host's."""
-        self._kinds, self._hosts = tuple(kinds), hosts
-        # Not forked: a fork of a process with JAX's threads can hang.
-        self._pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _remember, (truth,))
-        self._waiting: dict[int, Future[dict[str, dict[str, float]]]] = {}
-
-    def submit(self, number: int, part: Detections) -> int:
-        """Gathers the detections of evaluation `number` from all hosts; returns the host that judges them.
-
-        Raises:
-          MetricError: see `merge_detections`; on all hosts.
-        """
-        found = merge_detections(gather_parts(lambda: part, self._hosts))
-        host = number % self._hosts.count
-        if host == self._hosts.index:
-            self._waiting[number] = self._pool.submit(_judge, found, self._kinds)
-        return host
-
-    def finished(self, wait: bool = False) -> dict[int, dict[str, dict[str, float]]]:
-        """The evaluations judged since the last call, by number: kind to name to value; the same on every host.
-
-        Waits for those that are not ready only if `wait`.
-
-        Raises:
-          MetricError: on all hosts, what `average_precision` refused on one.
-        """
-
-        def ready() -> dict[int, dict[str, dict[str, float]]]:
-            numbers = [number for number, future in self._waiting.items() if wait or future.done()]
-            return {number: _result(number, self._waiting.pop(number)) for number in numbers}
-
-        news = {number: value for part in gather_parts(ready, self._hosts) for number, value in part.items()}
-        return dict(sorted(news.items()))
-
-    def close(self) -> None:
-        """Ends the processes; what they have not begun is dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> "Judge":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-_truth: GroundTruth = {}
-"""Of a judging process: sent once, when it starts."""
-
-
-def _remember(truth: GroundTruth) -> None:
-    _truth.update(truth)
-
-
-def _judge(found: Detections, kinds: Sequence[str]) -> dict[str, dict[str, float]]:
-    return {kind: average_precision(_truth, found, kind) for kind in kinds}
-
-
-def _result(number: int, future: Future[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    try:
-        return future.result()
-    except MultipodError:
-        raise
-    except Exception as error:  # the process was killed, or pycocotools failed: the other hosts must hear of it
-        raise MetricError(f"coco: evaluation {number} could not be judged: {type(error).__name__}: {error}") from error
 
 
 def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:

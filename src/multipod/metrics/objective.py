@@ -26,8 +26,8 @@ Sums = Mapping[str, Any]
 class Objective(Protocol):
     """What training minimises and evaluation reports, example by example.
 
-    More methods are optional, one for each protocol below: what it `Reports`, that it `Scores` examples, that it
-    `EndsRun`.
+    More methods are optional, one for each protocol below: what it `Reports`, that it `Scores` examples or `Detects`
+    objects, that it `EndsRun`.
     """
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Values:
@@ -50,6 +50,30 @@ class Scores(Protocol):
 
     def score(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The score and the label of each example."""
+        ...
+
+
+@runtime_checkable
+class Detects(Protocol):
+    """An objective of boxes: an evaluation makes COCO's average precision of what it finds, one more of the sums.
+
+    Attributes:
+      kinds: what is judged, `box` and perhaps `mask`.
+    """
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is judged: `box`, `mask`."""
+        ...
+
+    def detect(self, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
+        """What was found in each example; slots behind the last detection are padding.
+
+        - `image_id`: [examples], `size`: [examples, 2], height and width of the original image.
+        - `box`: [examples, slots, 4], left, top, width, height in pixels of the original image.
+        - `score`, `label`: [examples, slots]; labels as the data number them. `kept`: bool, false for padding.
+        - `mask`: with the kind `mask`, [examples, slots, pixels, pixels], each stretched over its box; shares of 1.
+        """
         ...
 
 
@@ -208,8 +232,10 @@ def report_of(objective: Objective, sums: Sums) -> dict[str, float]:
     return objective.finish(sums) if isinstance(objective, Reports) else means(sums)
 
 
-def scores_of(objective: Objective, outputs: Outputs, batch: Batch) -> tuple[jax.Array, ...]:
-    """The score and the label of each example; empty if the objective does not score."""
+def scores_of(objective: Objective, outputs: Outputs, batch: Batch) -> tuple[jax.Array, ...] | dict[str, jax.Array]:
+    """The score and the label of each example, or what it detects; empty if the objective does neither."""
+    if isinstance(objective, Detects):
+        return objective.detect(outputs, batch)
     return objective.score(outputs, batch) if isinstance(objective, Scores) else ()
 
 

@@ -90,14 +90,14 @@ def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], host
     """
 
     def own() -> PackedScores:
-        fetched = [(_rows(scores), _rows(labels), mask) for scores, labels, mask in batches]
+        fetched = [(local_rows(scores), local_rows(labels), mask) for scores, labels, mask in batches]
         scores, labels, masks = (np.concatenate(arrays) for arrays in zip(*fetched, strict=True))
         return pack_scores(labels, scores, masks)
 
     return area(merge_scores(gather_parts(own, hosts)))
 
 
-def _rows(array: jax.Array) -> np.ndarray:
+def local_rows(array: jax.Array) -> np.ndarray:
     """What this process holds of an array split by rows, in their order."""
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     shards.sort(key=lambda shard: shard.index[0].start or 0)

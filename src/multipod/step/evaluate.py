@@ -18,8 +18,9 @@ from multipod.step.placement import MeshPlacement
 from multipod.step.specs import data_specs, over_data, whole_tensors
 from multipod.step.state import State, Sums
 
-ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()]
-"""The scores and labels of all examples of a batch, split as the batch is; () of objectives without `scored`."""
+ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()] | dict[str, jax.Array]
+"""The scores and labels of all examples of a batch, or what is detected in them (`metrics.objective.Detects`), split as
+the batch is; () of objectives that do neither."""
 
 
 @dataclass(frozen=True)

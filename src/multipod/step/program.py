@@ -34,7 +34,8 @@ class Evaluator(Protocol):
     def run(self, state: State, batch: Batch) -> tuple[Sums, ScoredLabels]:
         """The sums of the values of those examples of `batch` where batch["mask"] is true, and scores.
 
-        The scores and labels of all examples are split as the batch is; () of objectives that have none.
+        The scores and labels, or the detections, of all examples are split as the batch is; () of objectives that
+        have none.
         """
         ...
 

@@ -17,13 +17,14 @@ from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.jax_processes import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import report_of
+from multipod.metrics.objective import Detects, report_of
 from multipod.metrics.scores import batched_auc
 from multipod.nn.model import ChecksBatches, HasClasses, Model
 from multipod.step.evaluate import ScoredLabels
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
 from multipod.train.clock import Clock
+from multipod.train.detections import PendingJudgement
 from multipod.train.events import Evaluated
 
 
@@ -31,16 +32,19 @@ def evaluate(program: Program, state: State, test: Source, reading: InputOptions
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
 
     The last batch is padded to the mesh and the padding masked, so any number of devices gives the
-    same counts. An objective that `Scores` examples also gets `auc`, exact, over all examples.
+    same counts. An objective that `Scores` examples also gets `auc`, exact, over all examples; one that `Detects`
+    objects gets COCO's average precision.
 
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
-    return _added(list(_dispatched(program, program.evaluation.prepare(state), test, reading)))
+    batches = list(_dispatched(program, program.evaluation.prepare(state), test, reading))
+    pending = _judgement(batches, program, test)
+    return _added(batches) | (pending.values(wait=True) or {} if pending else {})
 
 
 class PendingBatch(NamedTuple):
-    """A batch whose evaluation is under way: its sums, and for `auc` its scores, labels and this process's mask."""
+    """A batch whose evaluation is under way: its sums, scores and labels or detections, and this process's mask."""
 
     sums: Sums
     scores: ScoredLabels
@@ -81,6 +85,7 @@ class BackgroundEvaluation:
     _sums: list[PendingBatch] = field(default_factory=list)
     _todo: Iterator[PendingBatch] | None = None
     _values: Future[tuple[dict[str, float], dict[str, float], float]] | None = None
+    _pending: PendingJudgement | None = None
 
     def __post_init__(self) -> None:
         self.began, self.update = self.clock(), int(self.state.update)
@@ -104,14 +109,25 @@ class BackgroundEvaluation:
                 self._sums.append(sums)
                 return None
             self._todo = None
+            # Scores are exchanged here, where all processes come at the same update.
+            self._pending = _judgement(self._sums, self.program, self.test)
             if jax.process_count() > 1 and self._sums[0].scores:
-                self._values = Future()  # scores are exchanged: here, where all processes come at the same update
-                self._values.set_result(self._finish())
-                return self._event()
+                return self._exchanged(wait=False)
             thread = ThreadPoolExecutor(1, "multipod-evaluation")
             self._values = thread.submit(self._finish)
             thread.shutdown(wait=False)
-        return self._event() if self._values is not None and self._values.done() else None
+        if self._values is None:
+            return self._exchanged(wait=False)
+        return self._event() if self._values.done() else None
+
+    def _exchanged(self, wait: bool) -> Evaluated | None:
+        """The event, once all processes have heard what was judged; a collective."""
+        judged = self._pending.values(wait) if self._pending is not None else {}
+        if judged is None:
+            return None
+        self._values = Future()
+        self._values.set_result(self._finish(judged))
+        return self._event()
 
     def conclude(self) -> Evaluated:
         """Dispatches all that is left, and waits for the end.
@@ -119,12 +135,16 @@ class BackgroundEvaluation:
         Raises:
           MetricError: see `advance`.
         """
-        while self._values is None:
+        while self._todo is not None:
             self.advance()
+        if self._values is None:
+            self._exchanged(wait=True)
         return self._event()
 
-    def _finish(self) -> tuple[dict[str, float], dict[str, float], float]:
-        sums = _added(self._sums)
+    def _finish(self, judged: dict[str, float] | None = None) -> tuple[dict[str, float], dict[str, float], float]:
+        if judged is None:
+            judged = (self._pending.values(wait=True) if self._pending is not None else None) or {}
+        sums = _added(self._sums) | judged
         values = report_of(self.program.recipe.objective, sums)
         return values, sums, self.clock() - self.began
 
@@ -147,10 +167,19 @@ def _dispatched(program: Program, state: State, test: Source, reading: InputOpti
         yield PendingBatch(*program.evaluation.run(state, placed), host["mask"])
 
 
+def _judgement(batches: list[PendingBatch], program: Program, test: Source) -> PendingJudgement | None:
+    """What is detected, on its way to be judged; None of objectives that detect nothing."""
+    objective = program.recipe.objective
+    if not isinstance(objective, Detects):
+        return None
+    found = [(batch.scores, batch.mask) for batch in batches if isinstance(batch.scores, dict)]
+    return PendingJudgement(found, objective.kinds, test, JaxProcesses())
+
+
 def _added(batches: list[PendingBatch]) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
-    scored = [(*batch.scores, batch.mask) for batch in batches if batch.scores]
+    scored = [(*batch.scores, batch.mask) for batch in batches if isinstance(batch.scores, tuple) and batch.scores]
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 

@@ -71,6 +71,13 @@ class CocoImages:
         """The annotations of these images."""
         return self.annotations.ground_truth(self.numbers, masks)
 
+    def categories(self, labels: np.ndarray) -> np.ndarray:
+        """The categories' ids of these labels."""
+        ids = np.zeros(max(self.annotations.labels.values()) + 1, np.int64)
+        for one, label in self.annotations.labels.items():
+            ids[label] = one
+        return ids[labels]
+
     def identity(self) -> str:
         """A fingerprint of the names, ids and numbers of objects."""
         chosen = [(self.annotations.images[k], len(self.annotations.entries[k])) for k in self.numbers.tolist()]

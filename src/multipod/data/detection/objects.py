@@ -81,6 +81,10 @@ class AnnotatedImages(Protocol):
         """The annotations as a file of COCO has them: what detections are judged by."""
         ...
 
+    def categories(self, labels: np.ndarray) -> np.ndarray:
+        """The categories' ids of these labels, any shape."""
+        ...
+
     def identity(self) -> str:
         """A short text that changes when the images or their annotations do."""
         ...

@@ -122,6 +122,10 @@ class DetectionImages:
         """What detections on these images are judged by, as a file of COCO has it."""
         return self.images.ground_truth(masks)
 
+    def categories(self, labels: np.ndarray) -> np.ndarray:
+        """The ids of these classes, any shape; of the background, 0, whatever."""
+        return self.images.categories(labels)
+
     @cached_property
     def _canvas(self) -> np.ndarray:
         return np.array([self.shape.canvas_of(self.images.size(k)) for k in range(len(self))], np.int64)
