@@ -266,8 +266,8 @@ def test_the_log_of_examples_counts_what_the_result_is_made_of(tmp_path):
             {"update": update, "generation": generation} | ({} if examples is None else {"examples": examples})
         )
 
-    # Process 0 did update 1, and update 2 with the others after 1 had died in it; 1 was killed while it wrote.
-    zero = [line(1, 0, [3, 1]), line(1, 0), line(2, 0, [5]), line(2, 1, [5, 4]), line(2, 1)]
+    # Process 0 did update 1, and update 2, begun twice, after 1 had died in it; 1 was killed while it wrote.
+    zero = [line(1, 0, [3, 1]), line(1, 0), line(2, 0, [5]), line(2, 1, [9]), line(2, 1, [5, 4]), line(2, 1)]
     (folder / "0.jsonl").write_text("\n".join(zero) + "\n")
     (folder / "1.jsonl").write_text("\n".join([line(1, 0, [2]), line(2, 0, [4]), '{"upd']))
     assert used(tmp_path) == {1: [1, 2, 3], 2: [4, 5]}

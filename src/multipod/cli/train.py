@@ -51,6 +51,12 @@ INTERRUPTED = 130
     metavar="UPDATE",
     help="Stop and save, as by Ctrl-C, after this update.",
 )
+@click.option(
+    "--run-ahead",
+    type=click.IntRange(0, 16),
+    metavar="N",
+    help="Updates given to the devices ahead of the one that is waited for.  [default: 2; 0 where that could deadlock]",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
@@ -68,6 +74,7 @@ def train(
     begin_from: Path | None,
     at: int | None,
     stop_after: int | None,
+    run_ahead: int | None,
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
@@ -94,6 +101,7 @@ def train(
         resume=resume,
         at=at,
         stop_after=stop_after or 0,
+        run_ahead=run_ahead,
         reading=reading,
         evaluate_beside=evaluate_beside,
         log_examples=log_examples,

@@ -9,6 +9,7 @@ from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import (
     RunResult,
     TrainRequest,
+    pace_arguments,
     reading_arguments,
     relocation_arguments,
     remember,
@@ -31,6 +32,9 @@ from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.hooks import ignore_phase, no_faults
 from multipod.train.loop import train as train_program
 from multipod.train.multihost import barrier
+from multipod.train.updating import run_ahead_of
+
+IN_ORDER = "a fault that is injected happens when so many updates are done"
 
 
 def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
@@ -53,6 +57,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
         state = request.begin(program) if request.begin else state
         log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
         arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
+        arguments += pace_arguments(request)
         context = RunContext(
             checkpoints=checkpoints,
             observers=observers,
@@ -68,6 +73,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
             ),
             stop=stop,
             stop_after=request.stop_after,
+            run_ahead=run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER if request.inject else ""),
             evaluate_beside=request.evaluate_beside,
             reading=request.reading,
             began_s=options.started_s,

@@ -55,6 +55,9 @@ from multipod.train.loop import train as train_program
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder
 from multipod.train.stop import StopRequest
+from multipod.train.updating import run_ahead_of
+
+IN_ORDER = "a run that survives copies its state between two updates"
 
 HANDOVER_S = 15.0
 """How long the first process of a world waits for the one before to let go of the folder."""
@@ -69,6 +72,7 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
     recipe = requested_recipe(request, replace(options, fail=()))
     refuse_inelastic(recipe, options)
+    run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER)  # none, and refused if asked for
     worker = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     folder = HeldFolder(options.command)

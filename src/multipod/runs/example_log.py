@@ -1,7 +1,8 @@
 """A log of which examples each update used, written by each process; and what can be read from all of them.
 
 Before an update a process writes the numbers of the examples that it gives to it, after it that it is done. An update
-that broke has no second line; one that was done again in a later world has the later world's.
+that broke has no second line; one that was done again in a later world has the later world's. Updates that run ahead of
+a bad one are begun twice.
 """
 
 import json
@@ -121,13 +122,16 @@ def used(run: Path) -> dict[int, list[int]]:
     given: dict[tuple[int, int], list[int]] = {}
     last: dict[int, int] = {}
     for file in files:
+        here: dict[tuple[int, int], list[int]] = {}  # of an update that was given twice, what it was given last
         for text in file.read_text().splitlines(keepends=True):
             if not text.endswith("\n"):
                 continue  # its process was killed while it wrote
             line = json.loads(text)
             update, generation = line["update"], line["generation"]
             if "examples" in line:
-                given.setdefault((update, generation), []).extend(line["examples"])
+                here[update, generation] = line["examples"]
             else:
                 last[update] = max(generation, last.get(update, -1))
+        for update_of, examples in here.items():
+            given.setdefault(update_of, []).extend(examples)
     return {update: sorted(given[update, last[update]]) for update in sorted(last)}

@@ -39,6 +39,8 @@ class TrainRequest:
       resume: the folder of the run to go on with.
       at: the checkpoint to go on from; None takes the newest.
       stop_after: stop and save after this update; 0 never does.
+      run_ahead: how many updates are given to the devices ahead of the one that is waited for; None is as many as are
+        safe there (`multipod.train.updating.default_run_ahead`). It changes no result.
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, on a copy of the weights.
       begin: makes the first state of a new run; None starts from scratch.
@@ -56,6 +58,7 @@ class TrainRequest:
     resume: Path | None = None
     at: int | None = None
     stop_after: int = 0
+    run_ahead: int | None = None
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     begin: Callable[[Program], State] | None = None
@@ -155,6 +158,11 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
     if layout.mesh and (list(layout.mesh) != whole or began - failed):
         began, arguments = set(), " --mesh " + "x".join(map(str, layout.mesh))
     return arguments + "".join(f" --fail {row},{column}" for row, column in sorted(failed - began))
+
+
+def pace_arguments(request: TrainRequest) -> str:
+    """The arguments that say again how far updates run ahead, if the user said it."""
+    return "" if request.run_ahead is None else f" --run-ahead {request.run_ahead}"
 
 
 def reading_arguments(reading: InputOptions) -> str:

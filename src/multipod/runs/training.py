@@ -25,6 +25,7 @@ def train_run(
     at: int | None = None,
     changes: Sequence[str] = (),
     stop_after: int = 0,
+    run_ahead: int | None = None,
     log: Sequence[str] = (),
     observers: Sequence[EventSink] = (),
     options: RuntimeOptions | None = None,
@@ -42,6 +43,7 @@ def train_run(
       at: with `resume` or `start_from`, the checkpoint to go on from; None takes the newest.
       changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
       stop_after: stop and save after this update; 0 never does.
+      run_ahead: how many updates are given to the devices ahead of the one waited for; None: as many as are safe.
       log: names of loggers beside the run's own files (`multipod.train.observers.table.OBSERVERS`), as `csv`.
       observers: called with each event (`multipod.train.events`), on process 0.
       options: mesh, devices, time-outs and cache; None is this process on all of JAX's devices.
@@ -64,6 +66,7 @@ def train_run(
         resume=None if resume is None else Path(resume),
         at=at,
         stop_after=stop_after,
+        run_ahead=run_ahead,
         loggers=log,
         observers=tell,
     )

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from multipod.layout.mesh import batch_sharding, data_devices, replicated
 from multipod.pytrees import Grads, OptState, Params, Statistics
 from multipod.recipe.recipe import Recipe
-from multipod.step.state import Sums
+from multipod.step.state import State, Sums
 
 Learnt = tuple[Params, Statistics, OptState]
 """What an update changes of a state beside its numbers."""
@@ -30,11 +30,14 @@ class Controls(NamedTuple):
         updates are not guarded.
       flip: int32 [devices], 1 + the number of a bit to flip in a gradient of that device, 0 for none; None in
         programs that cannot do that, which are all but those made to inject faults.
+      halt: int32, 1 for an update that must change nothing, its numbers included: the one before it was bad, and the
+        host has not seen that yet. None where updates are not guarded.
     """
 
     stop: jax.Array
     limits: jax.Array | None = None
     flip: jax.Array | None = None
+    halt: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Unguarded:
         """Flags alone."""
         return Controls(_flag_shapes(self.mesh))
 
-    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
+    def controls(self, stop: int, limits: tuple[float, float], flip: int, halt: jax.Array | None = None) -> Controls:
         """Flags alone, made once for each value."""
         if stop not in self._known:
             self._known[stop] = Controls(_flags(self.mesh, stop))
@@ -58,9 +61,7 @@ class Unguarded:
         """The gradients as they are."""
         return gradients
 
-    def judge(
-        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
-    ) -> tuple[Learnt, Sums]:
+    def judge(self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, controls: Controls) -> tuple[Learnt, Sums]:
         """The new values."""
         return new, sums
 
@@ -77,18 +78,29 @@ class Guarded:
     mesh: Mesh | AbstractMesh
     minds: bool
     faulty: bool
+    _goes: list[jax.Array] = field(default_factory=list, compare=False, repr=False)
 
     def control_shapes(self) -> Any:
-        """Flags and limits, and bits to flip."""
-        flags = _flag_shapes(self.mesh)
-        limits = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(self.mesh))
-        return Controls(flags, limits, flags if self.faulty else None)  # type: ignore[arg-type]
+        """Flags and limits, bits to flip, and whether the update before was bad."""
+        flags, whole = _flag_shapes(self.mesh), replicated(self.mesh)
+        limits: Any = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=whole)
+        halt: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        return Controls(flags, limits, flags if self.faulty else None, halt)
 
-    def controls(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
-        """Flags and limits, and a bit to flip on the first device of this process."""
+    def controls(self, stop: int, limits: tuple[float, float], flip: int, halt: jax.Array | None = None) -> Controls:
+        """Flags and limits, and a bit to flip on the first device of this process; without `halt` the update counts."""
         bounds = np.asarray(limits, np.float32)
         on_mesh = jax.make_array_from_callback((2,), replicated(self.mesh), lambda _: bounds)
-        return Controls(_flags(self.mesh, stop), on_mesh, self._flips(flip) if self.faulty else None)
+        flips = self._flips(flip) if self.faulty else None
+        return Controls(_flags(self.mesh, stop), on_mesh, flips, self._go if halt is None else halt)
+
+    @property
+    def _go(self) -> jax.Array:
+        """Does not halt; made once."""
+        if not self._goes:
+            zero = np.zeros((), np.int32)
+            self._goes.append(jax.make_array_from_callback((), replicated(self.mesh), lambda _: zero))
+        return self._goes[0]
 
     def _flips(self, flip: int) -> jax.Array:
         assert isinstance(self.mesh, Mesh)
@@ -101,21 +113,30 @@ class Guarded:
         """The gradients with a bit flipped, if asked."""
         return flip_bit(gradients, flip)
 
-    def judge(
-        self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, limits: jax.Array | None
-    ) -> tuple[Learnt, Sums]:
+    def judge(self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, controls: Controls) -> tuple[Learnt, Sums]:
         """New or old values, on every device the same, and the sums with `bad` and `gradient_norm` added.
+
+        An update that is halted is bad, too, so that those behind it are halted as well.
 
         Costs one pass over the gradients, and a message of one number where they are split; no copy of any value.
         """
+        limits = controls.limits
         assert limits is not None
+        assert controls.halt is not None
         norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients))
         loss = sums["loss"] / sums["count"]
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         good = finite & (loss <= limits[0]) & (norm <= limits[1]) | (not self.minds)
+        good &= controls.halt == 0
         per_example = norm * sums["count"]  # like every sum: divided by the count on the host
         sums = sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": per_example}
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), sums
+
+
+def count_up(state: State, controls: Controls) -> tuple[jax.Array, jax.Array]:
+    """Updates and batches after this update: one more of each, or as many as before if it is halted."""
+    one = 1 if controls.halt is None else 1 - controls.halt
+    return state.update + one, state.position + one
 
 
 UpdateGuard = Unguarded | Guarded

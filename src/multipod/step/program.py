@@ -120,13 +120,21 @@ class Program(Protocol):
         """The state before the first update, on the mesh."""
         ...
 
-    def controls(self, stop: int = 0, limits: tuple[float, float] = NO_LIMITS, flip: int = 0) -> Controls:
+    def controls(
+        self,
+        stop: int = 0,
+        limits: tuple[float, float] = NO_LIMITS,
+        flip: int = 0,
+        halt: jax.Array | None = None,
+    ) -> Controls:
         """What an update is told beside its batch.
 
         Args:
           stop: 1 asks for a stop, 0 does not; every process is told the sum over the devices.
           limits: the highest loss and gradient norm of a good update; nothing to a program that is not `watched`.
           flip: 1 + the number of a bit to flip on the first device of this process; nothing to one not `faulty`.
+          halt: `bad` of the update before, still on the devices: if that is 1 this update changes nothing at all. None
+            where the host knows that it was good; nothing to a program that is not `watched`.
         """
         ...
 

@@ -119,9 +119,15 @@ class UnstagedProgram:
         """Whether an update looks at its own numbers (`step.guard`)."""
         return self.recipe.bad_updates.watches or self.faulty
 
-    def controls(self, stop: int = 0, limits: tuple[float, float] = NO_LIMITS, flip: int = 0) -> Controls:
+    def controls(
+        self,
+        stop: int = 0,
+        limits: tuple[float, float] = NO_LIMITS,
+        flip: int = 0,
+        halt: jax.Array | None = None,
+    ) -> Controls:
         """What an update is told beside its batch."""
-        return self.step.guard.controls(stop, limits, flip)
+        return self.step.guard.controls(stop, limits, flip, halt)
 
     def place_batch(self, host: HostBatch, rows: np.ndarray, total: int, formats: InputFormats | None = None) -> Batch:
         """A host batch on the mesh."""

@@ -12,7 +12,7 @@ from multipod.execute.sums import ordered
 from multipod.layout.mesh import batch_spec, data_axes, data_devices
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Statistics
 from multipod.step.accumulate import accumulate
-from multipod.step.guard import Controls, UpdateGuard
+from multipod.step.guard import Controls, UpdateGuard, count_up
 from multipod.step.loss import Aside, device_loss
 from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import PostUpdate
@@ -47,8 +47,8 @@ class UpdateStep:
         optimizer = constrain(optimizer, self.placement.mesh, sync.optimizer_specs(optimizer))
         params = sync.gather(self._split(params))
         learnt = self.post_update((params, statistics, optimizer), state.update + 1)
-        learnt, sums = self.guard.judge(learnt, state[:3], sums, sync.magnitudes(reduced), controls.limits)
-        return State(*learnt, state.key, state.update + 1, state.position + 1), sums
+        learnt, sums = self.guard.judge(learnt, state[:3], sums, sync.magnitudes(reduced), controls)
+        return State(*learnt, state.key, *count_up(state, controls)), sums
 
     def reduced(self, state: State, batch: Batch, controls: Controls) -> tuple[Pytree, Statistics, Sums]:
         """What the devices' gradients become between them, new statistics, and the sums of the batch's values."""

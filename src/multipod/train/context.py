@@ -22,7 +22,8 @@ class LoopHooks:
       on_phase: told every phase.
       barrier: waits until all processes are at the point of this name.
       on_update: given the state after each update, and its event, before anything else is done with it; and whether
-        all processes leave after this update. Returns the seconds that it copied for.
+        all processes leave after this update. Returns the seconds that it copied for. Where updates run ahead, the
+        state is that of the newest of them.
       wants_restart: whether this process wants all to leave after the update that is to be done, and come together
         anew.
       faults: what is to go wrong; nothing, but for `multipod chaos`.
@@ -78,6 +79,8 @@ class RunContext:
       info: what observers are told of the run.
       stop: set by Ctrl-C.
       stop_after: stop, as if asked, after this many updates; 0 never does.
+      run_ahead: how many updates are given to the devices ahead of the one that is waited for; the same in all
+        processes. It changes no result.
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, one batch behind each update, on a copy of the weights. An
         evaluation is told when it is done; before a checkpoint and at the end it is waited for.
@@ -93,6 +96,7 @@ class RunContext:
     info: RunInfo = field(default_factory=RunInfo)
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
+    run_ahead: int = 0
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     times: UpdateTimes = field(default_factory=UpdateTimes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from multipod import runtime
 from multipod.data.batches import Prefetcher
 from multipod.nn.model import WritesNotes
+from multipod.pytrees import Batch
 from multipod.step.fits import refuse_too_large
 from multipod.step.memory_layout import input_formats
 from multipod.step.program import Program
@@ -27,6 +29,7 @@ from multipod.train.checkpoints.fitness import FiniteCheck
 from multipod.train.checkpoints.saving import RetryingSaver
 from multipod.train.clock import Clock
 from multipod.train.context import RunContext
+from multipod.train.due import DueDates
 from multipod.train.evaluation import check_not_empty
 from multipod.train.events import BadUpdate, Compiled, Ended, Updated
 from multipod.train.hooks import WorldLeft
@@ -34,7 +37,7 @@ from multipod.train.input import TrainInput
 from multipod.train.reporter import RunReporter
 from multipod.train.scheduled_evaluation import ScheduledEvaluation
 from multipod.train.stop import ExitWish
-from multipod.train.updating import InFlightUpdate, UpdateRunner
+from multipod.train.updating import UpdateRunner
 
 
 def train(program: Program, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
@@ -61,8 +64,10 @@ class _Run:
         self.program, self.recipe, self.context = program, program.recipe, context
         context.hooks.on_phase("starting", 0)
         self.state = program.init() if state is None else state
-        self.update = int(self.state.update)
-        self.stopped = False
+        self.update, self.position = int(self.state.update), int(self.state.position)
+        self.stopped = self.leaving = False
+        self.unreported: Updated | None = None
+        self.ended_s = 0.0
         self.input = TrainInput(program, context.reading, context.clock)
         test = self.recipe.data.test()
         check_not_empty(test)
@@ -76,6 +81,7 @@ class _Run:
             strict=self.recipe.bad_updates.watches,
         )
         self.evaluation = ScheduledEvaluation(program, context, test, self.reporter)
+        self.due = DueDates(self.recipe, self.saving, context.stop_after)
 
     def compile(self) -> CompiledUpdate:
         """Compiles the update, and waits until all processes have."""
@@ -94,68 +100,94 @@ class _Run:
         return compiled
 
     def do_updates(self, runner: UpdateRunner, incoming: Prefetcher) -> None:
-        """Does all updates. While the devices work on one, the host reports the one before it and feeds the next."""
-        clock, reporter = self.context.clock, self.reporter
+        """Does all updates. While the devices work on some, the host reports those before and feeds the next."""
         batch, waited_s = self.input.next_batch(incoming)
-        reporter.account.lose("input", waited_s)
-        unreported: Updated | None = None
+        self.reporter.account.lose("input", waited_s)
         if self.context.resumption.due_first:
             self.evaluate_and_save()
-        ended_s = clock()
-        while self.update < self.recipe.updates and not self.stopped and not self.evaluation.reached:
-            in_flight = self.dispatch(runner, batch)
-            self.report(unreported)
+        waiting, bad = deque([batch]), None
+        self.ended_s = self.context.clock()
+        while not self.is_over():
+            self.dispatch(runner, waiting.popleft())
+            self.report()
             self.evaluation.advance(self.update)
-            batch, waited_s = self.input.next_batch(incoming)
-            if not in_flight.is_ready:
+            waited_s = 0.0
+            if not waiting:
+                batch, waited_s = self.input.next_batch(incoming)
+                waiting.append(batch)
+            if runner.is_busy:
                 waited_s = 0.0  # the devices were busy meanwhile
-            judged = runner.settle(in_flight, self.context.hooks.faults.sticky)
-            now_s = clock()
-            reporter.times.add(now_s - ended_s, now_s - in_flight.since_s - waited_s, waited_s)
-            incoming.adapt(waited_s, now_s - ended_s)
-            event, leaving = self.count(judged, now_s - ended_s, waited_s)
-            reporter.report_skipped(self.input.source, self.update)
-            unreported, ended_s = event, now_s
-            if judged.bad or self.is_due(self.recipe.evaluate_every) or self.saves():
-                self.report(event)
-                self.act_on(judged.bad, event, leaving)
-                self.evaluate_and_save()
-                unreported, ended_s, reporter.copied_s = None, clock(), 0.0
-            if leaving:
-                self.leave(unreported)
-        self.report(unreported)
+            while len(runner) > self.most_ahead(len(runner)):
+                bad, undone = self.settle(runner, incoming, waited_s)
+                waiting.extendleft(reversed(undone))
+                waited_s = 0.0
+            if not len(runner):
+                self.pause(bad)
+        self.report()
         self.conclude()
 
-    def dispatch(self, runner: UpdateRunner, batch: Any) -> InFlightUpdate:
-        """Gives the devices the next update, and holds what they will return."""
-        hooks = self.context.hooks
-        hooks.on_phase("updating", self.update)
-        flip = hooks.faults.before(self.update, lambda: self.input.example_numbers(int(self.state.position)))
-        in_flight = runner.dispatch(self.state, batch, self.wish(), flip)
-        self.state = in_flight.state
-        return in_flight
+    def is_over(self) -> bool:
+        """Whether no update follows."""
+        return self.update >= self.recipe.updates or self.stopped or self.evaluation.reached
 
-    def wish(self) -> ExitWish:
-        """What this process tells the others with the next update."""
-        context = self.context
-        stop = context.stop.asked or 0 < context.stop_after <= self.update + 1 < self.recipe.updates
-        return ExitWish(stop, context.hooks.wants_restart())
+    def most_ahead(self, under_way: int) -> int:
+        """How many updates may stay under way: none if the state is wanted as it is after the last of them."""
+        wanted = self.is_over() or self.leaving or self.due.is_owed(self.update)
+        return 0 if wanted or self.due.is_pause(self.update + under_way) else self.context.run_ahead
 
-    def count(self, judged: JudgedUpdate, step_s: float, waited_s: float) -> tuple[Updated, bool]:
-        """Counts the update that is done; returns its event, and whether all processes leave after it."""
+    def dispatch(self, runner: UpdateRunner, batch: Batch) -> None:
+        """Gives the devices the next update."""
+        hooks, update = self.context.hooks, self.update + len(runner)
+        hooks.on_phase("updating", update)
+        flip = hooks.faults.before(update, lambda: self.input.example_numbers(self.position))
+        wish = ExitWish(self.context.stop.asked or self.due.stops(update + 1), hooks.wants_restart())
+        self.state = runner.dispatch(self.state, batch, wish, flip)
+        self.position += 1
+
+    def settle(
+        self, runner: UpdateRunner, incoming: Prefetcher, waited_s: float
+    ) -> tuple[BadUpdate | None, list[Batch]]:
+        """Waits for the oldest update and counts it; returns what was bad, and what is to be given again if it was."""
+        reporter = self.reporter
+        judged, since_s, undone = runner.settle(self.state, self.context.hooks.faults.sticky)
+        now_s = self.context.clock()
+        step_s = now_s - self.ended_s
+        reporter.times.add(step_s, now_s - max(since_s, self.ended_s) - waited_s, waited_s)
+        incoming.adapt(waited_s, step_s)
+        self.position -= len(undone)
+        self.report()
+        self.unreported = self.count(judged, step_s, waited_s, last=not len(runner))
+        reporter.report_skipped(self.input.source, self.update)
+        self.ended_s = now_s
+        return judged.bad, undone
+
+    def pause(self, bad: BadUpdate | None) -> None:
+        """Nothing is under way: does what is due after this update, and leaves if all processes do."""
+        if bad or self.due.evaluates(self.update) or self.due.saves(self.update):
+            event = self.unreported
+            self.report()
+            self.act_on(bad, event)
+            self.evaluate_and_save()
+            self.ended_s, self.reporter.copied_s = self.context.clock(), 0.0
+        if self.leaving:
+            self.leave()
+
+    def count(self, judged: JudgedUpdate, step_s: float, waited_s: float, last: bool) -> Updated:
+        """Counts the update that is done and returns its event; `last` of those under way."""
         self.state = judged.state
         self.update += 1
         self.reporter.note_first_step()
         agreed = ExitWish.decode(int(judged.sums["stop"]))
         # A process alone need not wait for an update that carries its wish.
-        self.stopped = agreed.stop or (jax.process_count() == 1 and self.context.stop.asked)
+        self.stopped |= agreed.stop or (jax.process_count() == 1 and self.context.stop.asked)
+        self.leaving |= agreed.leave
+        self.leaving &= not self.is_over()
         hooks, reporter = self.context.hooks, self.reporter
         hooks.faults.after(self.update)
         rate, values = self.recipe.batch / step_s, self.values_of(judged)
         event = Updated(self.update, values, step_s, waited_s, rate, reporter.copied_s)
-        leaving = agreed.leave and not self.stopped and self.update < self.recipe.updates
-        reporter.copied_s = 0.0 if judged.bad else hooks.on_update(self.state, event, leaving)
-        return event, leaving
+        reporter.copied_s = 0.0 if judged.bad else hooks.on_update(self.state, event, last and self.leaving)
+        return event
 
     def values_of(self, judged: JudgedUpdate) -> dict[str, float]:
         """What is told of an update; a pipe that fills has nothing to tell yet."""
@@ -166,23 +198,17 @@ class _Run:
             return {}
         return means_of_training(self.context, self.recipe, _values(sums), self.update)
 
-    def report(self, event: Updated | None) -> None:
-        """Tells the observers of an update, if it was not told before."""
-        if event is not None:
-            self.reporter.notify(event)
-
-    def is_due(self, every: int) -> bool:
-        """Whether what is done each so many updates is done after this one."""
-        return every > 0 and self.update % every == 0 and self.update < self.recipe.updates and not self.stopped
-
-    def saves(self) -> bool:
-        """Whether a checkpoint is due, or one that failed is to be tried again."""
-        due = self.is_due(self.recipe.checkpoint_every)
-        return due or (self.update < self.recipe.updates and self.saving.is_owed(self.update))
+    def report(self) -> None:
+        """Tells the observers of the last update, if it was not told before."""
+        if self.unreported is not None:
+            self.reporter.notify(self.unreported)
+            self.unreported = None
 
     def evaluate_and_save(self) -> None:
         """Does what is due after this update. A checkpoint has all evaluations before it told."""
-        evaluates, saves = self.is_due(self.recipe.evaluate_every), self.saves()
+        evaluates, saves = self.due.evaluates(self.update), self.due.saves(self.update)
+        if self.stopped:
+            return
         if evaluates or saves:
             self.evaluation.conclude(self.update)
         if evaluates and self.context.evaluate_beside and not saves:
@@ -207,24 +233,24 @@ class _Run:
         if not self.stopped and (last is None or last.update != self.update):
             self.evaluation.evaluate(self.state, self.update)
 
-    def leave(self, unreported: Updated | None) -> None:
+    def leave(self) -> None:
         """Ends what is under way, for all processes to come together anew.
 
         Raises:
           WorldLeft: always.
         """
-        self.report(unreported)
+        self.report()
         self.evaluation.conclude(self.update)
         self.saving.settle(self.update)
         raise WorldLeft(f"after update {self.update}")
 
-    def act_on(self, bad: BadUpdate | None, event: Updated, leaving: bool) -> None:
+    def act_on(self, bad: BadUpdate | None, event: Updated | None) -> None:
         """Does what the recipe says about an update that stayed bad, if it did.
 
         Raises:
           PoisonedError: it says stop, or there were too many. The state before the update is saved.
         """
-        if bad is None:
+        if bad is None or event is None:
             return
         start_s = self.context.clock()
         if bad.action == "roll-back":
@@ -237,7 +263,7 @@ class _Run:
         self.reporter.notify(replace(bad, back_to=self.update, seconds=seconds))
         if bad.action == "stop":
             refuse_bad_update(bad, self.update, self.context.info.folder, self.context.checkpoints)
-        self.context.hooks.on_update(self.state, event, leaving)
+        self.context.hooks.on_update(self.state, event, self.leaving)
 
     def sum_up(self) -> Ended:
         """Times the gradient sum on its own, and reports the end."""

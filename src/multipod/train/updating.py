@@ -1,10 +1,14 @@
-"""One update after the other: given to the devices, waited for, judged."""
+"""Updates on their way: given to the devices some ahead of what is known, waited for in their order, judged."""
 
+from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 
+from multipod.errors import ClusterError
 from multipod.pytrees import Batch
+from multipod.recipe.bad_updates import BadUpdateRules
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
@@ -13,23 +17,71 @@ from multipod.train.bad_numbers.culprit import Numbers
 from multipod.train.clock import Clock
 from multipod.train.stop import ExitWish
 
+AHEAD = 2
+"""Updates that wait on the devices behind the one that the host waits for, where nothing speaks against it."""
+
+
+def default_run_ahead(devices: int, platform: str, jax_version: tuple[int, ...]) -> int:
+    """How many updates a run gives its devices ahead, if it is not told.
+
+    None on several CPU devices of one process up to JAX 0.10.2: they share a pool of threads, and collectives of
+    several programs can wait for each other in it for ever.
+
+    Args:
+      devices: of this process.
+      platform: of these, as `cpu`.
+      jax_version: as `jax.__version_info__`.
+    """
+    return 0 if platform == "cpu" and devices > 1 and jax_version <= (0, 10, 2) else AHEAD
+
+
+def run_ahead_of(asked: int | None, rules: BadUpdateRules, in_order: str = "") -> int:
+    """How many updates a run gives its devices ahead. All processes of a run must come to the same number.
+
+    Args:
+      asked: what the user asked for; None leaves it to `default_run_ahead`.
+      rules: of bad updates. What is a spike follows from the update before, so then nothing runs ahead.
+      in_order: why each update must be done before the next begins; empty if it need not.
+
+    Raises:
+      ClusterError: more was asked for than can be.
+    """
+    why = in_order or ("bad_updates.spike compares each update with those before it" if rules.spike else "")
+    if why and asked:
+        raise ClusterError(f"--run-ahead {asked}: {why}, so updates are done one by one. Leave out --run-ahead.")
+    if why:
+        return 0
+    local = jax.local_devices()
+    return default_run_ahead(len(local), local[0].platform, jax.__version_info__) if asked is None else asked
+
 
 @dataclass(frozen=True)
 class InFlightUpdate:
-    """An update that the devices work on: what they were given, what they will return, and since when."""
+    """An update that the devices work on or will: what they were given, what they will return, and since when.
 
-    batch: Batch
+    Attributes:
+      batch: what it was given, if it may have to be given it again.
+    """
+
+    batch: "Batch | None"
     wish: int
     controls: Controls
-    state: State
     sums: Sums
     since_s: float
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the devices are done with it."""
-        ready: bool = self.sums["count"].is_ready()  # type: ignore[attr-defined]
-        return ready
+
+class SettledUpdate(NamedTuple):
+    """An update that is done.
+
+    Attributes:
+      judged: the state and the sums that count, and what was bad about it.
+      since_s: when it was given to the devices.
+      undone: the batches of those that were under way behind it, if it was bad: they changed nothing.
+    """
+
+    judged: JudgedUpdate
+    since_s: float
+    undone: list[Batch]
 
 
 class UpdateRunner:
@@ -38,19 +90,45 @@ class UpdateRunner:
     def __init__(self, program: Program, compiled: CompiledUpdate, clock: Clock, numbers: Numbers) -> None:
         self.program, self.compiled, self.clock = program, compiled, clock
         self.policy = BadUpdatePolicy(program, numbers, clock)
+        self._under_way: deque[InFlightUpdate] = deque()
 
-    def dispatch(self, state: State, batch: Batch, wish: ExitWish, flip: int) -> InFlightUpdate:
-        """Gives the devices an update to do, and the state up; does not wait for them."""
+    def __len__(self) -> int:
+        """How many updates are under way."""
+        return len(self._under_way)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the devices have something to do."""
+        return bool(self._under_way) and not self._under_way[-1].sums["count"].is_ready()  # type: ignore[attr-defined]
+
+    def dispatch(self, state: State, batch: Batch, wish: ExitWish, flip: int) -> State:
+        """Gives the devices an update to do, and the state up; returns the next one, and does not wait for it.
+
+        If the update before turns out to be bad, this one changes nothing: the devices see to that themselves.
+        """
         since_s, number = self.clock(), wish.encode()
-        controls = self.policy.controls(number, flip)
+        watched = self.program.watched
+        halt = self._under_way[-1].sums["bad"] if watched and self._under_way else None
+        controls = self.policy.controls(number, flip, halt)
         state, sums = self.compiled(state, batch, controls)
-        return InFlightUpdate(batch, number, controls, state, sums, since_s)
+        self._under_way.append(InFlightUpdate(batch if watched else None, number, controls, sums, since_s))
+        return state
 
-    def settle(self, update: InFlightUpdate, sticky: bool) -> JudgedUpdate:
-        """Waits for the update, and repeats a bad one; a `sticky` fault happens in the repetition, too."""
-        jax.block_until_ready((update.state, update.sums))
+    def settle(self, state: State, sticky: bool) -> SettledUpdate:
+        """Waits for the oldest update, and repeats it if it is bad; a `sticky` fault happens in the repetition, too.
+
+        `state` is what the newest will return.
+        """
+        update = self._under_way.popleft()
+        jax.block_until_ready(update.sums if self._under_way else (state, update.sums))
         self.program.check(update.sums)
         if not self.program.watched:
-            return JudgedUpdate(update.state, update.sums, None)
+            return SettledUpdate(JudgedUpdate(state, update.sums, None), update.since_s, [])
         again = None if sticky else self.policy.controls(update.wish)
-        return self.policy(self.compiled, update.state, update.sums, update.batch, update.controls, again)
+        assert update.batch is not None
+        judged = self.policy(self.compiled, state, update.sums, update.batch, update.controls, again)
+        undone = []
+        if judged.bad is not None:
+            undone = [later.batch for later in self._under_way if later.batch is not None]
+            self._under_way.clear()
+        return SettledUpdate(judged, update.since_s, undone)

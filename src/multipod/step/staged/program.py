@@ -93,9 +93,15 @@ class StagedProgram:
 
     # What is given to an update.
 
-    def controls(self, stop: int = 0, limits: tuple[float, float] = NO_LIMITS, flip: int = 0) -> Controls:
+    def controls(
+        self,
+        stop: int = 0,
+        limits: tuple[float, float] = NO_LIMITS,
+        flip: int = 0,
+        halt: jax.Array | None = None,
+    ) -> Controls:
         """What an update is told beside its batch: flags alone."""
-        return self._guard.controls(stop, limits, flip)
+        return self._guard.controls(stop, limits, flip, halt)
 
     @cached_property
     def _guard(self) -> Unguarded:

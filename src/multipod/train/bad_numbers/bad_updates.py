@@ -49,9 +49,9 @@ class BadUpdatePolicy:
     def __post_init__(self) -> None:
         self.spikes = SpikeDetector(self.program.recipe.bad_updates)
 
-    def controls(self, stop: int, flip: int = 0) -> Controls:
-        """What goes with the next update: the wish to stop, and what is usual."""
-        return self.program.controls(stop, self.spikes.limits(), flip)
+    def controls(self, stop: int, flip: int = 0, halt: jax.Array | None = None) -> Controls:
+        """What goes with the next update: the wish to stop, what is usual, and whether the one before was bad."""
+        return self.program.controls(stop, self.spikes.limits(), flip, halt)
 
     def __call__(
         self,
@@ -66,7 +66,7 @@ class BadUpdatePolicy:
 
         Args:
           update: the compiled update; it is given the state up.
-          state: what the update returned.
+          state: what the update returned, or those behind it, which a bad one has halted.
           sums: what it returned.
           batch: what it was given.
           controls: what it was told.
