@@ -19,6 +19,7 @@ from processes import files_no_larger_than
 from rich.console import Console
 
 from multipod.errors import RunFolderError
+from multipod.recipes.digits import digits
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Saved, Started, Updated
 from multipod.train.observers import charts, jsonl, tensorboard, text
 from multipod.train.observers.csv import CsvTable
@@ -398,7 +399,8 @@ def rendered(ended: Ended) -> list[str]:
 
 @pytest.mark.parametrize("name", list(OBSERVERS))
 def test_every_observer_of_the_table_takes_a_run_and_closes_twice(name, tmp_path):
-    (observer,) = make_observers(ObservedRun(RunFolder(tmp_path), Console(file=io.StringIO(), width=80)), [name, name])
+    run = ObservedRun(RunFolder(tmp_path), Console(file=io.StringIO(), width=80), digits())
+    (observer,) = make_observers(run, [name, name])
     for event in (started(), Compiled(0.1), updated(1), evaluated(1), Saved(1, 0.1), replace(ENDED, resume="again")):
         observer(event)
     observer.close()

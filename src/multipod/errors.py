@@ -54,6 +54,10 @@ class MetricError(MultipodError, ValueError):
     """Scores, labels, texts or detections that cannot be judged."""
 
 
+class MlperfError(MultipodError, ValueError):
+    """A run that is no MLPerf benchmark, or a log of one that cannot be read, checked or handed in."""
+
+
 class MicroError(MultipodError, ValueError):
     """A `.tflite` file that the embedded runtime refuses, or values that do not fit it."""
 

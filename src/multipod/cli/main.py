@@ -33,6 +33,7 @@ COMMANDS = {
     "chaos": "multipod.cli.chaos:chaos",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "clicks": "multipod.cli.clicks:clicks",
+    "mlperf": "multipod.cli.mlperf:mlperf",
     "doctor": "multipod.cli.doctor:doctor",
 }
 """Every command: its name, and the click command behind it. Modules are imported only when called."""

@@ -53,7 +53,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
         stack.callback(checkpoints.close)
         state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None
         past, repeated = read_past(folder, None if state is None else int(state.update), options.started_s)
-        observers = stack.enter_context(open_observers(folder, request, state))
+        observers = stack.enter_context(open_observers(folder, request, recipe, state))
         state = request.begin(program) if request.begin else state
         log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
         arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)

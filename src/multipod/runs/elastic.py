@@ -282,7 +282,7 @@ class ElasticRun:
         """The observers of this world: all on its first process, none on the others."""
         if jax.process_index() == 0 and (generation or update):
             jsonl.keep_until(folder.metrics, update, again=("evaluated",) if generation else ())
-        with open_observers(folder, self.request, None, first=generation == 0) as observers:
+        with open_observers(folder, self.request, self.recipe, None, first=generation == 0) as observers:
             yield observers
 
     def facts_in(self, world: World, program: Program) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "platform": mesh.devices.flat[0].platform,
         "host": platform.node(),
         "cores": os.cpu_count(),
+        "machine": machine_facts(),
         "cache": cache,
         "versions": versions(),
         "parameters": parameter_count(program.recipe),
@@ -47,6 +49,29 @@ def facts(program: Program, recipe: str, changes: list[str], command: str, cache
         "shard_update": program.recipe.layout.sync.zero1,
         "data": data_identities(program.recipe),
     }
+
+
+def machine_facts() -> dict[str, Any]:
+    """What the host's own files say of it: its processor, the cores in it, its memory in bytes, its system."""
+    cpu = _colon_table(Path("/proc/cpuinfo"))
+    memory = _colon_table(Path("/proc/meminfo")).get("MemTotal", "")
+    known = {
+        "processor": cpu.get("model name"),
+        "cores": int(cpu["cpu cores"]) if cpu.get("cpu cores", "").isdigit() else None,
+        "memory_bytes": int(memory.split()[0]) * 1024 if memory.endswith("kB") else None,
+        "system": platform.platform(),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _colon_table(path: Path) -> dict[str, str]:
+    """The first value of each name in a file of lines `name : value`; nothing where there is no such file."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = [[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]
+    return dict(reversed(pairs))  # a list of pairs, so that the first of a name wins
 
 
 def data_identities(recipe: Recipe) -> dict[str, str]:

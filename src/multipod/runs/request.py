@@ -11,6 +11,7 @@ import jax
 from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
+from multipod.mlperf.benchmarks import benchmark_of
 from multipod.plan.pinned import check_planned
 from multipod.plan.saved import SavedPlan
 from multipod.recipe.recipe import Recipe
@@ -19,7 +20,7 @@ from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_r
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
-from multipod.train.observers.table import refuse_unknown_observers
+from multipod.train.observers.table import MLPERF, refuse_unknown_observers
 from multipod.train.run_folder import RunFolder, open_folder
 
 
@@ -102,9 +103,12 @@ def requested_recipe(request: TrainRequest, options: RuntimeOptions) -> Recipe:
 
     Raises:
       MultipodError: see `configure_recipe`.
+      MlperfError: it is to be logged as a run of MLPerf's, and is none.
       PlanError: the fields in which it is not what was planned, all at once.
     """
     recipe = configure_recipe(request.recipe, request.all_changes, options)
+    if MLPERF in request.loggers:
+        benchmark_of(recipe)  # refuses what is none, before anything is made
     if request.plan is not None:
         check_planned(request.plan, recipe)
     return recipe

@@ -141,7 +141,7 @@ def read_events(folder: RunFolder) -> list[Any]:
 
 @contextmanager
 def open_observers(
-    folder: RunFolder, request: TrainRequest, state: State | None, first: bool = True
+    folder: RunFolder, request: TrainRequest, recipe: Recipe, state: State | None, first: bool = True
 ) -> Iterator[list[Observer]]:
     """The observers of this process: all of them on process 0, none on the others; closed at the end.
 
@@ -152,7 +152,7 @@ def open_observers(
         return
     if state is not None:
         jsonl.keep_until(folder.metrics, int(state.update))
-    named = make_observers(ObservedRun(folder, Console()), [*FILES, *request.loggers])
+    named = make_observers(ObservedRun(folder, Console(), recipe), [*FILES, *request.loggers])
     observers = [*named, *map(as_observer, request.observers(folder, first))]
     with ExitStack() as stack:
         for observer in observers:

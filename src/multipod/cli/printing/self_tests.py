@@ -1,7 +1,6 @@
 """What is installed and found here, and tests of whether the devices can sum."""
 
 import os
-import platform
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from multipod.execute.sums import SUMS, VectorSum
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, batch_spec, data_devices, make_mesh
 from multipod.layout.sync import Sync
-from multipod.runs.facts import versions
+from multipod.runs.facts import machine_facts, versions
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import without_chips
 from multipod.step.specs import over_data
@@ -30,7 +29,10 @@ def describe_machine(where: RuntimeOptions) -> list[tuple[str, str]]:
     cache = where.cache
     kept = sum(file.stat().st_size for file in cache.glob("*") if file.is_file()) if cache and cache.is_dir() else 0
     rows = [(name, version) for name, version in versions().items()]
-    rows += [("system", f"{platform.platform()}, {os.cpu_count()} cores")]
+    machine = machine_facts()
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if "memory_bytes" in machine else ""
+    rows += [("system", f"{machine['system']}, {os.cpu_count()} cores{memory}")]
+    rows += [("processor", machine["processor"])] if "processor" in machine else []
     rows += [("cluster", f"{where.cluster.name}, process {where.cluster.process} of {where.cluster.processes}")]
     rows += [("compilation cache", f"{cache} ({kept / 1e6:.1f} MB)" if cache else "off")]
     rows += [("time-out", f"{where.timeouts.limit_s:g} s")]

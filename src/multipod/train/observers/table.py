@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from multipod.errors import RunFolderError
+from multipod.mlperf.lines import FILE as MLPERF_LOG
 from multipod.train.events import Event, EventSink, Observer
 from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines
@@ -16,6 +17,7 @@ from multipod.train.observers.summary import Summary
 from multipod.train.observers.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
+    from multipod.recipe.recipe import Recipe
     from multipod.train.run_folder import RunFolder  # which imports JAX, and commands that list loggers do not
 
 
@@ -26,15 +28,29 @@ class ObservedRun:
     Attributes:
       folder: the run's folder.
       console: where it prints.
+      recipe: what is run; None for observers that are to print alone.
     """
 
     folder: "RunFolder"
     console: Console
+    recipe: "Recipe | None" = None
 
+
+def _mlperf(run: ObservedRun) -> Observer:
+    """The log of an MLPerf run."""
+    from multipod.train.observers.mlperf import MlperfLog  # which imports JAX with the models
+
+    assert run.recipe is not None  # it does not only print
+    return MlperfLog(run.folder.path / MLPERF_LOG, run.recipe)
+
+
+MLPERF = "mlperf"
+"""The observer that only runs of MLPerf's benchmarks can have."""
 
 OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     "jsonl": lambda run: JsonLines(run.folder.metrics),
     "tensorboard": lambda run: TensorBoard(run.folder.tensorboard),
+    MLPERF: _mlperf,
     "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
     "progress": lambda run: make_progress(run.console),
     "summary": lambda run: Summary(run.console),

@@ -1,0 +1,229 @@
+"""Logs and packages of MLPerf, judged by MLCommons' own checkers (mlperf-logging)."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from multipod import runs
+from multipod.errors import MlperfError
+from multipod.metrics.objective import Classification
+from multipod.mlperf.benchmarks import BENCHMARKS
+from multipod.mlperf.check import check
+from multipod.mlperf.lines import FILE, read_lines
+from multipod.mlperf.package import Run, Submission, olympic_mean, pack
+from multipod.models.bert import Bert
+from multipod.models.dlrm_published import mlperf
+from multipod.models.mlp import Mlp
+from multipod.models.resnet import SmallResNet
+from multipod.models.transformer import Transformer
+from multipod.optim.presets import find_preset
+from multipod.recipe.recipe import Recipe
+from multipod.train.events import Compiled, Ended, Evaluated, Regrouped, Started, Updated
+from multipod.train.observers.mlperf import MlperfLog
+
+pytest.importorskip("mlperf_logging", reason="MLCommons' checkers: pip install 'multipod[mlperf]'")
+
+MODELS = {
+    "resnet": (SmallResNet(), "resnet50-lars", {"accuracy": 0.76}),
+    "bert": (Bert(), "bert-lamb", {"accuracy": 0.721}),
+    "transformer": (Transformer(), "transformer-adam", {"bleu": 25.3}),
+    "dlrm": (mlperf(), "dlrm-sgd", {"auc": 0.803}),
+}
+"""Of each benchmark, a model, a published optimizer, and an evaluation at the target."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Data that only have a length."""
+
+    examples: int = 81_920
+
+    def train(self) -> range:
+        return range(self.examples)
+
+    def test(self) -> range:
+        return range(1000)
+
+
+def recipe_of(name: str) -> Recipe:
+    model, preset, _ = MODELS[name]
+    batch = find_preset(preset).runs[0].batch
+    run = find_preset(preset).at(batch)
+    counted = Counted(20 * batch)
+    return Recipe(
+        "tried", model, counted, Classification(), run.optimizer, batch, run.updates or 100, evaluate_every=20
+    )
+
+
+def ended(update: int) -> Ended:
+    return Ended(update, False, None, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1)
+
+
+def evaluated(update: int, values: dict[str, float]) -> Evaluated:
+    return Evaluated(update, values, {}, 1000, 2.0)
+
+
+def updated(update: int) -> Updated:
+    return Updated(update, {"loss": 1.0}, 0.1, 0.0, 1.0)
+
+
+class Clock:
+    """A time that goes on by a second with each look at it."""
+
+    def __init__(self) -> None:
+        self.ms = 1.6e12
+
+    def __call__(self) -> float:
+        self.ms += 1000
+        return self.ms
+
+
+def begin(path, recipe, clock, update=0) -> MlperfLog:
+    log = MlperfLog(path, recipe, clock)
+    log(Started("", update, recipe.updates, recipe.batch, {"devices": [[{}] * 8], "tile": 2}, began_s=20.0))
+    log(Compiled(1.0))
+    return log
+
+
+def write(path, recipe, *values) -> None:
+    """The log of a run that is evaluated after each epoch."""
+    log = begin(path, recipe, Clock())
+    for number, each in enumerate(values, 1):
+        log(updated(20 * number - 19))
+        log(updated(20 * number))
+        log(evaluated(20 * number, each))
+    log(ended(20 * len(values)))
+    log.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logs_comply_under_the_first_and_the_last_rules_and_without_a_line_do_not(name, tmp_path):
+    benchmark, (_, _, good) = BENCHMARKS[name], MODELS[name]
+    poor = dict.fromkeys(good, 0.1)
+    path = tmp_path / FILE
+    write(path, recipe_of(name), poor, good)
+    for ruleset in {benchmark.first, "1.0.0", benchmark.last} & {*benchmark.rulesets}:
+        verdict = check(path, ruleset)
+        assert verdict.is_good, (ruleset, verdict)
+    whole = path.read_text().splitlines(keepends=True)
+    for key in ("eval_accuracy", "run_stop", "train_samples", "cache_clear"):
+        path.write_text("".join(line for line in whole if f'"{key}"' not in line))
+        assert any(key in message for message in check(path).official)
+
+
+def test_the_closed_division_takes_what_published_presets_say(tmp_path):
+    for name, (_, _, good) in MODELS.items():
+        path = tmp_path / name
+        write(path, recipe_of(name), good)
+        refused = check(path, "0.7.0").closed
+        # The Transformer's data are not read here, and a length of theirs is asked for.
+        assert [message for message in refused if "max_sequence_length" not in message] == [], name
+
+
+def test_success_is_the_targets_and_nothing_follows_it(tmp_path):
+    write(tmp_path / "met", recipe_of("resnet"), {"accuracy": 0.5}, {"accuracy": 0.7595}, {"accuracy": 0.2})
+    lines = read_lines(tmp_path / "met")
+    assert lines[-1].key == "run_stop"
+    assert lines[-1].metadata["status"] == "success"
+    assert [line.value for line in lines if line.key == "eval_accuracy"] == [0.5, 0.7595]
+    assert [line.metadata["epoch_num"] for line in lines if line.key == "eval_start"] == [1, 2]
+    times = [line.time_ms for line in lines if line.key in ("run_start", "run_stop")]
+    assert times[1] > times[0]
+
+    write(tmp_path / "missed", recipe_of("resnet"), {"accuracy": 0.7589})
+    assert read_lines(tmp_path / "missed")[-1].metadata["status"] == "aborted"
+    assert any(
+        "eval_accuracy : v['value'] >= 0.7590" in message for message in check(tmp_path / "missed", "0.7.0").official
+    )
+    lying = (tmp_path / "missed").read_text().replace("aborted", "success")
+    (tmp_path / "missed").write_text(lying)
+    assert "no evaluation is at the target" in check(tmp_path / "missed").wrong[0]
+    write(tmp_path / "other", recipe_of("bert"), {"accuracy": 0.715})  # enough under the first rules alone
+    assert "the log says aborted" in check(tmp_path / "other", "0.7.0").wrong[0]
+
+
+def test_a_run_that_goes_on_keeps_its_log_up_to_the_checkpoint_and_says_so(tmp_path):
+    recipe, path, clock = recipe_of("resnet"), tmp_path / FILE, Clock()
+    log = begin(path, recipe, clock)
+    for event in (
+        updated(1),
+        evaluated(20, {"accuracy": 0.3}),
+        updated(21),
+        evaluated(40, {"accuracy": 0.4}),
+        ended(41),
+    ):
+        log(event)
+    log.close()
+    log = begin(path, recipe, clock, update=20)
+    told = Regrouped(30, 1, 3, 4, {"2": "died"}, [], "memory", 1, 2.5)
+    for event in (updated(21), told, evaluated(40, {"accuracy": 0.76}), ended(40)):
+        log(event)
+    log.close()
+    verdict = check(path)
+    assert verdict.is_good, verdict
+    assert verdict.notes[:2] == (
+        "resumed 1 times, after updates 20",
+        "went on 1 times with other processes, after some died or came",
+    )
+    assert [line.value for line in read_lines(path) if line.key == "eval_accuracy"] == [0.3, 0.76]
+    late = begin(tmp_path / "late", recipe, clock, update=20)
+    late(updated(21))
+    late.close()
+    assert any("does not begin with the first example" in wrong for wrong in check(tmp_path / "late").wrong)
+
+
+def test_a_real_run_resumed_is_logged_and_packed(tmp_path, small):
+    folder = tmp_path / "run"
+    runs.train(small(mesh=(1, 1), updates=4, evaluate_every=2), out=folder, log=["mlperf"], stop_after=3)
+    runs.train(resume=folder, log=["mlperf"])
+    lines = read_lines(folder / FILE)
+    assert [line.metadata["samples_count"] for line in lines if line.key == "eval_start"] == [112, 224]
+    assert sum(line.key == "multipod_resumed" for line in lines) == 1
+    assert lines[-1].metadata["status"] == "aborted"
+    assert check(folder / FILE, "0.7.0").official  # four updates are not enough
+    for seed in range(5):  # what stands for runs that are good enough
+        text = (folder / FILE).read_text().replace('"seed","value":0', f'"seed","value":{seed}')
+        text = re.sub('"eval_accuracy","value":[^,]*', '"eval_accuracy","value":0.8', text)
+        (tmp_path / str(seed)).write_text(text.replace("aborted", "success"))
+    facts = json.loads((folder / "run.json").read_text())
+    five = [Run(tmp_path / str(seed), "recipe", facts) for seed in range(5)]
+    made = pack(five, Submission("Org", "box"), tmp_path / "package")
+    assert made.refused == made.missing == ()
+    assert made.score == olympic_mean(made.minutes) > 0
+    assert "cooling" in made.blanks
+    assert "host_processor_core_count" not in made.blanks
+    assert json.loads((tmp_path / "package/systems/box.json").read_text())["submitter"] == "Org"
+
+    same = pack([five[0]] * 5, Submission("Org", "box"), tmp_path / "same")
+    assert any("same seed" in message for message in same.refused)
+    assert pack(five[:3], Submission("Org", "box"), tmp_path / "few").refused
+    with pytest.raises(MlperfError, match="is there already"):
+        pack(five, Submission("Org", "box"), tmp_path / "few")
+
+
+def test_the_score_leaves_out_the_fastest_and_the_slowest():
+    assert olympic_mean([5.0, 1.0, 3.0, 4.0, 2.0]) == 3.0
+    assert olympic_mean([None, 1.0, 3.0, 4.0, 2.0]) == 3.0  # the failed one is the slowest
+    assert olympic_mean([None, None, 3.0, 4.0, 2.0]) is None
+    assert olympic_mean([1.0, 2.0]) is None
+
+
+def test_what_is_wrong_is_said(tmp_path, small):
+    with pytest.raises(MlperfError, match="Mlp, belongs to no MLPerf benchmark known here: resnet"):
+        runs.train(replace(small(), model=Mlp()), out=tmp_path / "none", log=["mlperf"])
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(MlperfError, match=r"cannot be read .* Train with --log mlperf"):
+        check(tmp_path / "none")
+    (tmp_path / "cut").write_text(':::MLLOG {"key": 1\n')
+    with pytest.raises(MlperfError, match="line 1: no event of MLPerf's"):
+        check(tmp_path / "cut")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(MlperfError, match="no line has submission_benchmark"):
+        check(tmp_path / "empty")
+    write(tmp_path / "log", recipe_of("transformer"), {"bleu": 26.0})
+    with pytest.raises(MlperfError, match=r"'2.0.0' has no transformer. It was run under 0.7.0"):
+        check(tmp_path / "log", "2.0.0")
+    with pytest.raises(MlperfError, match="status 'sold'"):
+        Submission("Org", "box", status="sold")
