@@ -1,6 +1,6 @@
 """What a save makes the loop wait for, and what looking at every update costs: `python benchmarks/saving.py`.
 
-    python benchmarks/saving.py [--saves 3] [--rounds 9] [--json FILE] [--no-resnet]
+    python benchmarks/saving.py [--saves 3] [--rounds 9] [--json FILE] [--states NAME ...] [--steps NAME ...]
 
 Saves: fresh states on 8 virtual CPU devices, through what the loop calls (`RetryingSaver.save`, the check for numbers
 that are not finite included), each begun when the one before is on disk. The share is that of a save a minute. Updates:
@@ -13,6 +13,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,13 @@ from multipod.train.input import TrainInput  # noqa: E402
 ACTIONS: tuple[Action, ...] = ("ignore", "stop")
 MINUTE_S = 60.0
 MESH = Layout((2, 4))
+STATES: dict[str, Callable[[], Recipe]] = {"digits": digits, "dlrm-kaggle": dlrm_kaggle, "resnet50": resnet50}
+CASES: dict[str, Callable[[], Recipe]] = {
+    "digits, 8 devices": lambda: replace(digits(), layout=MESH),
+    "digits, 8 devices, split update": lambda: replace(digits(), layout=replace(MESH, sync=Sync(sharding="zero1"))),
+    "digits, one device": lambda: replace(digits(), layout=Layout((1, 1))),
+    "stdlib-docs, one device": lambda: replace(stdlib_docs(), layout=Layout((1, 1)), batch=8),
+}
 
 
 def save_waits(name: str, recipe: Recipe, saves: int) -> dict[str, Any]:
@@ -122,13 +130,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, default=20, help="of each case in a round")
     parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--no-resnet", action="store_true", help="leave out the case that needs 3 GB")
+    parser.add_argument("--states", nargs="*", default=list(STATES), choices=STATES, help="saved (resnet50 needs 3 GB)")
+    parser.add_argument("--steps", nargs="*", default=list(CASES), choices=CASES, help="looked at")
     options = parser.parse_args()
-    big = {} if options.no_resnet else {"resnet50": resnet50()}
-    saved = [
-        save_waits(name, recipe, options.saves)
-        for name, recipe in ({"digits": digits(), "dlrm-kaggle": dlrm_kaggle()} | big).items()
-    ]
+    saved = [save_waits(name, STATES[name](), options.saves) for name in options.states]
     print("| state | arrays | MB | first save, s | later saves, s | on disk after, s | share of a minute |")
     print("|---|---|---|---|---|---|---|")
     for row in saved:
@@ -136,13 +141,7 @@ def main() -> None:
             f"| {row['case']} | {row['arrays']} | {row['megabytes']:.1f} | {row['first_s']:.2f} | {row['wait_s']:.2f} "
             f"| {row['written_s']:.2f} | {row['share']:.2%} |"
         )
-    cases = {
-        "digits, 8 devices": replace(digits(), layout=MESH),
-        "digits, 8 devices, split update": replace(digits(), layout=replace(MESH, sync=Sync(sharding="zero1"))),
-        "digits, one device": replace(digits(), layout=Layout((1, 1))),
-        "stdlib-docs, one device": replace(stdlib_docs(), layout=Layout((1, 1)), batch=8),
-    }
-    looked = [looking_costs(name, recipe, options.rounds, options.updates) for name, recipe in cases.items()]
+    looked = [looking_costs(name, CASES[name](), options.rounds, options.updates) for name in options.steps]
     print("\n| update | not looked at, ms | looked at / not | quartiles |")
     print("|---|---|---|---|")
     for row in looked:

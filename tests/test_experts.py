@@ -189,6 +189,25 @@ def test_losses_have_their_closed_forms():
     assert report(turns)["balance"] == pytest.approx(1, rel=1e-5)
 
 
+def test_padding_changes_no_loss():
+    logits = 3 * jax.random.normal(jax.random.key(5), (4, 8, EXPERTS))
+
+    def report(logits, counts=None):
+        run = jax.jit(lambda z, c: losses(z, choose(z, ROUTING, train=False, counts=c), ROUTING, c))
+        return jax.device_get(run(logits, counts))
+
+    half = jnp.broadcast_to(jnp.arange(4)[:, None] < 2, (4, 8))  # two groups of four are all padding
+    for name, value in report(logits[:2]).items():
+        np.testing.assert_allclose(report(logits, half)[name], value, rtol=1e-5, err_msg=name)
+    uneven = jnp.arange(32).reshape(4, 8) < 9  # one whole group, and one token of another
+    squares = jnp.square(jax.nn.logsumexp(logits, -1)).reshape(-1)
+    whole, alone = report(logits[:1]), report(logits[1:2, :1])
+    padded = report(logits, uneven)
+    np.testing.assert_allclose(padded["z"], squares[:9].mean(), rtol=1e-5)
+    np.testing.assert_allclose(padded["balance"], (8 * whole["balance"] + alone["balance"]) / 9, rtol=1e-5)
+    assert report(logits, jnp.zeros((4, 8), bool))["z"] == 0
+
+
 def test_slots_are_those_of_the_paper():
     def slots(experts, group, train):
         return Routing(experts, group=group).slots(train=train)

@@ -220,19 +220,24 @@ def group_keys(key: jax.Array, groups: int, first: jax.Array | int = 0) -> jax.A
 
 
 def losses(logits: jax.Array, choices: Choices, routing: Routing, counts: jax.Array | None = None) -> Report:
-    """`balance` and `z`, without their coefficients, means over groups and tokens; padding is left out.
+    """`balance` and `z`, without their coefficients, means over the tokens that count; padding is left out.
 
     balance = E * sum_e f_e P_e in each group: f_e the share of tokens whose first choice is e, before any is dropped,
-    and P_e their mean probability; 1 if balanced. z = mean of (log sum exp of the logits)^2.
+    and P_e their mean probability; 1 if balanced. A group weighs as many tokens as count in it: one that is all padding
+    weighs nothing. z = mean of (log sum exp of the logits)^2.
     """
-    weight = jnp.ones(logits.shape[:2]) if counts is None else counts.astype(jnp.float32)
-    weight /= jnp.maximum(weight.sum(1, keepdims=True), 1.0)
+    counted = jnp.ones(logits.shape[:2]) if counts is None else counts.astype(jnp.float32)
+    tokens = counted.sum(1, keepdims=True)
+    weight = counted / jnp.maximum(tokens, 1.0)
+    part = tokens / jnp.maximum(tokens.sum(), 1.0)  # of each group, [G, 1]
     first = jax.nn.one_hot(choices.expert[..., 0], routing.experts)
     probability = jax.nn.softmax(logits, -1)
     share, mean = (jnp.einsum("gse,gs->ge", values, weight) for values in (first, probability))
-    balance = routing.experts * (jax.lax.stop_gradient(share) * mean).sum(-1)
-    z = (jnp.square(jax.nn.logsumexp(logits, -1)) * weight).sum(1)
-    return {"balance": balance.mean(), "z": z.mean(), "load": share.mean(0), "probability": mean.mean(0)}
+    balance = routing.experts * (jax.lax.stop_gradient(share) * mean).sum(-1, keepdims=True)
+    z = (jnp.square(jax.nn.logsumexp(logits, -1)) * weight).sum(1, keepdims=True)
+    each = {"balance": balance, "z": z, "load": share, "probability": mean}
+    totals = {name: (part * values).sum(0) for name, values in each.items()}
+    return totals | {name: totals[name][0] for name in ("balance", "z")}
 
 
 def routing_figures(logits: jax.Array, choices: Choices, served: jax.Array, counts: jax.Array | None = None) -> Report:

@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from multipod.layout.mesh import replicated
+from multipod.layout.mesh import data_axes, names_of, replicated
+from multipod.layout.shares import update_spec
 from multipod.step.program import Program
 from multipod.step.state import State
 
 
 class FiniteCheck:
-    """Names the tensors of a state that hold NaN or an infinity; one pass over the state, on its devices.
+    """Names the tensors of a state that hold NaN or an infinity; one pass over the state, shared by its devices.
 
     All processes call it at the same point, and all get the same names.
     """
@@ -32,12 +34,21 @@ class FiniteCheck:
 
     @cached_property
     def _compiled(self) -> Any:
-        out = replicated(self._program.mesh)
+        shapes = list(_floats(self._program.shapes).values())
+        shares = [_share(leaf, self._program.mesh) for leaf in shapes]
 
         def check(tensors: list[jax.Array]) -> list[jax.Array]:
-            return [jnp.isfinite(tensor).all() for tensor in tensors]
+            parts = map(jax.lax.with_sharding_constraint, tensors, shares)
+            return [jnp.isfinite(part).all() for part in parts]
 
-        return jax.jit(check, out_shardings=out).lower(list(_floats(self._program.shapes).values())).compile()
+        return jax.jit(check, out_shardings=replicated(self._program.mesh)).lower(shapes).compile()
+
+
+def _share(leaf: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """How the data devices share the work on a tensor: what each of them has whole is split, where a dim divides."""
+    spec = leaf.sharding.spec  # type: ignore[union-attr]
+    sizes = {axis: mesh.shape[axis] for axis in data_axes(mesh) if axis not in names_of(spec)}
+    return NamedSharding(mesh, update_spec(leaf.shape, sizes, spec) if sizes else spec)
 
 
 def _floats(state: State) -> dict[str, Any]:
