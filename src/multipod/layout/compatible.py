@@ -24,6 +24,7 @@ class LayoutUse:
       sparse: of the optimizer, updates of touched rows alone.
       bad_updates: what is done about updates with bad numbers; "" if nothing is.
       late_warmup: updates for which an asynchronous pipeline is synchronous at first.
+      ema: whether the weights are averaged.
       batch_norm: whether the model has statistics of the batch.
       survives: whether the run goes on without lost processes (`launch --survive`).
       converts: whether its state is taken over from another layout, or by one (`--from`).
@@ -39,6 +40,7 @@ class LayoutUse:
     sparse: bool = False
     bad_updates: str = ""
     late_warmup: int = 0
+    ema: bool = False
     batch_norm: bool = False
     survives: bool = False
     converts: bool = False
@@ -121,6 +123,7 @@ FEATURES: dict[str, Feature] = {
     "sparse": Feature("updates of touched rows (`sparse`)", _of_run("sparse", "optimizer.sparse", False)),
     "bad updates": Feature("a bad-update policy (`bad_updates`)", _of_run("bad_updates", "bad_updates.action", "")),
     "warmup": Feature("PipeMare's synchronous start", _of_run("late_warmup", "pipemare.warmup", 0)),
+    "ema": Feature("moving average of the weights (`ema`)", _of_run("ema", "ema", False)),
     "batch norm": Feature("batch norm", _of_run("batch_norm", "batch norm", False)),
     "survive": Feature("survival in the process (`--survive`)", lambda c: "--survive" if c.survives else ""),
     "convert": Feature("start from another layout (`--from`)", lambda c: "another layout" if c.converts else ""),
@@ -231,6 +234,12 @@ CONFLICTS: tuple[Conflict, ...] = (
         ("adasum", "zero1", "fsdp", "accumulate"), ("sparse",),
         "that needs gradients of whole tables",
         "Set one or the other.",
+    ),
+    Conflict(
+        ("pipeline", "local state", "sparse"), ("ema",),
+        "the average is taken of whole weights by one optimizer, and there each stage or chip has its own, or touched "
+        "rows alone are seen",
+        "Set ema=none, or leave the other out.",
     ),
     Conflict(
         ("survive",), ("pipeline",),

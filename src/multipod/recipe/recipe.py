@@ -9,6 +9,7 @@ from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Objective
 from multipod.nn.model import Model
+from multipod.optim.ema import Ema
 from multipod.optim.optimizer import Builds
 from multipod.optim.pipemare import PipeMare
 from multipod.recipe.bad_updates import BadUpdateRules
@@ -38,6 +39,7 @@ class Recipe:
       bad_updates: what is done about an update whose numbers are bad: not finite, or a spike.
       preset: a name in `multipod.optim.presets.PRESETS`, where `optimizer` and `updates` are what it has for `batch`: a
         change of the batch changes them (`multipod.recipe.scaling`). None: they do not depend on each other.
+      ema: the moving average of the weights that is judged in their place; None: the weights are.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"trouble": "bad_updates"}
@@ -59,6 +61,7 @@ class Recipe:
     pipemare: PipeMare = field(default_factory=PipeMare)
     bad_updates: BadUpdateRules = field(default_factory=BadUpdateRules)
     preset: str | None = None
+    ema: Ema | None = None
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}

@@ -146,8 +146,8 @@ def export_run(
 
 def trained_function(run: OpenedRun) -> TrainedFunction:
     """The model of a run as a function of those entries of a batch that it uses, its parameters fixed."""
-    recipe, state = run.recipe, run.state
-    params, statistics = jax.tree.map(np.asarray, jax.device_get((run.params, state.statistics)))
+    recipe = run.recipe
+    params, statistics = jax.tree.map(np.asarray, jax.device_get((run.params, run.judged.statistics)))
     example = recipe.data.test().read(np.arange(1))
 
     def apply(batch: dict[str, Any]) -> Any:

@@ -36,9 +36,17 @@ class OpenedRun:
     state: State
 
     @property
+    def judged(self) -> State:
+        """The state as an evaluation takes it, without the optimizer's: under `ema` it holds the averages."""
+        return self.program.evaluation.prepare(self.state)
+
+    @property
     def params(self) -> Any:
-        """The parameters as the model takes them, whole on every device."""
-        return self.program.full_params(self.state)
+        """The parameters as the model takes them, whole on every device; under `ema` the averages.
+
+        The weights that training goes on from are `program.full_params(state)`.
+        """
+        return self.program.full_params(self.state if self.recipe.ema is None else self.judged)
 
 
 def open_run(

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from multipod.errors import LayoutError
+from multipod.errors import LayoutError, RecipeError
 from multipod.layout.compatible import LayoutUse, check_compatible
+from multipod.nn.model import Rearranging
 from multipod.optim.optimizer import clip_of
 from multipod.recipe.recipe import Recipe
 from multipod.step.agreement import check_ids
@@ -25,6 +26,7 @@ def layout_use(recipe: Recipe) -> LayoutUse:
         sparse=getattr(optimizer, "sparse", False),
         bad_updates=recipe.bad_updates.action if recipe.bad_updates.needs_gradients else "",
         late_warmup=recipe.pipemare.warmup,
+        ema=recipe.ema is not None,
     )
 
 
@@ -38,7 +40,22 @@ def check_recipe(recipe: Recipe, *, converts: bool = False) -> None:
       LayoutError: all that does not go with the layout, a line each.
     """
     check_ids(recipe)
+    _check_average(recipe)
     check_compatible(replace(layout_use(recipe), converts=converts))
+
+
+def _check_average(recipe: Recipe) -> None:
+    """Refuses to average rows that are replaced between updates.
+
+    Raises:
+      RecipeError: names the model.
+    """
+    model = recipe.model
+    if recipe.ema is not None and isinstance(model, Rearranging) and model.rearranged_params():
+        raise RecipeError(
+            f"recipe {recipe.name}: ema with {type(model).__name__}, which moves rows of its tables between updates: "
+            "an average would mix rows. Set ema=none, or model.hot.share=0."
+        )
 
 
 def check_step(recipe: Recipe, rows: Callable[[], int]) -> None:

@@ -1,5 +1,6 @@
 """Evaluation of a whole model on the mesh."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,11 +10,12 @@ from jax.sharding import PartitionSpec
 
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
-from multipod.layout.mesh import batch_spec, data_axes
+from multipod.layout.mesh import batch_spec, data_axes, replicated
 from multipod.metrics.objective import masked_sums, scores_of
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.pytrees import Batch, Params, Statistics
 from multipod.step.agreement import refusing_misfits
+from multipod.step.averaging import averaged_state
 from multipod.step.placement import MeshPlacement
 from multipod.step.specs import data_specs, over_data, whole_tensors
 from multipod.step.state import State, Sums
@@ -35,8 +37,15 @@ class WholeEvaluation:
         return -(-min(self.placement.recipe.evaluation_batch, examples) // devices) * devices
 
     def prepare(self, state: State) -> State:
-        """`state` without the optimizer's."""
-        return state._replace(optimizer=None)
+        """`state` without the optimizer's; the averages in place of weights and statistics under `ema`."""
+        seen = averaged_state(state)
+        return seen if seen.statistics is state.statistics else seen._replace(statistics=self._whole(seen.statistics))
+
+    @cached_property
+    def _whole(self) -> Callable[[Statistics], Statistics]:
+        """Statistics that were split with the optimizer's state, whole on every device."""
+        mesh = self.placement.mesh
+        return jax.jit(lambda kept: whole_tensors(kept, mesh), out_shardings=replicated(mesh))
 
     def run(self, state: State, batch: Batch) -> tuple[Sums, ScoredLabels]:
         """The sums of the values of those examples of `batch` where batch["mask"] is true, and scores."""

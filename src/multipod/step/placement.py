@@ -18,7 +18,7 @@ from multipod.optim.optimizer import leading_dims
 from multipod.pytrees import Specs
 from multipod.recipe.recipe import Recipe
 from multipod.step.batches import BatchPlacement
-from multipod.step.state import State, fresh_state
+from multipod.step.state import State, fresh_state, optimizer_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MeshPlacement:
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
         """The recipe's Optax transformation."""
-        return self.recipe.optimizer.build(self.recipe.updates)
+        return optimizer_of(self.recipe)
 
     @cached_property
     def state(self) -> State:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from multipod.optim.ema import EmaState
 from multipod.pytrees import OptState, Params, Pytree, Statistics
 from multipod.recipe.recipe import Recipe
 
@@ -51,12 +52,20 @@ class PortableState(NamedTuple):
     position: jax.Array
 
 
+def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
+    """The recipe's Optax transformation, with the average of the weights in its state if the recipe has `ema`."""
+    optimizer = recipe.optimizer.build(recipe.updates)
+    return optimizer if recipe.ema is None else recipe.ema.around(optimizer)
+
+
 def fresh_state(recipe: Recipe, optimizer: optax.GradientTransformation) -> State:
     """The state before the first update; a pure function of the recipe."""
     params_key, train_key = jax.random.split(jax.random.key(recipe.seed))
     params, statistics = recipe.model.init(params_key)
     zero = jnp.zeros((), jnp.int32)
-    return State(params, statistics, optimizer.init(params), jax.random.key_data(train_key), zero, zero)
+    kept = optimizer.init(params)
+    kept = kept._replace(statistics=statistics) if isinstance(kept, EmaState) else kept
+    return State(params, statistics, kept, jax.random.key_data(train_key), zero, zero)
 
 
 def update_key(state: State) -> jax.Array:

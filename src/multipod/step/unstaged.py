@@ -13,6 +13,7 @@ from multipod.layout.mesh import replicated
 from multipod.layout.shares import is_flat_tensor
 from multipod.pytrees import Batch, Params, Shapes
 from multipod.recipe.recipe import Recipe
+from multipod.step.averaging import average_after
 from multipod.step.evaluate import WholeEvaluation
 from multipod.step.examine import Examination
 from multipod.step.guard import NO_LIMITS, Controls, guard_of
@@ -138,7 +139,7 @@ class UnstagedProgram:
     @cached_property
     def step(self) -> UpdateStep:
         """The parts of an update."""
-        post_update = post_update_of(self.recipe, self.placement.optimizer)
+        post_update = average_after(post_update_of(self.recipe, self.placement.optimizer), self.sync)
         return UpdateStep(self.placement, self.sync, post_update, guard_of(self.recipe, self.mesh, self.faulty))
 
     def update(self, state: State, batch: Batch, controls: Controls) -> tuple[State, Sums]:
