@@ -46,7 +46,7 @@ class FiniteCheck:
 
 def _share(leaf: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """How the data devices share the work on a tensor: what each of them has whole is split, where a dim divides."""
-    spec = leaf.sharding.spec  # type: ignore[union-attr]
+    spec = leaf.sharding.spec
     sizes = {axis: mesh.shape[axis] for axis in data_axes(mesh) if axis not in names_of(spec)}
     return NamedSharding(mesh, update_spec(leaf.shape, sizes, spec) if sizes else spec)
 
