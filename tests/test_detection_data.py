@@ -257,7 +257,7 @@ def test_fitted_images_follow_both_limits():
     for (height, width), wanted in (((480, 640), (800, 1066)), ((400, 1000), (533, 1333)), ((333, 333), (800, 800))):
         frame = Fitted().frame(Crop(0, 0, width, height), (832, 1344))
         assert (frame.height, frame.width) == wanted
-    assert Fitted().canvases() == ((800, 1344), (1344, 800), (1344, 1344))
+    assert Fitted().canvases() == ((832, 1344), (1344, 832), (1344, 1344))
 
 
 def test_drawn_shapes_are_in_coco_s_files_what_they_are_in_memory(tmp_path):

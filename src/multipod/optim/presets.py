@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from multipod.errors import RecipeError, nearest
 from multipod.optim.adamw import AdamW
+from multipod.optim.detectors import mask_rcnn_sgd, ssd_sgd
 from multipod.optim.lamb import Lamb
 from multipod.optim.lars import Lars, LarsScaled
 from multipod.optim.optimizer import RegularizedOptimizer
@@ -156,6 +157,18 @@ def _dlrm(batch: int, rate_per_2048: float, warmup: int, fall: int, fall_updates
     return Preset(optimizer, batch, updates, f"{_DLRM}, batch {batch}")
 
 
+def _ssd(
+    batch: int, rate_per_32: float, warmup_epochs: float, drops: tuple[float, float], epochs: int, who: str
+) -> Preset:
+    optimizer, updates = ssd_sgd(batch, rate_per_32, warmup_epochs, drops, epochs)
+    return Preset(optimizer, batch, updates, f"{_V07}, SSD on TPU v4, {who}", norm_examples=64)
+
+
+def _mask_rcnn(batch: int, peak: float, warmup: int, drops: tuple[int, int], who: str) -> Preset:
+    optimizer, updates = mask_rcnn_sgd(batch, peak, warmup, drops, epochs=20)
+    return Preset(optimizer, batch, updates, f"{_V07}, Mask R-CNN on TPU v4, {who}")
+
+
 def count_updates(batch: int, epochs: int, examples: int = IMAGENET_EXAMPLES) -> int:
     """Returns the updates in that many epochs, counted as MLPerf runs did: each block of four epochs is rounded up."""
     return math.ceil(4 * examples / batch) * epochs // 4
@@ -266,6 +279,23 @@ PRESETS: dict[str, Scaled] = {
         ),
         0.0,
         "the peak stays, as from 16384 to 32768 in table 2",
+    ),
+    "ssd-sgd": Scaled(
+        (
+            _ssd(1024, 3.1e-3, 5, (42.6, 53.3), 64, "16 and 128 cores"),
+            _ssd(2048, 2.5e-3, 20, (56, 70), 80, "512 cores"),
+            _ssd(4096, 1.2e-3, 26, (64, 80), 120, "JAX"),
+        ),
+        1.0,
+        _LINEAR,
+    ),
+    "mask-rcnn-sgd": Scaled(
+        (
+            _mask_rcnn(128, 0.16, 1000, (9750, 13_000), "16 cores"),
+            _mask_rcnn(256, 0.24, 1800, (5625, 7500), "128 cores"),
+        ),
+        1.0,
+        _LINEAR,
     ),
     "dlrm-sgd": Scaled(
         (

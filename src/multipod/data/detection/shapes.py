@@ -223,6 +223,7 @@ class Shapes:
       test_images: how many.
       pixels: of the side that the model sees, of squares.
       most: shapes in an image, from 0 to so many.
+      least_size: of a shape's diameter, as a share of the side.
       seed: of the images; not the seed of a run.
       crop: whether training shows SSD's crops.
       jitter: of colours in training; None: none.
@@ -234,6 +235,7 @@ class Shapes:
     test_images: int = 200
     pixels: int = 96
     most: int = 5
+    least_size: float = 0.12
     seed: int = 0
     crop: bool = True
     jitter: ColorJitter | None = None
@@ -259,5 +261,6 @@ class Shapes:
         return Stretched(self.pixels)
 
     def _images(self, count: int, part: str, random: Random | None) -> DetectionImages:
-        drawn = DrawnShapes(count, 2 * self.seed + SEEDS[part], self.pixels, self.most, both_ways=self.both_ways)
+        seed = 2 * self.seed + SEEDS[part]
+        drawn = DrawnShapes(count, seed, self.pixels, self.most, self.least_size, both_ways=self.both_ways)
         return DetectionImages(drawn, self._shape, max(1, self.most), self.mask_pixels, random)

@@ -81,12 +81,12 @@ class Fitted:
     Attributes:
       shorter: pixels of the shorter side.
       longer: most pixels of the longer side.
-      multiple: sides of the canvas are multiples of it.
+      multiple: sides of the canvas are multiples of it; the stride of a pyramid's sixth level makes 832 x 1344.
     """
 
     shorter: int = 800
     longer: int = 1333
-    multiple: int = 32
+    multiple: int = 64
 
     def __post_init__(self) -> None:
         if not 1 <= self.shorter <= self.longer or self.multiple < 1:
