@@ -16,6 +16,7 @@ import pytest
 from processes import clean_environment
 
 from multipod.cli.main import COMMANDS, main
+from multipod.cli.options import print_unless_closed
 from multipod.cli.printing.self_tests import SCHEDULES
 from multipod.execute.sums import SUMS
 
@@ -348,3 +349,9 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(multipod, tmp_path):
         assert evaluated.returncode == 0, evaluated.stderr
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_what_storage_threads_meet_after_a_failed_save_is_not_printed(capsys):
+    for error in (RuntimeError("Event loop is closed"), RuntimeError("something else")):
+        print_unless_closed(RuntimeError, error, None)
+    assert capsys.readouterr().err == "RuntimeError: something else\n"

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import click
@@ -98,6 +99,20 @@ def plan_file(layout: str | None) -> Path | None:
     return Path(layout) if layout and layout.endswith(".json") else None
 
 
+def quiet_savers() -> None:
+    """Lets a save that fails be told once, by us: Orbax also logs what it raises, and TensorStore prints tracebacks."""
+    for talker in ("absl", "asyncio"):
+        logging.getLogger(talker).setLevel(logging.CRITICAL)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_unless_closed
+
+
+def print_unless_closed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints what nobody caught, but not that Orbax had closed the event loop of a thread of TensorStore."""
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, trace)
+
+
 def settle(
     mesh: str | None,
     fail: tuple[str, ...],
@@ -112,8 +127,7 @@ def settle(
       LayoutError: a malformed mesh.
       ClusterError: a cluster whose processes cannot be joined.
     """
-    for talker in ("absl", "asyncio"):
-        logging.getLogger(talker).setLevel(logging.CRITICAL)  # Orbax also logs what it raises
+    quiet_savers()
     shape = parse_shape(mesh) if mesh else None
     try:
         timeouts = runtime.Timeouts(timeout)
