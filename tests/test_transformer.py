@@ -18,9 +18,10 @@ from multipod.errors import RecipeError
 from multipod.metrics.objective import TokenClassification
 from multipod.models.transformer import Transformer, small_transformer
 from multipod.nn.dims import dims_of
-from multipod.nn.text.attention import KeysValues, attend, segment_mask
+from multipod.nn.text.attention import KeysValues, attend
 from multipod.nn.text.beam_search import beam_search, greedy, length_penalty
 from multipod.nn.text.embedding import sinusoids
+from multipod.nn.text.segments import segment_mask
 from multipod.recipe.override import override
 
 TINY = small_transformer(23, features=16, hidden=24, heads=2, encoder_layers=1, decoder_layers=1)

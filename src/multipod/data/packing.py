@@ -1,7 +1,7 @@
 """Sequences of many lengths, side by side in rows of one length.
 
 Packed rows say by `segment` which sequence a token belongs to (1, 2, ... in each row, 0: padding) and by `position`
-where it stands in it. Attention by segments (`multipod.nn.text.attention.segment_mask`) then computes for every
+where it stands in it. Attention by segments (`multipod.nn.text.segments.Segments`) then computes for every
 sequence what it would compute for it alone.
 """
 

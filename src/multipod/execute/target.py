@@ -10,4 +10,11 @@ def target_platform() -> str:
     choices. Outside of a mesh, and in one that has no devices, it is the default of this process.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    platform = jax.default_backend() if device is None else device.platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def target_device_kind() -> str:
+    """Returns the kind of those devices, as "NVIDIA H100 80GB HBM3" or "TPU v4"; "" where no mesh says it."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return "" if device is None else device.device_kind

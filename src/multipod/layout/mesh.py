@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from multipod.errors import LayoutError
 from multipod.layout.axes import BATCH_AXES, DATA_AXES
+from multipod.layout.islands import device_grid
 from multipod.layout.layout import Layout, default_shape
 from multipod.layout.rules import Axes
 from multipod.layout.wiring import closed_dims
@@ -18,7 +19,9 @@ from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
 
 
 def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of `layout` on the first of `devices`; JAX chooses the order that suits the hardware.
+    """The mesh of `layout` on the first of `devices`, in the order that suits the hardware.
+
+    On several slices or hosts of GPUs every replica lies on one of them (`multipod.layout.islands`).
 
     Its axes are y, x and those of `layout.replica_sizes`. The devices of a replica are neighbours, numbered along a
     snake through its rows, so that parts with consecutive numbers lie side by side (arXiv:2011.03641).
@@ -27,7 +30,8 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     with a hole there are no rows and columns of equal length.
 
     Raises:
-      LayoutError: the mesh needs more devices than there are, or leaves a process without any.
+      LayoutError: the mesh needs more devices than there are, leaves a process without any, or has replicas that
+        would lie on a part of one slice or host and a part of another.
       TopologyError: failed replicas that the mesh does not have, or that cut it in parts.
     """
     devices = jax.devices() if devices is None else devices
@@ -36,9 +40,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     needed = math.prod(shape) * layout.replica_devices
     if needed > len(devices):
         raise LayoutError(_too_few(layout, shape, devices))
-    chips = tuple(n * side for n, side in zip(shape, layout.replica_grid, strict=True))
-    whole = jax.make_mesh(chips, DATA_AXES, axis_types=(AxisType.Auto,) * len(chips), devices=devices[:needed])
-    mesh = mesh_on(layout, whole.devices)
+    mesh = mesh_on(layout, device_grid(layout, shape, devices))
     live = mesh.devices
     idle = {d.process_index for d in devices} - {d.process_index for d in live.flat}
     if idle:

@@ -14,8 +14,9 @@ from multipod.nn.dims import constant
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, call_layer
-from multipod.nn.text.attention import segment_mask
 from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.fused_attention import AttentionKernel
+from multipod.nn.text.segments import Segments
 from multipod.nn.text.transformer import EncoderLayer, LayerSpec
 from multipod.pytrees import Batch, IdRange, Outputs
 
@@ -45,6 +46,7 @@ class Bert(FlaxModel):
       dropout: share dropped of embeddings, behind each block, and of attention weights.
       dtype: type of products and activations; parameters, norms, softmax and logits are float32.
       remat: what each layer keeps for the backward pass.
+      attention: who computes attention: the platform's fused kernel where it can (`nn.text.fused_attention`).
     """
 
     vocab: int = 30_522
@@ -59,6 +61,7 @@ class Bert(FlaxModel):
     dropout: float = 0.1
     dtype: ComputeDtype = "float32"
     remat: Remat = "none"
+    attention: AttentionKernel = "auto"
 
     def __post_init__(self) -> None:
         if self.features % self.heads:
@@ -139,6 +142,7 @@ class _Bert(nnx.Module):
             activation="gelu",
             attention_bias=True,
             dropout=spec.dropout,
+            kernel=spec.attention,
             dtype=spec.dtype,
             init=init,
         )
@@ -174,7 +178,7 @@ class _Bert(nnx.Module):
     def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = batch["segment"] if "segment" in batch else (batch["token"] != 0).astype(jnp.int32)
-        return call_layer(self.layers[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+        return call_layer(self.layers[n], x, Segments(segment, segment), remat=self.spec.remat)
 
     def outputs(self, x: jax.Array, batch: Batch) -> Outputs:
         """See `Bert.forward`."""

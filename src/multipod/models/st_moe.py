@@ -16,9 +16,11 @@ from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.padding import example_mask
 from multipod.nn.remat import Remat, call_layer
-from multipod.nn.text.attention import Attention, segment_mask
+from multipod.nn.text.attention import Attention
 from multipod.nn.text.embedding import Embedding
+from multipod.nn.text.fused_attention import AttentionKernel
 from multipod.nn.text.relative_positions import RelativePositions
+from multipod.nn.text.segments import Segments
 from multipod.pytrees import Batch, IdRange, Outputs, Params, Pytree
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
@@ -55,6 +57,7 @@ class StMoe(FlaxModel):
       path: how tokens get to experts.
       dtype: type of products and activations; parameters, norms, softmax, routers and logits are float32.
       remat: what each layer keeps for the backward pass.
+      attention: who computes attention: the platform's fused kernel where it can (`nn.text.fused_attention`).
     """
 
     vocab: int = 32_128
@@ -75,6 +78,7 @@ class StMoe(FlaxModel):
     path: Path = "sorted"
     dtype: ComputeDtype = "float32"
     remat: Remat = "none"
+    attention: AttentionKernel = "auto"
 
     def __post_init__(self) -> None:
         wrong = [f"{name}={getattr(self, name)}" for name in ("every", "group_rows") if getattr(self, name) < 0]
@@ -202,7 +206,7 @@ class _Layer(nnx.Module):
     """Self-attention, in a decoder attention to the source, and a dense block or experts, or both."""
 
     def __init__(self, spec: StMoe, sparse: bool, cross: bool, rngs: nnx.Rngs) -> None:
-        attention = {"kv": spec.kv, "dtype": spec.dtype, "rngs": rngs}
+        attention = {"kv": spec.kv, "kernel": spec.attention, "dtype": spec.dtype, "rngs": rngs}
         self.attention = Attention(spec.features, spec.heads, **attention)
         self.attention_residual = _Residual(spec, rngs)
         self.cross = Attention(spec.features, spec.heads, **attention) if cross else None
@@ -228,11 +232,11 @@ class _Layer(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        mask: jax.Array,
+        mask: Segments,
         position: jax.Array,
         is_token: jax.Array,
         encoded: jax.Array | None = None,
-        cross_mask: jax.Array | None = None,
+        cross_mask: Segments | None = None,
     ) -> tuple[jax.Array, Report]:
         """x [n, q, features] and the report of its router, empty if it has none."""
         y = self.attention_residual.norm(x)
@@ -266,7 +270,7 @@ class _StMoe(nnx.Module):
         """The encoder's output, and its routers' reports."""
         is_token = _is_token(batch["source"])
         x, segment = self.dropout(self.embedding(batch["source"])), is_token.astype(jnp.int32)
-        mask, position = segment_mask(segment, segment), self.encoder_position(x.shape[1], x.shape[1])
+        mask, position = Segments(segment, segment), self.encoder_position(x.shape[1], x.shape[1])
         reports: dict[str, Report] = {}
         for number, layer in enumerate(self.encoder):
             x, report = call_layer(layer, x, mask, position, is_token, remat=self.spec.remat)
@@ -278,7 +282,7 @@ class _StMoe(nnx.Module):
         tokens = batch["target"]
         is_token = _is_token(tokens, starts=True)  # the start token may be PAD
         segment, source = is_token.astype(jnp.int32), _is_token(batch["source"]).astype(jnp.int32)
-        mask, cross_mask = segment_mask(segment, segment, causal=True), segment_mask(segment, source)
+        mask, cross_mask = Segments(segment, segment, causal=True), Segments(segment, source)
         x = self.dropout(self.embedding(tokens))
         position = self.decoder_position(x.shape[1], x.shape[1])
         reports: dict[str, Report] = {}

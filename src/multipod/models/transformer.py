@@ -13,9 +13,11 @@ from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, call_layer
-from multipod.nn.text.attention import KeysValues, segment_mask
+from multipod.nn.text.attention import KeysValues
 from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
 from multipod.nn.text.embedding import Embedding, sinusoids
+from multipod.nn.text.fused_attention import AttentionKernel
+from multipod.nn.text.segments import Segments
 from multipod.nn.text.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
 from multipod.pytrees import Batch, IdRange, Params
 
@@ -48,6 +50,7 @@ class Transformer(FlaxModel):
       activation: of the feed-forward blocks.
       dtype: type of products and activations; parameters, norms, softmax and logits are float32.
       remat: what each layer keeps for the backward pass.
+      attention: who computes attention: the platform's fused kernel where it can (`nn.text.fused_attention`).
       tied: one table for source, target and the last layer; false gives each its own, which an asynchronous pipeline
         (`layout.schedule=pipemare`) needs.
     """
@@ -64,6 +67,7 @@ class Transformer(FlaxModel):
     dtype: ComputeDtype = "float32"
     remat: Remat = "none"
     tied: bool = True
+    attention: AttentionKernel = "auto"
 
     def __post_init__(self) -> None:
         if self.features % self.heads:
@@ -163,6 +167,7 @@ class _Transformer(nnx.Module):
             activation=spec.activation,
             dropout=spec.dropout,
             hidden_dropout=spec.dropout,
+            kernel=spec.attention,
             dtype=spec.dtype,
         )
         init = jax.nn.initializers.normal(spec.features**-0.5)
@@ -203,7 +208,7 @@ class _Transformer(nnx.Module):
     def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
         segment = _segment(batch, "source")
-        return call_layer(self.encoder[n], x, segment_mask(segment, segment), remat=self.spec.remat)
+        return call_layer(self.encoder[n], x, Segments(segment, segment), remat=self.spec.remat)
 
     def to_decoder(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """From the last encoder layer's output: what the first decoder layer reads, and what it attends to."""
@@ -212,8 +217,8 @@ class _Transformer(nnx.Module):
     def decoder_layer(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """x after decoder layer n, and what it attended to."""
         segment = _segment(batch, "target")
-        mask = segment_mask(segment, segment, causal=True)
-        cross_mask = segment_mask(segment, _segment(batch, "source"))
+        mask = Segments(segment, segment, causal=True)
+        cross_mask = Segments(segment, _segment(batch, "source"))
         return call_layer(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
 
     def source(self, batch: Batch) -> EncodedSource:

@@ -47,5 +47,11 @@ def with_logical_constraint(x: jax.Array, *dims: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh if inside.empty else inside, spec))
 
 
+def axes_of_dim(dim: str) -> tuple[str, ...]:
+    """The mesh axes that split dims of a name where this is traced; () where nothing does."""
+    found = _LAYING.get()
+    return () if found is None else found[1].get(dim, ())
+
+
 def _split(size: int, axes: tuple[str, ...], mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return axes if size >= math.prod(mesh.shape[axis] for axis in axes) else ()

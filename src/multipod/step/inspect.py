@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,13 @@ from jax.sharding import AbstractMesh
 
 from multipod.errors import LayoutError
 from multipod.layout.compiled import CompiledFacts, absent_devices, absent_mesh, facts_of, facts_of_lowered
-from multipod.layout.mesh import data_devices, mesh_on, names_of
+from multipod.layout.mesh import batch_spec, data_devices, mesh_on, names_of
+from multipod.nn.text.fused_attention import AttentionChoice, counted_choices
+from multipod.pytrees import Batch, Params, Statistics
 from multipod.recipe.recipe import Recipe
+from multipod.step.loss import device_loss
 from multipod.step.program import Program, program_of
-from multipod.step.specs import flat_specs
+from multipod.step.specs import WHOLE, data_specs, flat_specs, over_data
 from multipod.step.state import device_bytes
 from multipod.step.sync.reduction import buckets
 from multipod.step.unstaged import UnstagedProgram
@@ -125,6 +129,22 @@ def gradient_sum(program: UnstagedProgram) -> Sum:
     return Sum(
         layout.sync.gradient_sum, data_devices(program.mesh), len(buckets(sent, layout.sync.bucket_bytes)), sum(sent)
     )
+
+
+def attention_choices(program: UnstagedProgram) -> Counter[AttentionChoice]:
+    """Who computes the attentions of a forward pass in training, and how many; empty for models without any."""
+    if not hasattr(program.recipe.model, "attention"):
+        return Counter()
+    placement, mesh, state = program.placement, program.mesh, program.placement.state
+
+    def loss(params: Params, statistics: Statistics, key: jax.Array, batch: Batch) -> jax.Array:
+        return device_loss(placement, statistics, key, batch)(params)[0]
+
+    specs = data_specs(mesh, placement.base), WHOLE, WHOLE, batch_spec(mesh)
+    batch = placement.batches.shapes(placement.batches.examples[-1])
+    with counted_choices() as choices:
+        jax.eval_shape(over_data(loss, mesh, specs, WHOLE), state.params, state.statistics, state.key, batch)
+    return choices
 
 
 def compiled_here(program: Program) -> CompiledFacts:

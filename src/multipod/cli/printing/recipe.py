@@ -17,7 +17,16 @@ from multipod.recipe.scaling import preset_remarks
 from multipod.recipe.text import to_text
 from multipod.runs.options import RuntimeOptions
 from multipod.step.checks import layout_use
-from multipod.step.inspect import compiled_for, compiled_here, describe_axes, gradient_sum, parts, totals, traffic
+from multipod.step.inspect import (
+    attention_choices,
+    compiled_for,
+    compiled_here,
+    describe_axes,
+    gradient_sum,
+    parts,
+    totals,
+    traffic,
+)
 from multipod.step.program import Program, program_of
 from multipod.step.staged.inspect import pipe_facts, stages_of
 from multipod.step.staged.layer_times import timed_layers
@@ -173,9 +182,10 @@ def device_table(program: UnstagedProgram) -> Table:
         table.add_row(name, figure)
     for name, size in totals(program).items():
         table.add_row(f"{name}, bytes", f"{size:,}")
+    add_attention(table, program)
     total = gradient_sum(program)
-    count = f"{total.messages} message{'s' if total.messages > 1 else ''}"
-    table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {count} over {total.devices:,} devices")
+    messages = f"{total.messages} message{'s' if total.messages > 1 else ''}"
+    table.add_row("gradient sum", f"{total.name}, {total.nbytes:,} bytes in {messages} over {total.devices:,} devices")
     if chosen.layout.sync.shards_update:
         table.add_row("not split in the update", unshared_text(program.unshared) or "nothing")
     stay = unsplit_tensors(chosen.layout, program.placement.tensors, program.placement.placements)
@@ -198,7 +208,16 @@ def compiled_for_table(chosen: Recipe, topology_name: str, where: RuntimeOptions
     """What XLA knows of the update, compiled for a TPU that is not here."""
 
     program, facts = compiled_for(chosen, topology_name, where.cache)
-    return facts_table(f"compiled for {topology_name}: {describe_axes(program)}", program, facts)
+    table = facts_table(f"compiled for {topology_name}: {describe_axes(program)}", program, facts)
+    if isinstance(program, UnstagedProgram):
+        add_attention(table, program)
+    return table
+
+
+def add_attention(table: Table, program: UnstagedProgram) -> None:
+    """Adds a row for each way in which attentions are computed, and why it is the plain one."""
+    for choice, count in attention_choices(program).items():
+        table.add_row("attention", f"{count} x {choice}")
 
 
 def facts_table(title: str, program: Program, facts: CompiledFacts) -> Table:

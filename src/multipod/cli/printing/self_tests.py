@@ -51,6 +51,12 @@ def describe_devices() -> list[tuple[str, str]]:
     ]
 
 
+def device_platform() -> str:
+    """The platform of the devices that JAX found: cpu, gpu or tpu."""
+    platform = jax.devices()[0].platform
+    return platform if platform in ("cpu", "tpu") else "gpu"
+
+
 def make_self_tests(where: RuntimeOptions) -> dict[str, Callable[[], str]]:
     """Each way of summing on this mesh, against NumPy: a name, and a function that returns what is wrong."""
 

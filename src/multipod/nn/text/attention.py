@@ -1,4 +1,4 @@
-"""Multi-head attention: the plain form, masks from segments, and keys and values that are kept while decoding.
+"""Multi-head attention: the plain form, the way to the fused ones, and keys and values that are kept while decoding.
 
 Shapes: n examples, q queries, k keys, h heads, d features of a head.
 """
@@ -11,6 +11,8 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from multipod.nn.dense import ComputeDtype, Dense, dropout_layer, multiply_together
+from multipod.nn.text.fused_attention import AttentionKernel, case_of, choose, count_choice, fused_attention
+from multipod.nn.text.segments import Segments
 
 
 class KeysValues(NamedTuple):
@@ -18,18 +20,6 @@ class KeysValues(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
-
-
-def segment_mask(queries: jax.Array, keys: jax.Array, *, causal: bool = False) -> jax.Array:
-    """Who may attend to whom, bool [n, 1, q, k]: tokens of one segment, and (causal) none that comes later.
-
-    `queries` [n, q] and `keys` [n, k] number the segments; 0 is padding, which nobody attends to. A query that is
-    padding attends to nothing; what `attend` gives for it is finite and means nothing.
-    """
-    mask = (queries[:, :, None] == keys[:, None, :]) & (keys[:, None, :] != 0)
-    if causal:
-        mask &= jnp.arange(queries.shape[1])[:, None] >= jnp.arange(keys.shape[1])
-    return mask[:, None]
 
 
 def attend(
@@ -58,8 +48,31 @@ def attend(
     return jnp.einsum("nhqk,nkhd->nqhd", weights, memory.values)
 
 
+def attend_by(
+    kernel: AttentionKernel,
+    queries: jax.Array,
+    memory: KeysValues,
+    mask: Segments | jax.Array | None = None,
+    dropout: nnx.Dropout | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """`attend` by the fused kernel of the platform that this is traced for, where it can and `kernel` allows.
+
+    Raises:
+      RecipeError: a kernel by name that cannot do this (`multipod.nn.text.fused_attention.choose`).
+    """
+    drops = 0.0 if dropout is None or dropout.deterministic else dropout.rate
+    segments = mask if isinstance(mask, Segments) else None
+    case = case_of(queries, memory.keys, bias=bias is not None, segments=mask is segments, dropout=drops)
+    choice = choose(kernel, case)
+    count_choice(choice)
+    if choice.kernel != "plain":
+        return fused_attention(choice.kernel, queries, memory.keys, memory.values, segments)
+    return attend(queries, memory, mask.mask() if isinstance(mask, Segments) else mask, dropout, bias)
+
+
 class Attention(nnx.Module):
-    """Projections to queries, keys and values, `attend`, and a projection back.
+    """Projections to queries, keys and values, `attend_by`, and a projection back.
 
     A head has `kv` features; 0 takes features / heads.
     """
@@ -72,6 +85,7 @@ class Attention(nnx.Module):
         bias: bool = False,
         kv: int = 0,
         dropout: float = 0.0,
+        kernel: AttentionKernel = "auto",
         init: Initializer | None = None,
         dtype: ComputeDtype = "float32",
         rngs: nnx.Rngs,
@@ -84,17 +98,22 @@ class Attention(nnx.Module):
         self.value = Dense(outside, inside, **options)
         self.out = Dense(inside, outside, **options)
         self.dropout = dropout_layer(dropout, rngs)
+        self.kernel = kernel
 
     def __call__(
-        self, x: jax.Array, memory: KeysValues, mask: jax.Array | None = None, position: jax.Array | None = None
+        self,
+        x: jax.Array,
+        memory: KeysValues,
+        mask: Segments | jax.Array | None = None,
+        position: jax.Array | None = None,
     ) -> jax.Array:
         """Each of x [n, q, embed] attends to `memory`; [n, q, embed]. `position` is added to the scores."""
-        return self.out(attend(self.query(x), memory, mask, self.dropout, position))
+        return self.out(attend_by(self.kernel, self.query(x), memory, mask, self.dropout, position))
 
-    def to_itself(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    def to_itself(self, x: jax.Array, mask: Segments | jax.Array | None = None) -> jax.Array:
         """Each of x [n, q, embed] attends to all of x."""
         query, key, value = multiply_together(x, self.query, self.key, self.value)
-        return self.out(attend(query, KeysValues(key, value), mask, self.dropout))
+        return self.out(attend_by(self.kernel, query, KeysValues(key, value), mask, self.dropout))
 
     def memory(self, x: jax.Array) -> KeysValues:
         """The keys and values of x [n, k, embed]."""

@@ -14,6 +14,8 @@ from jax.nn.initializers import Initializer
 
 from multipod.nn.dense import Activation, ComputeDtype, FeedForward, LayerNorm, dropout_layer
 from multipod.nn.text.attention import Attention, KeysValues, store
+from multipod.nn.text.fused_attention import AttentionKernel
+from multipod.nn.text.segments import Segments
 
 Norm = Literal["pre", "post"]
 """`pre`: x + f(norm(x)), with one more norm after the last layer. `post`: norm(x + f(x)), as in arXiv:1706.03762."""
@@ -33,6 +35,7 @@ class LayerSpec:
       attention_bias: whether the projections of an attention have biases.
       dropout: share dropped behind each block and of attention weights.
       hidden_dropout: share dropped inside the feed-forward blocks.
+      kernel: who computes attention.
       dtype: type of all products; norms, softmax and logits are float32.
       init: of the kernels; None is Glorot's uniform one.
     """
@@ -46,6 +49,7 @@ class LayerSpec:
     attention_bias: bool = False
     dropout: float = 0.0
     hidden_dropout: float = 0.0
+    kernel: AttentionKernel = "auto"
     dtype: ComputeDtype = "float32"
     init: Initializer | None = None
 
@@ -56,6 +60,7 @@ class LayerSpec:
             self.heads,
             bias=self.attention_bias,
             dropout=self.dropout,
+            kernel=self.kernel,
             init=self.init,
             dtype=self.dtype,
             rngs=rngs,
@@ -98,8 +103,8 @@ class EncoderLayer(nnx.Module):
         self.mlp = spec.mlp(rngs)
         self.mlp_residual = Residual(spec, rngs)
 
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [n, q, features]; `mask` as for `multipod.nn.text.attention.attend`."""
+    def __call__(self, x: jax.Array, mask: Segments) -> jax.Array:
+        """x [n, q, features]; `mask` says who attends to whom."""
         x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         return self.mlp_residual(x, self.mlp)
 
@@ -115,8 +120,8 @@ class DecoderLayer(nnx.Module):
         self.mlp = spec.mlp(rngs)
         self.mlp_residual = Residual(spec, rngs)
 
-    def __call__(self, x: jax.Array, encoded: jax.Array, mask: jax.Array, cross_mask: jax.Array) -> jax.Array:
-        """x [n, q, features] and the encoder's output [n, k, features]; masks as for `attend`."""
+    def __call__(self, x: jax.Array, encoded: jax.Array, mask: Segments, cross_mask: Segments) -> jax.Array:
+        """x [n, q, features] and the encoder's output [n, k, features]; `mask` among x, `cross_mask` from x to it."""
         x = self.attention_residual(x, lambda y: self.attention.to_itself(y, mask))
         x = self.cross_residual(x, lambda y: self.cross(y, self.cross.memory(encoded), cross_mask))
         return self.mlp_residual(x, self.mlp)
