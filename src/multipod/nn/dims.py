@@ -11,6 +11,7 @@ A parameter carries one name for each of its dims, as the metadata `dims` of its
 | `mlp` | hidden features of a feed-forward layer |
 | `embed_out` | features between layers, in a kernel whose other dim is `embed`: no axis can split both |
 | `height`, `width` | rows and columns of an image; of inputs and activations, no parameter has them |
+| `gates` | the four gates of an LSTM, times its features: no axis splits them |
 | `experts` | experts of a sparse layer |
 | `router` | the same, in the router, which every device holds whole |
 | `buckets` | distances between tokens that share a number |

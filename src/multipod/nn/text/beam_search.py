@@ -17,6 +17,9 @@ from multipod.pytrees import Pytree
 Cache = Pytree
 Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
+Bonus = Callable[[Cache], jax.Array]
+"""At most 0 for each row of a cache, float32 [rows]: added to the score of a sequence that ends there."""
+
 _NEVER = -1e9
 """Below any log-probability; finite, so that differences are no NaN."""
 
@@ -56,19 +59,29 @@ def greedy(step: Step, cache: Cache, rows: int, *, length: int, start: int, end:
 
 
 def beam_search(
-    step: Step, cache: Cache, examples: int, *, beam: int, length: int, start: int, end: int, penalty: float = 0.6
+    step: Step,
+    cache: Cache,
+    examples: int,
+    *,
+    beam: int,
+    length: int,
+    start: int,
+    end: int,
+    penalty: float = 0.6,
+    bonus: Bonus | None = None,
 ) -> Beams:
     """The `beam` best sequences of at most `length` tokens, `end` included, for each example.
 
-    A sequence Y scores log P(Y) / lp(Y), lp(Y) = ((5 + |Y|) / 6)^penalty. At each place every alive beam is extended by
-    every token; of the 2 beam likeliest extensions those that end are candidates for the finished list, and the
-    `beam` likeliest others stay alive. An example stops when no alive beam can still enter its full list; all stop
-    together. An example of which nothing has ended after `length` tokens gets its alive beams.
+    A sequence Y scores log P(Y) / lp(Y), lp(Y) = ((5 + |Y|) / 6)^penalty, and `bonus` of its cache, if there is one.
+    At each place every alive beam is extended by every token; of the 2 beam likeliest extensions those that end are
+    candidates for the finished list, and the `beam` likeliest others stay alive. An example stops when no alive beam
+    can still enter its full list; all stop together. An example of which nothing has ended after `length` tokens gets
+    its alive beams.
 
     `cache` has examples * beam rows, the beams of an example side by side. Time: at most `length` steps on so many
     rows. The logits are taken to log-probabilities in float32.
 
-    Source: the length penalty is equation 14 of Wu et al., 2016, arXiv:1609.08144, without its coverage term; two
+    Source: the length penalty is equation 14 of Wu et al., 2016, arXiv:1609.08144, whose coverage term is a bonus; two
     lists and 2 beam candidates as in the code of arXiv:1706.03762.
     """
     search = _first(cache, examples, beam, length, start)
@@ -79,7 +92,7 @@ def beam_search(
         return (search.position < length) & (reachable > search.finished.scores[:, -1]).any()
 
     def place(search: _Search) -> _Search:
-        return _extended(step, search, end, penalty)
+        return _extended(step, search, end, penalty, bonus)
 
     done = lax.while_loop(may_improve, place, search)
     some = done.finished.scores[:, :1] > _NEVER / 2
@@ -105,7 +118,7 @@ def _first(cache: Cache, examples: int, beam: int, length: int, start: int) -> _
     )
 
 
-def _extended(step: Step, search: _Search, end: int, penalty: float) -> _Search:
+def _extended(step: Step, search: _Search, end: int, penalty: float, bonus: Bonus | None) -> _Search:
     """The search one token further."""
     position, alive, alive_log, finished, cache = search
     examples, beam, _ = alive.shape
@@ -119,7 +132,10 @@ def _extended(step: Step, search: _Search, end: int, penalty: float) -> _Search:
     tokens = lax.dynamic_update_slice_in_dim(tokens, token[..., None].astype(jnp.int32), position + 1, 2)
 
     ends = token == end
-    ended = jnp.where(ends & (logs > _NEVER / 2), logs / length_penalty(position + 1, penalty), _NEVER)
+    scores = logs / length_penalty(position + 1, penalty)
+    if bonus is not None:
+        scores += jnp.take_along_axis(bonus(cache).reshape(examples, beam), parent, 1)
+    ended = jnp.where(ends & (logs > _NEVER / 2), scores, _NEVER)
     finished = _best(beam, finished, Beams(tokens[:, :, 1:], ended))
     alive_log, kept = lax.top_k(jnp.where(ends, _NEVER, logs), beam)
     alive = jnp.take_along_axis(tokens, kept[..., None], 1)
