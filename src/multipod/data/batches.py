@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from multipod.data.mixing import Mixing, mixing_of, partners
 from multipod.data.order import generator
 from multipod.data.reading import InputOptions, Tuner
 from multipod.data.source import Fused, HostBatch, Ordered, Sized, Source, training_batch
@@ -64,8 +65,30 @@ class TrainBatches:
         own, numbers = self.rows[first:stop], self.numbers(position)
         rows = np.minimum(own, self.batch - 1)  # padding repeats the last example
         source = self.source.sized_for(numbers) if isinstance(self.source, Sized) else self.source
-        batch = training_batch(source, numbers[rows], rows, rng, out)
+        mixing = mixing_of(source)
+        if mixing is None:
+            batch = training_batch(source, numbers[rows], rows, rng, out)
+        else:
+            batch = self._mixed(mixing, source, position, rows, rng, out)
         return batch | {"mask": own < self.batch} if self.padded else batch
+
+    def _mixed(
+        self,
+        mixing: Mixing,
+        source: Source,
+        position: int,
+        rows: np.ndarray,
+        rng: np.random.Generator,
+        out: HostBatch | None,
+    ) -> HostBatch:
+        """Rows of a batch, mixed with their partners, which are read too where they are not among them."""
+        every = np.union1d(rows, partners(rows, self.batch))
+        alike = np.array_equal(every, rows)
+        batch = training_batch(source, self.numbers(position)[every], every, rng, out if alike else None)
+        shared = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 1, position]))
+        mix = mixing.draw(shared, *batch["image"].shape[1:3])
+        batch = mix.apply(batch, np.searchsorted(every, partners(every, self.batch)))
+        return batch if alike else {name: array[np.searchsorted(every, rows)] for name, array in batch.items()}
 
     def start(self, position: int, reading: InputOptions | None = None) -> "Prefetcher":
         """The batches from `position` on, made ahead by threads or processes as `reading` says."""

@@ -101,11 +101,17 @@ class Classification:
     def __call__(self, outputs: jax.Array, batch: Batch) -> Values:
         """`loss` (float32), `accuracy` and `top_K_accuracy` (bool) of each example, from logits [examples, classes].
 
+        Of mixed images (`multipod.data.mixing`) the loss is that of both labels by their shares, and accuracies are of
+        `label`.
+
         A label outside the classes counts as wrong, and its loss means nothing: `metrics.labels.check_labels` finds
         it on the host. A check here, one `select`, would change how XLA rounds the whole step.
         """
         logits, labels = outputs.astype(jnp.float32), batch["label"]
         targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), self.label_smoothing)
+        if "mixed_label" in batch:
+            share, others = batch["mixed_share"][:, None], jax.nn.one_hot(batch["mixed_label"], logits.shape[-1])
+            targets = (1 - share) * targets + share * optax.smooth_labels(others, self.label_smoothing)
         values = {"loss": optax.softmax_cross_entropy(logits, targets), "accuracy": logits.argmax(-1) == labels}
         return values | {f"top_{k}_accuracy": among_top(k, logits, labels) for k in self.top}
 

@@ -11,6 +11,7 @@ from multipod.data.files.records import Records
 from multipod.data.images.augment import Name, policy
 from multipod.data.images.crop import RandomCrop
 from multipod.data.images.source import ImageFields, Images
+from multipod.data.mixing import Mixing, unmixed
 from multipod.data.order import FilesThenBuffer, Order, OwnShares
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
@@ -44,6 +45,7 @@ class ImageFiles:
       shuffle_buffer: examples in that buffer.
       own_shares: 0: any row of a batch may read any example. Otherwise the data and the rows are cut into so many
         shares, and each reads its own (`multipod.data.order.OwnShares`): for decoded caches on many hosts.
+      mixing: mixup and CutMix of training images; None: neither.
     """
 
     train_files: str = ""
@@ -64,6 +66,7 @@ class ImageFiles:
     shuffle_files: int = 0
     shuffle_buffer: int = 16384
     own_shares: int = 0
+    mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
         if self.shuffle_files and self.own_shares:
@@ -83,6 +86,7 @@ class ImageFiles:
             "train_files",
             random=RandomCrop(self.area, self.ratio, self.flip),
             policy=policy(self.augment, self.operations, self.magnitude),
+            mixing=self.mixing,
             order=order,
         )
 
@@ -93,7 +97,8 @@ class ImageFiles:
     def example(self) -> HostBatch:
         """One example, of zeros: its shapes and types, without any file."""
         image = np.zeros((1, self.pixels, self.pixels, 3), np.uint8)
-        return {"image": image, "label": np.zeros(1, np.int32)}
+        example: HostBatch = {"image": image, "label": np.zeros(1, np.int32)}
+        return example if self.mixing is None else unmixed(example)
 
     def _images(self, part: str, **how: object) -> Images:
         where = getattr(self, part)

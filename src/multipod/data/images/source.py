@@ -14,6 +14,7 @@ from multipod.data.images.augment import Policy
 from multipod.data.images.cache import Cache, DiskCache, MemoryCache
 from multipod.data.images.crop import DRAWS, RandomCrop, View, middle_square
 from multipod.data.images.decode import decode, is_jpeg
+from multipod.data.mixing import Mixing
 from multipod.data.order import Order, draw_for_rows, epoch_of
 from multipod.data.reading import ReadStatistics
 from multipod.data.source import HostBatch, fingerprint, space
@@ -66,6 +67,7 @@ class Images:
     random: RandomCrop | None = None
     middle_share: float = 0.875
     policy: Policy | None = None
+    mixing: Mixing | None = None
     whole: bool = False
     order: Order | None = None
     statistics: ReadStatistics = field(default_factory=ReadStatistics)
