@@ -39,6 +39,7 @@ EXAMPLES = {
     "sparse": {"sparse": True},
     "bad updates": {"bad_updates": "skip"},
     "warmup": {"late_warmup": 2},
+    "layer decay": {"layer_decay": 0.8},
     "ema": {"ema": True},
     "batch norm": {"batch_norm": True},
     "survive": {"survives": True},

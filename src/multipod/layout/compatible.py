@@ -24,6 +24,7 @@ class LayoutUse:
       sparse: of the optimizer, updates of touched rows alone.
       bad_updates: what is done about updates with bad numbers; "" if nothing is.
       late_warmup: updates for which an asynchronous pipeline is synchronous at first.
+      layer_decay: of the optimizer, rates that fall from layer to layer.
       ema: whether the weights are averaged.
       batch_norm: whether the model has statistics of the batch.
       survives: whether the run goes on without lost processes (`launch --survive`).
@@ -40,6 +41,7 @@ class LayoutUse:
     sparse: bool = False
     bad_updates: str = ""
     late_warmup: int = 0
+    layer_decay: float | None = None
     ema: bool = False
     batch_norm: bool = False
     survives: bool = False
@@ -123,6 +125,9 @@ FEATURES: dict[str, Feature] = {
     "sparse": Feature("updates of touched rows (`sparse`)", _of_run("sparse", "optimizer.sparse", False)),
     "bad updates": Feature("a bad-update policy (`bad_updates`)", _of_run("bad_updates", "bad_updates.action", "")),
     "warmup": Feature("PipeMare's synchronous start", _of_run("late_warmup", "pipemare.warmup", 0)),
+    "layer decay": Feature(
+        "rates that fall by layer (`layer_decay`)", _of_run("layer_decay", "optimizer.layer_decay", None)
+    ),
     "ema": Feature("moving average of the weights (`ema`)", _of_run("ema", "ema", False)),
     "batch norm": Feature("batch norm", _of_run("batch_norm", "batch norm", False)),
     "survive": Feature("survival in the process (`--survive`)", lambda c: "--survive" if c.survives else ""),
@@ -234,6 +239,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         ("adasum", "zero1", "fsdp", "accumulate"), ("sparse",),
         "that needs gradients of whole tables",
         "Set one or the other.",
+    ),
+    Conflict(
+        ("pipeline",), ("layer decay",),
+        "a stage cannot tell how many layers are above its own",
+        "Leave optimizer.layer_decay out, or split the model by layout.model.",
     ),
     Conflict(
         ("pipeline", "local state", "sparse"), ("ema",),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import optax
 
+from multipod.optim.layer_decay import scale_by_layer
 from multipod.optim.numbers import not_negative, refuse
 from multipod.optim.rates import Rate
 from multipod.optim.tensors import TensorRules
@@ -127,6 +128,8 @@ class RegularizedOptimizer(Optimizer):
       clip: largest global norm of the gradient; 0 is no limit.
       clip_before_sum: each device clips the gradient of its own mean loss, before they are averaged.
       rules: which tensors are adapted and decayed, and which are stacks of layers.
+      layer_decay: each layer below the head has the rate of the one above times this (`multipod.optim.layer_decay`);
+        None: all have the same.
     """
 
     aliases: ClassVar[Mapping[str, str]] = RATE_ALIASES | {"skip": "rules.skip", "stacked": "rules.stacked"}
@@ -137,6 +140,7 @@ class RegularizedOptimizer(Optimizer):
     clip: float = 0.0
     clip_before_sum: bool = False
     rules: TensorRules = field(default_factory=TensorRules)
+    layer_decay: float | None = None
 
     def __post_init__(self) -> None:
         refuse(self._wrong())
@@ -144,7 +148,14 @@ class RegularizedOptimizer(Optimizer):
     def _wrong(self) -> list[str]:
         """What is wrong with the fields."""
         idle = self.clip_before_sum and not self.clip
+        lowers = self.layer_decay is None or 0 < self.layer_decay <= 1
+        stacks = self.layer_decay is not None and self.rules.stacked
         return [
+            *([] if lowers else [f"optimizer.layer_decay={self.layer_decay} must be above 0 and at most 1"]),
+            *(
+                ["optimizer.layer_decay needs a tensor for each layer, and optimizer.stacked has many in one"]
+                * bool(stacks)
+            ),
             *not_negative(weight_decay=self.weight_decay, clip=self.clip),
             *(["optimizer.clip_before_sum=true limits nothing without optimizer.clip"] if idle else []),
         ]
@@ -160,6 +171,8 @@ class RegularizedOptimizer(Optimizer):
     def build(self, updates: int) -> optax.GradientTransformation:
         """Returns the Optax transformation for a run of `updates`, for gradients that have been summed."""
         parts = [self.step(self.schedule(updates))]
+        if self.layer_decay is not None:
+            parts.append(scale_by_layer(self.layer_decay))
         if self.clip and not self.clip_before_sum:
             parts.insert(0, optax.clip_by_global_norm(self.clip))
         if self.weight_decay and self.weight_decay_in != "optimizer":

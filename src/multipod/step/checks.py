@@ -26,6 +26,7 @@ def layout_use(recipe: Recipe) -> LayoutUse:
         sparse=getattr(optimizer, "sparse", False),
         bad_updates=recipe.bad_updates.action if recipe.bad_updates.needs_gradients else "",
         late_warmup=recipe.pipemare.warmup,
+        layer_decay=getattr(optimizer, "layer_decay", None),
         ema=recipe.ema is not None,
     )
 
