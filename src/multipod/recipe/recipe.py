@@ -13,6 +13,7 @@ from multipod.optim.ema import Ema
 from multipod.optim.optimizer import Builds
 from multipod.optim.pipemare import PipeMare
 from multipod.recipe.bad_updates import BadUpdateRules
+from multipod.recipe.target import read_target
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Recipe:
       preset: a name in `multipod.optim.presets.PRESETS`, where `optimizer` and `updates` are what it has for `batch`: a
         change of the batch changes them (`multipod.recipe.scaling`). None: they do not depend on each other.
       ema: the moving average of the weights that is judged in their place; None: the weights are.
+      target: an evaluation that reaches it ends the run: `accuracy >= 0.759`, `perplexity <= 20`, or several joined by
+        `and`, of any values that its evaluations have. Empty: it ends after `updates`.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"trouble": "bad_updates"}
@@ -62,6 +65,7 @@ class Recipe:
     bad_updates: BadUpdateRules = field(default_factory=BadUpdateRules)
     preset: str | None = None
     ema: Ema | None = None
+    target: str = ""
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}
@@ -69,3 +73,8 @@ class Recipe:
         wrong = [f"{name}={getattr(self, name)} (at least {n})" for name, n in least.items() if getattr(self, name) < n]
         if wrong:
             raise RecipeError(f"recipe {self.name}: {', '.join(wrong)}. Change it in the recipe or with --set.")
+        if read_target(self.target) and not self.evaluate_every:
+            raise RecipeError(
+                f"recipe {self.name}: target={self.target!r}, and evaluate_every=0: nothing would look before the end. "
+                "Give evaluate_every the updates between two evaluations."
+            )

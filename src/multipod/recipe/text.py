@@ -63,7 +63,7 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
     before, after = (flat_fields(text) for text in (old, new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
     moved = ("layout.failed", "layout.report_orthogonality") if combines and learning else WHERE
-    free = (*DATA_PLACES, *BAD_UPDATES, *moved)
+    free = (*DATA_PLACES, *BAD_UPDATES, *moved, "target")
     return [
         f"{name}: {before.get(name, 'absent')}, now {after.get(name, 'absent')}"
         for name in dict.fromkeys([*before, *after])

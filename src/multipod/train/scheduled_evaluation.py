@@ -2,6 +2,7 @@
 
 from multipod.data.source import Source
 from multipod.metrics.objective import ends_run
+from multipod.recipe.target import is_reached
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.bad_numbers.poisoned import means_of_update
@@ -16,7 +17,7 @@ class ScheduledEvaluation:
 
     Attributes:
       last: the newest evaluation that is done.
-      reached: it reached what the objective asks for, and the run may end.
+      reached: it reached what the recipe's target or its objective asks for, and the run ends.
     """
 
     def __init__(self, program: Program, context: RunContext, test: Source, reporter: RunReporter) -> None:
@@ -57,4 +58,5 @@ class ScheduledEvaluation:
         self.reporter.report_skipped(self.test, update)
         self.reporter.notify(event)
         self.last = event
-        self.reached = ends_run(self.program.recipe.objective, event.values)
+        recipe = self.program.recipe
+        self.reached = ends_run(recipe.objective, event.values) or is_reached(recipe.target, event.values)
