@@ -100,7 +100,7 @@ def reference(past: list[Any], decays: list[float]) -> Any:
 
 
 def test_the_rules_are_those_of_tensorflow() -> None:
-    """https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage, `num_updates`."""
+    """https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage, num_updates."""
     decays = jax.vmap(Ema(0.9999).decay_at)(jnp.array([1, 2, 10, 100, 89_990, 1_000_000]))
     np.testing.assert_allclose(decays[:4], [2 / 11, 3 / 12, 11 / 20, 101 / 110], rtol=1e-6)
     assert float(decays[4]) < 0.9999 == pytest.approx(float(decays[5]), abs=1e-7)

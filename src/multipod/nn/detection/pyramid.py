@@ -12,7 +12,7 @@ from multipod.nn.images.convolution import convolution
 from multipod.nn.logical_axes import with_logical_constraint
 
 HE_UNIFORM = nnx.initializers.variance_scaling(1.0, "fan_in", "uniform")
-"""Uniform with variance 1 / (kh kw c_in): torchvision's choice for pyramids (`kaiming_uniform_` with a = 1)."""
+"""Uniform with variance 1 / (kh kw c_in): torchvision's choice for pyramids (Kaiming-uniform with a = 1)."""
 
 
 class BiasedConv(nnx.Module):
