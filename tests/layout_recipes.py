@@ -7,8 +7,11 @@ import numpy as np
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification, TokenClassification
+from multipod.metrics.sparse import SparseTokens
 from multipod.models.resnet import SmallResNet
+from multipod.models.st_moe import small_st_moe
 from multipod.models.transformer import small_transformer
+from multipod.nn.experts.routing import Routing
 from multipod.optim.lamb import Lamb
 from multipod.optim.rates import Cosine, WarmUp
 from multipod.optim.sgd import Sgd
@@ -50,6 +53,14 @@ def words(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (
     objective = TokenClassification(label_smoothing=0.1)
     recipe = Recipe("words", model, Tokens(), objective, Lamb(WarmUp(Cosine(0.01), 0.1)), 16, 10, layout=layout)
     return replace(recipe, evaluation_batch=32, **changes)
+
+
+def moe() -> Recipe:
+    """Layers of four experts in encoder and decoder."""
+    model = small_st_moe(
+        VOCAB, features=16, hidden=32, heads=4, kv=8, layers=1, every=1, group_rows=1, routing=Routing(4)
+    )
+    return replace(words(), name="moe", model=model, objective=SparseTokens())
 
 
 def pictures(layout: Layout = Layout((1, 1)), height: int = 10, width: int = 6, **changes) -> Recipe:  # noqa: B008

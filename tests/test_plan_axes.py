@@ -16,10 +16,7 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.layout.sync import Sync
-from multipod.metrics.sparse import SparseTokens
 from multipod.models.mlp import Mlp
-from multipod.models.st_moe import small_st_moe
-from multipod.nn.experts.routing import Routing
 from multipod.pipelines.build import PIPELINES
 from multipod.pipelines.check import check
 from multipod.plan import search as search_module
@@ -49,11 +46,6 @@ from multipod.step.staged.program import StagedProgram
 
 QUICK = {"xla_backend_optimization_level": 0}
 POD = find("tpu-v3-pod:2x2")
-
-
-def moe():
-    model = small_st_moe(64, features=16, hidden=32, heads=4, kv=8, layers=1, every=1, group_rows=1, routing=Routing(4))
-    return replace(layout_recipes.words(), name="moe", model=model, objective=SparseTokens())
 
 
 def pipelined(**changes):
@@ -127,7 +119,7 @@ def test_a_pipeline_against_xlas_program():
 
 
 def test_experts_send_what_xlas_program_sends():
-    recipe = moe()
+    recipe = layout_recipes.moe()
     assert expert_splits(recipe) == (ModelSplit(expert=2), ModelSplit(expert=4))
     workload = workload_of(recipe)
     sent = sum(one.nbytes * one.count for one in workload.build(16, ModelSplit(expert=4), 1).messages)
@@ -150,10 +142,13 @@ def test_experts_send_what_xlas_program_sends():
 @pytest.mark.parametrize("place", ["row", "table"])
 def test_split_tables_send_what_xlas_program_sends(place):
     recipe = override(load("dlrm-small"), ["model.tt_rows=0", f"model.tables.place={place}", "batch=64"])
-    priced = Counter((m.pattern, m.nbytes) for m in workload_of(recipe).build(64, ModelSplit(expert=4), 1).messages)
+    workload, split = workload_of(recipe), ModelSplit(expert=4)
+    priced = Counter((m.pattern, m.nbytes) for m in workload.build(64, split, 1).messages)
     laid = replace(recipe, layout=Layout((1, 1), split=ModelSplit(expert=4)))
     program = program_of(laid, make_mesh(laid.layout))
     sent = Counter((one.kind, one.nbytes) for one in facts_of(program.lowered.compile(QUICK)).collectives)
+    shapes = jax.tree.leaves(program.shapes.params)  # whole tables have the room of the largest in each part
+    assert workload.held(split) == sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in shapes)
     assert len(priced) == (3 if place == "row" else 2)  # ids; vectors there, and their gradients back
     assert priced <= sent
     # All else is the gradient sum of what is whole on every device, and the sums of values.
@@ -199,11 +194,13 @@ def test_layouts_of_a_plan_are_layouts_of_a_run():
     """What a saved plan changes in the recipe makes a program; nothing is compiled."""
     for recipe, layout in (
         (layout_recipes.words(), Layout(pipeline=PipelineSplit(2, "gpipe", 4))),
-        (moe(), Layout(split=ModelSplit(expert=4), sync=Sync(sharding="zero1"))),
+        (layout_recipes.moe(), Layout(split=ModelSplit(expert=4), sync=Sync(sharding="zero1"))),
+        (layout_recipes.moe(), Layout(split=ModelSplit(expert=2, model=2), sync=Sync("ring", "fsdp"))),
+        (layout_recipes.pictures(), Layout(split=ModelSplit(spatial=(2, 2)), sync=Sync("ring", "zero1"))),
         (layout_recipes.words(), Layout(sync=Sync("ring", "fsdp", "bfloat16", "bfloat16", 1_000_000))),
     ):
         machine = here(8, 2)
-        predict_step(workload_of(recipe), layout, 64, machine)
+        predict_step(replace(workload_of(recipe), build=lambda *_: Work(())), layout, 64, machine)
         plan = SavedPlan("x", "here:8", on_machine(layout, machine), 64, {})
         changed = override(recipe, plan.changes())
         assert changed.layout == plan.layout
@@ -312,7 +309,7 @@ def test_a_second_plan_traces_nothing(tmp_path, monkeypatch):
 
 
 def test_fully_sharded_weights_are_kept_in_shares_and_gathered_twice():
-    """Memory against XLA's program; on the wire 3/2 of an all-reduce, of the types that travel."""
+    """Memory against XLA's program; on the wire half an all-reduce of gradients and two of weights, of their types."""
     recipe = layout_recipes.words()
     whole, sharded = (Layout((1, 4), sync=Sync("xla", sharding)) for sharding in ("none", "fsdp"))
     workload, machine = workload_of(recipe), here(4, 2)
@@ -335,7 +332,7 @@ def test_fully_sharded_weights_are_kept_in_shares_and_gathered_twice():
         predict_step(bert, layout_of(text), 512, pod).gradient_sum_s
         for text in ("sum=torus-2d", "sum=torus-2d,fsdp", "sum=torus-2d,fsdp,gather=bfloat16,wire=bfloat16")
     )
-    assert gathered == pytest.approx(3 / 2 * plain)
+    assert gathered == pytest.approx(plain / 2 * (1 + 2 * 4 / bert.wire_bytes))
     assert half == pytest.approx(3 / 2 * plain * 2 / bert.wire_bytes)
 
 

@@ -17,6 +17,7 @@ from multipod.plan.tables.choices import choices
 from multipod.plan.tables.layers import Conv, Image
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import SHARDED, split_by
+from multipod.topology.topology import Topology
 
 
 @pytest.mark.parametrize("machine", ["tpu-v3-pod:8x8", "tpu-v3-pod:32x8", "tpu-v4-cube"])
@@ -103,6 +104,27 @@ def test_a_split_image_is_joined_with_its_halo():
     assert not [op for op in Conv("c", 40, 40, 128, 128, 1).work(at).ops if op.name == "join halo"]
 
 
+@pytest.mark.parametrize(("rows", "columns", "sent"), [(4, 1, 163_840), (1, 4, 163_840), (2, 2, 217_088)])
+def test_halos_are_those_of_xlas_program(rows, columns, sent):
+    """Bytes of a device's permutes, forward and backward, of XLA's program for TPU v3 (libtpu 0.0.52, 4 images)."""
+    work = Conv("c", 40, 40, 128, 128).work(Image(4, rows, across=columns))
+    assert sum(message.count * message.nbytes for message in work.messages) == sent
+    assert [op.flops for op in work.ops if op.kind == "convolution"] == [2 * 40 * 40 * 128 * 128 * 9] * 3
+
+
+@pytest.mark.parametrize("collective", ["ring", "bidirectional-ring"])
+def test_what_the_engine_refuses_has_no_price(collective, tmp_path):
+    """By the same function; the reason is remembered as costs are."""
+    network.remember(tmp_path / "costs.json")
+    try:
+        for _ in range(2):
+            with pytest.raises(ScheduleError, match=r"16,382 steps wait for each other, the most are 4,096"):
+                network.cost(Topology((32, 256)), collective)
+        assert "16,382 steps" in (tmp_path / "costs.json").read_text()
+    finally:
+        network.remember(None)
+
+
 @pytest.mark.parametrize(
     ("model", "machine", "batch", "better", "worse"),
     [
@@ -136,12 +158,16 @@ def test_products_of_axes_are_searched(monkeypatch):
     sizes = [step.layout.split.sizes for step in found.predictions]
     assert {"spatial": 2, "model": 8} in sizes
     assert {"spatial": 4, "model": 4} in sizes
+    assert {"spatial": 2, "width": 2, "model": 4} in sizes
     assert max(step.layout.replica_devices for step in found.predictions) == 16
     assert {step.layout.sync.sharding for step in found.predictions} == {"none", "zero1", "fsdp"}
     assert {step.layout.sync.bucket_bytes for step in found.predictions} == {0, 4 << 20, 25 << 20}
     assert not any("in one replica" in words for words in found.left_out)
     staged = search(MODELS["bert"], find("tpu-v3-pod:4x4"), 512)
     assert any(step.layout.replica_sizes == {"stage": 4, "model": 4} for step in staged.predictions)
+    images = replace(MODELS["bert"], axes=("model", "spatial"))
+    refused = list(search_module._unsearched(images, ("",), 16))
+    assert "spatial x stage, which exclude each other in a run" in refused
     assert len({(step.layout, step.dtype) for step in staged.predictions}) == len(staged.predictions)
 
 

@@ -16,6 +16,7 @@ from multipod.layout.mesh import abstract_mesh
 from multipod.layout.sync import Sync
 from multipod.plan import pinned
 from multipod.plan.machine import find
+from multipod.plan.network import group_s
 from multipod.plan.pinned import candidate_of, differing, plan_of
 from multipod.plan.predict import predict_step
 from multipod.plan.saved import read_plan, write_plan
@@ -119,6 +120,23 @@ def test_batch_norms_sums_are_those_of_the_program():
     assert sum(one.count for one in moments) == workload.norm_group_messages > 0
     gathered = sum(one.nbytes * one.count for one in moments)  # of both devices
     assert gathered / 2 == workload.norm_bytes * workload.norm_group_messages
+
+
+def test_moving_moments_of_tiles_are_priced():
+    """Where batch norm spans a tile, pooled moments of each layer go over all devices once more."""
+    recipe = override(load("digits"), ["model.blocks=1", "model.batch_norm_tile=1x2"])
+    workload, layout = workload_of(recipe), Layout((1, 4))
+    program = program_of(replace(recipe, batch=4, layout=layout), abstract_mesh(layout))
+    sent = jaxpr.trace(jax.make_jaxpr(program.update)(program.shapes, *_arguments(program))).sent
+    sums, layers = workload.norm_group_messages, workload.norm_group_messages / 2
+    assert sum(one.count for one in sent if one.pattern == "all-gather") == sums + layers
+    tile, mesh = (dict(predict_step(workload, Layout(), 128, POD, group).parts) for group in (2, POD.devices))
+    one_s = group_s(POD, "all-reduce", workload.norm_bytes, POD.devices)
+    assert tile["moving moments"] == pytest.approx(layers * one_s)
+    assert "moving moments" not in mesh
+    each_s = group_s(POD, "all-gather", workload.norm_bytes * POD.devices, POD.devices)
+    kept = predict_step(replace(workload, norm_moving="kept"), Layout(), 128, POD, 2)
+    assert dict(kept.parts)["moving moments"] == pytest.approx(layers * each_s)
 
 
 def test_what_differs_from_the_plan_is_refused_all_at_once(tmp_path):

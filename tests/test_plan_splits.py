@@ -9,8 +9,8 @@ import layout_recipes
 import pytest
 
 from multipod.errors import LayoutError, PlanError
-from multipod.layout.compiled import facts_of
-from multipod.layout.hlo import Product, Text
+from multipod.layout.compiled import CompiledFacts, Memory, facts_of
+from multipod.layout.hlo import Collective, Product, Text
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit, PipelineSplit
@@ -20,6 +20,7 @@ from multipod.plan.placing import on_machine
 from multipod.plan.predict import predict_step
 from multipod.plan.saved import SavedPlan
 from multipod.plan.tables.published import split_by
+from multipod.plan.traced import splits as splits_module
 from multipod.plan.traced.program import workload_of
 from multipod.plan.traced.splits import Splits, filled
 from multipod.recipe.override import override
@@ -34,11 +35,8 @@ def splits():
 
 def test_a_model_is_split_as_far_as_its_dims_allow(splits):
     assert splits.able == (ModelSplit(model=2), ModelSplit(model=4))  # four heads
-    assert Splits(layout_recipes.pictures()).able == (
-        ModelSplit(spatial=(2,)),
-        ModelSplit(spatial=(4,)),
-        ModelSplit(spatial=(8,)),
-    )
+    images = (2,), (4,), (8,), (2, 2), (2, 4), (4, 2)
+    assert Splits(layout_recipes.pictures()).able == tuple(ModelSplit(spatial=one) for one in images)
 
 
 def test_memory_and_messages_are_those_of_xla(splits):
@@ -51,6 +49,49 @@ def test_memory_and_messages_are_those_of_xla(splits):
     (sums,) = (message for message in workload.build(24, split, 1).messages if message.pattern == "all-reduce")
     sent = sum(one.nbytes * one.times for one in expected.collectives if one.kind == "all-reduce" and one.peers > 1)
     assert sums.nbytes * sums.count == pytest.approx(sent, rel=0.05)
+
+
+RECORDED = (
+    ("all-reduce", ("model",), 12288, 4),
+    ("all-reduce", ("model",), 6144, 7),
+    ("all-reduce", ("expert",), 24, 1),
+    ("all-gather", ("model",), 768, 2),
+    ("all-to-all", ("expert",), 8192, 8),
+    ("reduce-scatter", ("expert",), 24128, 1),
+    ("all-gather", ("expert",), 24128, 1),
+)
+"""Most of what XLA's program of `moe` sends for 16 examples split by model=2 and expert=2 (jax 0.10.2): (kind, axes,
+bytes, times). Compiling it takes 18 s."""
+GROUPS = {("model",): ((0, 2), (1, 3)), ("expert",): ((0, 1), (2, 3))}
+
+
+def test_experts_that_model_splits_too(monkeypatch):
+    """Tokens travel as in the trace and in XLA's program, the rest as in the program, but for sums of gradients."""
+    split, alone = ModelSplit(model=2, expert=2), ModelSplit(expert=2)
+    sent = tuple(Collective(kind, n, ("f32",), GROUPS[axes], times) for kind, axes, n, times in RECORDED)
+    memory = Memory(111580, 111436, 110040, 558376, 0)
+    facts = {
+        alone: CompiledFacts(2, 12188690.0, 10289376.0, None, memory, ()),
+        split: CompiledFacts(4, 6534315.0, 6830696.0, None, memory, sent),
+    }
+    monkeypatch.setattr(splits_module, "_facts", lambda recipe, one, count, cache, told: facts[one])
+    workload = workload_of(layout_recipes.moe(), Splits(layout_recipes.moe(), experts=(2, 4)))
+    assert set(workload.splits) == {
+        *(ModelSplit(model=m) for m in (2, 4)),
+        *(ModelSplit(expert=e) for e in (2, 4)),
+        *(ModelSplit(model=m, expert=e) for m, e in ((2, 2), (2, 4), (4, 2))),
+    }
+    whole, part = (workload.build(16, one, 1) for one in (alone, split))
+    assert part.flops == pytest.approx(whole.flops * 6534315 / 12188690)
+    tokens = [message for message in part.messages if message.name == "experts"]
+    assert tokens == list(whole.messages)
+    assert {(m.pattern, m.nbytes) for m in tokens if m.nbytes > 1024} == {("all-to-all", 8192)}
+    assert sum(m.count for m in tokens if m.nbytes > 1024) == 8
+    told = {m.pattern: m.nbytes * m.count for m in part.messages if m not in tokens}
+    assert told == pytest.approx({"all-reduce": 4 * 12288 + 7 * 6144, "all-gather": 2 * 768})
+    laid = replace(layout_recipes.moe(), layout=Layout((1, 1), split=split))
+    shapes = jax.tree.leaves(program_of(laid, make_mesh(laid.layout)).shapes.params)
+    assert workload.held(split) == sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in shapes)
 
 
 def test_stages_that_model_splits(splits):

@@ -11,7 +11,11 @@ from multipod.collectives.build import build
 from multipod.layout import compiled
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh, mesh_on, topology_of
-from multipod.layout.wiring import closed_dims
+from multipod.layout.split import ModelSplit
+from multipod.layout.wiring import PODS, closed_dims, link_figures
+from multipod.plan.machine import find
+from multipod.topology.chips import CHIPS
+from multipod.topology.topology import BYTES_PER_S, LATENCY_S
 
 needs_libtpu = pytest.mark.skipif(not compiled.has_libtpu(), reason="needs the extra tpu")
 
@@ -68,6 +72,19 @@ def test_devices_without_places_leave_the_mesh_open():
     assert closed_dims(np.array(jax.devices()).reshape(2, 4)) == (False, False)
 
 
+def test_links_are_as_fast_as_those_of_the_machine():
+    """Schedules that are cut by what a link carries, `tree-packing`, are cut for the machine that the planner has."""
+    layout = Layout(mesh=(2, 4))
+    plain = topology_of(layout, make_mesh(layout))
+    assert (plain.latency_s, plain.bytes_per_s) == ((LATENCY_S,) * 2, (BYTES_PER_S,) * 2)
+    assert link_figures("NVIDIA H100") == (LATENCY_S, BYTES_PER_S)
+    for kind, machine in PODS.items():
+        planned = find(machine).topology
+        assert link_figures(kind) == (float(planned.latency_s[0]), float(planned.bytes_per_s[0]))
+    chip = CHIPS["tpu-v3"]
+    assert link_figures("TPU v3") == (chip.link_latency_s, chip.link_bytes_per_s) != (LATENCY_S, BYTES_PER_S)
+
+
 @needs_libtpu
 def test_the_mesh_of_an_absent_pod_is_wired_as_the_planner_has_it():
     runtime.absent_tpus()
@@ -76,4 +93,8 @@ def test_the_mesh_of_an_absent_pod_is_wired_as_the_planner_has_it():
     topology = topology_of(layout, mesh_on(layout, devices))
     assert topology.wrap == (True, True)
     assert build("torus-2d", topology).pieces == 2 * 32 * 64  # both ways round
+    chip, split = CHIPS["tpu-v3"], Layout(mesh=(32, 32), split=ModelSplit(model=2))
+    assert topology.bytes_per_s == (chip.link_bytes_per_s,) * 2
+    along = topology_of(split, mesh_on(split, devices))  # replicas of two devices in a row share the links of both
+    assert along.bytes_per_s == (chip.link_bytes_per_s, chip.link_bytes_per_s / 2)
     assert topology_of(Layout(mesh=(16, 64)), mesh_on(Layout(mesh=(16, 64)), devices[:16])).wrap[0] is False

@@ -147,6 +147,8 @@ def explain(console: "Console", step: "Prediction", number: int, spelled: str) -
     kept |= {"kept for the backward pass": memory.activations, "batch": memory.batch}
     told = [f"{name} {bytes_text(round(n))}" for name, n in kept.items() if n >= 1]
     console.print("memory: " + ", ".join(told), highlight=False)
+    if step.sum_sent:
+        console.print(f"gradient sum: each chip sends {bytes_text(round(step.sum_sent))}", highlight=False)
     console.print(f"--layout {spelled}", soft_wrap=True, highlight=False)
     console.print(f"{step.flops / 1e12:,.2f} TFLOP a step, {step.utilisation:.1%} of the peak")
 

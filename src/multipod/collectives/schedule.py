@@ -180,6 +180,11 @@ class Schedule:
             return self.bounds * count // self.denominator
         return np.array([int(bound) * count // self.denominator for bound in self.bounds], np.int64)
 
+    def sent(self, count: int) -> int:
+        """Elements of all messages of all chips together, for a vector of `count` elements."""
+        places = self.elements(count)
+        return sum(int((places[step.stop] - places[step.first]).sum()) for step in self.steps)
+
 
 def even_bounds(pieces: int) -> np.ndarray:
     """The bounds of `pieces` equal pieces, over the denominator `pieces`."""

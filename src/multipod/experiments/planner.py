@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from multipod.experiments import planner_dlrm
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
@@ -80,6 +81,7 @@ def run(report: Callable[[str], None]) -> Outcome:
             _unseen(held_out),
             _predictions(runs, brackets),
             _choices(machine),
+            planner_dlrm.section(machine),
             _effects(evidence),
             _mask(machine, beside),
         ),

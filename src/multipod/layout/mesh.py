@@ -14,7 +14,7 @@ from multipod.layout.axes import BATCH_AXES, DATA_AXES
 from multipod.layout.islands import device_grid
 from multipod.layout.layout import Layout, default_shape
 from multipod.layout.rules import Axes
-from multipod.layout.wiring import closed_dims
+from multipod.layout.wiring import closed_dims, link_figures
 from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
 
 
@@ -88,26 +88,30 @@ def topology_of(layout: Layout, mesh: Mesh | AbstractMesh) -> Topology:
     What is summed over the data axes is summed between devices at the same place of their replicas. Where a replica
     is k devices long, a message to the next such device crosses k links, and k of these sums share each link: so here a
     link has k times the latency and a k-th of the bandwidth (arXiv:2011.03641, gradient sums that skip peers).
-    Rows and columns are closed where the devices' places on their machine say so (`closed_dims`), and else open.
+    Rows and columns are closed where the devices' places on their machine say so (`closed_dims`), and else open. Links
+    are those of the machine where the devices' kind is known (`link_figures`), and else plain ones.
     """
     replicas = mesh.size // layout.replica_devices
-    topology = _replicas(layout.mesh or default_shape(replicas + len(set(layout.failed))), layout)
+    shape = layout.mesh or default_shape(replicas + len(set(layout.failed)))
     if not isinstance(mesh, Mesh):
-        return topology
+        return _replicas(shape, layout)
+    topology = _replicas(shape, layout, *link_figures(mesh.devices.flat[0].device_kind))
     grid = np.full(topology.size, None)
     grid[list(topology.chips)] = mesh.devices.reshape(replicas, -1)[:, 0]
     return replace(topology, wrap=closed_dims(grid.reshape(topology.shape)))
 
 
-def _replicas(shape: Sequence[int], layout: Layout) -> Topology:
+def _replicas(
+    shape: Sequence[int], layout: Layout, latency_s: float = LATENCY_S, bytes_per_s: float = BYTES_PER_S
+) -> Topology:
     # Open: a schedule for the open mesh runs on closed rows too, without their closing links; one for closed rows would
     # cross an open mesh from end to end. `topology_of` closes what is known to be closed.
     sides = layout.replica_grid
     topology = Topology(
         tuple(shape),
         wrap=(False,) * len(shape),
-        latency_s=tuple(LATENCY_S * side for side in sides),
-        bytes_per_s=tuple(BYTES_PER_S / side for side in sides),
+        latency_s=tuple(latency_s * side for side in sides),
+        bytes_per_s=tuple(bytes_per_s / side for side in sides),
     ).without(layout.failed)
     topology.check_connected()
     return topology

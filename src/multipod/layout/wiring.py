@@ -1,4 +1,4 @@
-"""Which rows and columns of a mesh are closed into rings by links of its machine, where devices say where they sit."""
+"""The links of a mesh, where devices say what they are and where they sit: how fast, and which lines are rings."""
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from multipod.topology.machines import MACHINES
+from multipod.topology.topology import BYTES_PER_S, LATENCY_S
 
 PODS: Mapping[str, str] = {
     "TPU v2": "tpu-v2-pod",
@@ -20,6 +21,15 @@ PODS: Mapping[str, str] = {
     "TPU v6e": "tpu-v6e-pod",
 }
 """The machine whose slices hold devices of a kind. Others, CPUs and GPUs among them, do not say where they sit."""
+
+
+def link_figures(kind: str) -> tuple[float, float]:
+    """(seconds, bytes a second) of a link between chips of devices of this kind; a plain link's where nobody knows."""
+    if kind not in PODS:
+        return LATENCY_S, BYTES_PER_S
+    machine = MACHINES[PODS[kind]]
+    links = machine.build(machine.shape)
+    return float(links.latency_s[0]), float(links.bytes_per_s[0])
 
 
 def closed_dims(grid: np.ndarray) -> tuple[bool, ...]:

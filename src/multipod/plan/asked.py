@@ -92,6 +92,7 @@ def _check_places(layout: Layout, workload: Workload, machine: Machine, batch: i
     """
     replicas, placed = replicas_of(layout, batch, machine), on_machine(layout, machine)
     able = {"stage"} if workload.cut is not None else set()
+    able |= {"width"} if "spatial" in workload.axes else set()
     able |= {*workload.axes, *(axis for split in workload.splits for axis in split.sizes)}
     wrong = [
         f"{axis}={n}: {workload.name} is known split over {', '.join(sorted(able)) or 'no axis'}"

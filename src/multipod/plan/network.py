@@ -5,6 +5,7 @@ vector takes over one link, and on nothing else. So a schedule is simulated twic
 latency, and `Cost` adds the two: exact for schedules whose steps wait for each other, and for others an upper
 bound, by less than a tenth (a test holds it against the simulator). Whoever wants the exact time asks `simulated`.
 Beside that, each step of a schedule is a message of its own that is started; the engine's sum (`own_sum`) is one.
+What the engine refuses to run, as too long a program, has no price.
 """
 
 import hashlib
@@ -12,13 +13,14 @@ import json
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COPY, Collective, Schedule, even_bounds, make_step
 from multipod.errors import MultipodError, ScheduleError
+from multipod.execute.engines.rounds import build_rounds
 from multipod.plan.machine import Machine, slowest
 from multipod.simulate.simulate import CELLS, Mode, simulate
 from multipod.topology.topology import Topology
@@ -38,11 +40,13 @@ class Cost:
       hops: times a link's latency.
       vectors: times the vector's bytes over a link's bandwidth.
       rounds: messages that are started one after the other.
+      sent: what all chips send together, in vectors: of the same schedule that `vectors` is the time of.
     """
 
     hops: float
     vectors: float
     rounds: float = 1.0
+    sent: float = 0.0
 
     def seconds(self, machine: Machine, nbytes: float, bytes_per_s: float = 0.0) -> float:
         """On this machine, calibrated; `bytes_per_s` of the slowest link that is used, if not the machine's."""
@@ -105,8 +109,13 @@ def _own_on_links(topology: Topology, tile: tuple[int, ...]) -> OwnSum:
 
     turns = [loads(dims[k:] + dims[:k], 1 / len(dims)) for k in range(len(dims))]
     least = max((sum(turn[dim] for turn in turns) for dim in dims), default=0.0)
-    in_turn = sum(loads(dims, 1.0).values())
-    return OwnSum(Cost(hops, in_turn), Cost(hops, min(least, in_turn)))
+    in_turn, sent = sum(loads(dims, 1.0).values()), _sent_by_halves(math.prod(peers), topology.size)
+    return OwnSum(Cost(hops, in_turn, sent=sent), Cost(hops, min(least, in_turn), sent=sent))
+
+
+def _sent_by_halves(peers: int, chips: int) -> float:
+    """Vectors that `chips` send for a reduce-scatter and a gather between so many peers, in whatever order of dims."""
+    return 2 * (peers - 1) / peers * chips
 
 
 @lru_cache(maxsize=1024)
@@ -122,7 +131,7 @@ def _own_on_switches(topology: Topology, tile: tuple[int, ...]) -> OwnSum:
         tree += 2 * latency * (n - 1 if dim == len(shape) - 1 else math.ceil(math.log2(n)) if n > 1 else 0)
         load = max(load, 2 * (n - 1) / n / ports / float(topology.bytes_per_s[dim]))
         groups *= n
-    cost = Cost(min(ring, tree), load)
+    cost = Cost(min(ring, tree), load, sent=_sent_by_halves(math.prod(shape), topology.size))
     return OwnSum(cost, cost)
 
 
@@ -155,11 +164,24 @@ def all_reduce_s(machine: Machine, algorithm: str, nbytes: float, tile: tuple[in
     inside = on_chip_s(machine, nbytes)
     if machine.chips == 1:
         return inside
+    return max(inside, _sum_cost(machine, algorithm, nbytes, tile).seconds(machine, nbytes))
+
+
+def all_reduce_sent(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:
+    """Bytes that a chip sends to others, in the mean, in the sum that `all_reduce_s` is the time of.
+
+    Raises:
+      ScheduleError: see `all_reduce_s`.
+    """
+    if machine.network == "shared" or machine.chips == 1:
+        return 0.0
+    return _sum_cost(machine, algorithm, nbytes, tile).sent * nbytes / machine.chips
+
+
+def _sum_cost(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...]) -> Cost:
     if algorithm in ENGINES:
-        found = own_sum(machine.topology, tile).cost
-    else:
-        found = cost(machine.topology, algorithm, "all-reduce", tile)
-    return max(inside, found.seconds(machine, nbytes))
+        return own_sum(machine.topology, tile).cost
+    return cost(machine.topology, algorithm, "all-reduce", tile, nbytes)
 
 
 def on_chip_s(machine: Machine, nbytes: float) -> float:
@@ -263,15 +285,37 @@ def block(chips: int, topology: Topology) -> Topology:
     return Topology(shape, chip=topology.chip, latency_s=(latency,) * len(shape), bytes_per_s=(speed,) * len(shape))
 
 
-def cost(topology: Topology, algorithm: str, collective: Collective = "all-reduce", tile: tuple[int, ...] = ()) -> Cost:
+def cost(
+    topology: Topology,
+    algorithm: str,
+    collective: Collective = "all-reduce",
+    tile: tuple[int, ...] = (),
+    nbytes: float = 0.0,
+) -> Cost:
     """What `algorithm` costs on `topology`, with the links of its slowest dimension everywhere.
 
     Two simulations, remembered; up to some seconds for thousands of chips the first time.
 
+    nbytes: of the vector, for algorithms that cut it by its size, rounded up to a power of four of what a link carries
+      in its latency; 0 is as good as endless.
+
     Raises:
-      ScheduleError: it does not fit.
+      ScheduleError: it does not fit, or is too long a program for the devices (`build_rounds`).
     """
-    return _cost(_scaled(topology), NAMES.get(algorithm, algorithm), collective, tile)
+    name, scaled = NAMES.get(algorithm, algorithm), _scaled(topology)
+    if nbytes and name in ALGORITHMS and "nbytes" in ALGORITHMS[name].options:
+        late = max(map(float, topology.latency_s)) * slowest(topology)
+        sized = min(4.0 ** math.ceil(math.log(max(1.0, nbytes / late), 4)), ENDLESS * scaled.size) if late else 0.0
+    else:
+        sized = 0.0
+    found = _cost(scaled, name, collective, tile, sized)
+    if isinstance(found, str):
+        raise ScheduleError(found)
+    return found
+
+
+ENDLESS = 1e8
+"""Bytes for each chip that are as good as endless for links of 1 B/s and 1 s."""
 
 
 @lru_cache(maxsize=1024)
@@ -289,7 +333,8 @@ def _scaled(topology: Topology) -> Topology:
 
 
 _file: Path | None = None
-_known: dict[str, list[float]] = {}
+_known: dict[str, list[float] | str] = {}
+"""Costs by their key, and the reasons of those that there are not."""
 
 
 def remember(file: Path | None) -> None:
@@ -303,9 +348,9 @@ def remember(file: Path | None) -> None:
             _known.update(known if isinstance(known, dict) else {})
 
 
-def _written(key: str, cost: Cost) -> Cost:
+def _written(key: str, cost: Cost | str) -> Cost | str:
     if _file is not None:
-        _known[key] = [cost.hops, cost.vectors, cost.rounds]
+        _known[key] = cost if isinstance(cost, str) else list(astuple(cost))
         with suppress(OSError):
             _file.parent.mkdir(parents=True, exist_ok=True)
             part = _file.with_suffix(f".{os.getpid()}")
@@ -315,26 +360,42 @@ def _written(key: str, cost: Cost) -> Cost:
 
 
 @lru_cache(maxsize=4096)
-def _cost(topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...]) -> Cost:
-    key = f"{VERSION} {algorithm} {collective} {tile} {hashlib.sha256(repr(topology).encode()).hexdigest()[:24]}"
+def _cost(
+    topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...], nbytes: float
+) -> Cost | str:
+    key = (
+        f"{VERSION} {algorithm} {collective} {tile} {nbytes} {hashlib.sha256(repr(topology).encode()).hexdigest()[:24]}"
+    )
     if key in _known:
-        return Cost(*_known[key])
-    return _written(key, _simulated_cost(topology, algorithm, collective, tile))
+        known = _known[key]
+        return known if isinstance(known, str) else Cost(*known)
+    try:
+        return _written(key, _simulated_cost(topology, algorithm, collective, tile, nbytes))
+    except ScheduleError as error:
+        return _written(key, str(error))
 
 
-VERSION = 3
+VERSION = 4
 """Of schedules and simulator: another number forgets all costs in files."""
 
 
-def _simulated_cost(topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...]) -> Cost:
+ELEMENTS = 25_557_032
+"""Of the vector whose messages are counted: ResNet-50's gradient. Rounding to whole elements is nothing then."""
+
+
+def _simulated_cost(
+    topology: Topology, algorithm: str, collective: Collective, tile: tuple[int, ...], nbytes: float
+) -> Cost:
     options: dict[str, object] = {"tile": tile} if tile and max(tile) > 1 else {}
     if "nbytes" in ALGORITHMS[algorithm].options:
-        options["nbytes"] = 1e8 * topology.size  # of a link of 1 B/s and 1 s: as good as endless
+        options["nbytes"] = nbytes or ENDLESS * topology.size
     schedule = build(algorithm, topology, collective, **options)
+    build_rounds(schedule, ELEMENTS)  # refuses what no device would run
     mode = mode_of(schedule, topology)
     hops = simulate(schedule, topology, 0, mode).seconds
     free = replace(topology, latency_s=(0.0,) * len(topology.shape))
-    return Cost(float(hops), float(simulate(schedule, free, 1.0, mode).seconds), len(schedule.steps))
+    vectors = float(simulate(schedule, free, 1.0, mode).seconds)
+    return Cost(float(hops), vectors, len(schedule.steps), schedule.sent(ELEMENTS) / ELEMENTS)
 
 
 def simulated(machine: Machine, algorithm: str, nbytes: float, tile: tuple[int, ...] = ()) -> float:

@@ -15,12 +15,13 @@ from multipod.plan.price import Passes, at_once, in_stages, work_s
 from multipod.plan.shares import shared_elements
 from multipod.plan.sync import (
     WHOLE,
-    WIDTHS,
     SyncTimes,
     buckets_of,
     chips_of_weights,
     exposed_sync_s,
+    gather_bytes,
     sync_s,
+    sync_sent,
     wire_bytes,
 )
 from multipod.plan.work import StepMemory
@@ -65,6 +66,7 @@ class Prediction:
       messages: the names of those parts that devices tell each other in the passes.
       gradient_sum_s: the whole sum, hidden or not.
       buckets: messages of the sum that begin one after the other beside the backward pass, where machines overlap.
+      sum_sent: bytes that a chip sends to others in it.
       sum_doubt_s: how much less the step would take if its sum took the least that is known of it.
     """
 
@@ -86,6 +88,7 @@ class Prediction:
     parts: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     messages: tuple[str, ...] = ()
     gradient_sum_s: float = 0.0
+    sum_sent: float = 0.0
     sum_doubt_s: float = 0.0
     buckets: int = 1
     copies_s: float = 0.0
@@ -210,6 +213,7 @@ def predict_step(
         peak_flop_per_s=machine.flop_per_s(workload.dtype) * machine.devices,
         messages=tuple(name for name, _ in passes.messages),
         gradient_sum_s=sum(sync),
+        sum_sent=sync_sent(workload, layout, machine, passes.parameters),
         sum_doubt_s=exposed_sum_s - least_s,
         buckets=buckets,
         parts=tuple(
@@ -339,7 +343,7 @@ def memory_of(workload: Workload, passes: Passes, layout: Layout, examples: floa
     if sync.shards_update:
         shared = shared_elements(workload, layout, replicas).kept / workload.held(layout.split)
     kept = shared if sync.fsdp else 1.0
-    gathered = held * WIDTHS.get(sync.gather_dtype, WHOLE) * min(1.0, 2 / workload.layers) if sync.fsdp else 0.0
+    gathered = held * gather_bytes(layout) * min(1.0, 2 / workload.layers) if sync.fsdp else 0.0
     return StepMemory(
         parameters=held * WHOLE * kept + workload.state_bytes,
         optimizer=slots * shared,

@@ -258,11 +258,20 @@ def told_s(work: Work, machine: Machine) -> dict[str, float]:
     return found
 
 
+def _moments_s(workload: Workload, machine: Machine) -> float:
+    """What a layer of batch norm takes from all tiles: the mean of their moments, or the moments of each."""
+    if workload.norm_moving == "pooled":
+        return group_s(machine, "all-reduce", workload.norm_bytes, machine.devices)
+    return group_s(machine, "all-gather", workload.norm_bytes * machine.devices, machine.devices)
+
+
 def _messages(work: Work, workload: Workload, norm_group: int, machine: Machine) -> list[tuple[str, float]]:
     found = told_s(work, machine)
     if norm_group > 1 and workload.norm_group_messages:
         one = group_s(machine, "all-reduce", workload.norm_bytes, norm_group)
         found["norm sums"] = workload.norm_group_messages * one
+    if norm_group < machine.devices and workload.norm_group_messages and workload.norm_moving:
+        found["moving moments"] = workload.norm_group_messages / 2 * _moments_s(workload, machine)
     if workload.value_messages and machine.devices > 1:
         one = group_s(machine, "all-reduce", workload.value_bytes, machine.devices)
         found["sums of values"] = workload.value_messages * one

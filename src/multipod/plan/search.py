@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Literal
 
 from multipod.collectives.build import ALGORITHMS
 from multipod.errors import MultipodError, PlanError, TopologyError
+from multipod.layout.compatible import LayoutUse, conflicts
 from multipod.layout.layout import Layout
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
 from multipod.layout.sync import Sharding, Sync
@@ -24,6 +25,16 @@ from multipod.plan.workload import Dtype, Workload
 from multipod.topology.topology import Topology
 
 SPLITS = (1, 2, 4, 8, 16)
+
+IMAGES: tuple[tuple[int, ...], ...] = (
+    (),
+    *((n,) for n in SPLITS[1:]),
+    *((2, n) for n in SPLITS[1:4]),
+    (4, 2),
+    (4, 4),
+    (8, 2),
+)
+"""Devices that split the height of images, or height and width."""
 
 INSIDE = SPLITS[1:4]
 """Devices that split the layers of a stage."""
@@ -164,7 +175,7 @@ def _in_replicas(name: str) -> bool:
 
 def _splits(workload: Workload, most: int = LARGEST) -> Iterator[tuple[ModelSplit, int]]:
     """What is tried to split a replica: its layers, and the stages that they lie in."""
-    inside = [*_products(workload, most), *workload.splits]
+    inside = [*_products(workload, most), *(split for split in workload.splits if split.devices <= most)]
     yield from ((split, 1) for split in dict.fromkeys(inside))
     if workload.cut is None:
         return
@@ -178,10 +189,11 @@ def _splits(workload: Workload, most: int = LARGEST) -> Iterator[tuple[ModelSpli
 
 def _products(workload: Workload, most: int) -> Iterator[ModelSplit]:
     """Every product of the workload's axes, of at most as many devices as an axis alone may have, or `most`."""
-    sizes = [SPLITS if axis in workload.axes else (1,) for axis in ("spatial", "model", "expert")]
-    for spatial, model, expert in itertools.product(*sizes):
-        if spatial * model * expert <= max(most, SPLITS[-1]):
-            yield ModelSplit((spatial,) if spatial > 1 else (), model, expert)
+    images = IMAGES if "spatial" in workload.axes else IMAGES[:1]
+    models, experts = (SPLITS if axis in workload.axes else SPLITS[:1] for axis in ("model", "expert"))
+    for spatial, model, expert in itertools.product(images, models, experts):
+        if math.prod(spatial) * model * expert <= max(most, SPLITS[-1]):
+            yield ModelSplit(spatial, model, expert)
 
 
 def search(
@@ -277,15 +289,15 @@ def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterato
     axes = set[str]().union(*tried)
     if axes and most == LARGEST:
         yield f"replicas of more than {most} devices, which nothing here needs"
-    if axes - {"spatial"}:
+    if axes - {"spatial", "width"}:
         yield "schedules that know no replicas, for weights that are split over chips"
-    if "spatial" in axes:
-        yield "images split by their width too"
-    never = ({"stage", "spatial"}, {"stage", "expert"})  # conflicts of `layout.compatible`
-    pairs = [{*pair} for pair in itertools.combinations(sorted(axes), 2)]
-    apart = [pair for pair in pairs if pair not in never and not any(pair <= one for one in tried)]
-    if apart:
-        yield f"{', '.join(' x '.join(sorted(pair)) for pair in apart)} in one replica"
+    pairs = [{*pair} for pair in itertools.combinations(sorted(axes - {"width"}), 2)]
+    apart = [pair for pair in pairs if not any(pair <= one for one in tried)]
+    for able, why in ((True, " in one replica"), (False, ", which exclude each other in a run")):
+        named = [" x ".join(sorted(pair)) for pair in apart if _goes_together(pair) == able]
+        if named:
+            yield f"{', '.join(named)}{why}"
+    yield from workload.unasked
     if workload.cut is not None:
         yield "pipelines that never drain (they learn something else)"
     rest = [
@@ -293,6 +305,12 @@ def _unsearched(workload: Workload, dtypes: Sequence[str], most: int) -> Iterato
     ]
     if rest:
         yield f"products in {', '.join(rest)} (they learn something else: --precision)"
+
+
+def _goes_together(axes: Collection[str]) -> bool:
+    """Whether the trainer has a layout whose replicas are split over all these axes."""
+    split = ModelSplit((2,) if "spatial" in axes else (), 1 + ("model" in axes), 1 + ("expert" in axes))
+    return not conflicts(LayoutUse(split, _stages(1 + ("stage" in axes))))
 
 
 def _rounded(workload: Workload, machine: Machine, best: Prediction) -> Iterator[str]:

@@ -1,12 +1,11 @@
 """Seconds of what replicas of a model tell each other in an update: gradients summed, sharded weights gathered."""
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 from multipod.layout.layout import Layout
 from multipod.plan.machine import Machine
-from multipod.plan.network import ENGINES, all_reduce_s
+from multipod.plan.network import ENGINES, all_reduce_s, all_reduce_sent
 from multipod.plan.shares import shared_elements
 from multipod.plan.workload import Workload
 
@@ -49,12 +48,40 @@ def sync_s(workload: Workload, layout: Layout, machine: Machine, held: float | N
 
     held: parameters on a device; None: as the layout says.
     """
-    sync, sum_bytes = layout.sync, wire_bytes(workload, layout)
-    half_s = partial(_half_s, workload, layout, machine, held)
-    gather_bytes = WIDTHS.get(sync.gather_dtype, workload.wire_bytes) if sync.shards_update else sum_bytes
-    scatter_s = half_s(sum_bytes)
-    gather_s = scatter_s if gather_bytes == sum_bytes else half_s(gather_bytes)
+    sync, name = layout.sync, layout.sync.gradient_sum
+    scatter_s, gather_s = (
+        sum(one.messages * all_reduce_s(machine, name, one.nbytes / one.messages, one.tile) for one in vectors) / 2
+        for vectors in _travelling(workload, layout, machine, held)
+    )
     return SyncTimes(gather_s, gather_s * sync.fsdp, scatter_s)
+
+
+def sync_sent(workload: Workload, layout: Layout, machine: Machine, held: float | None = None) -> float:
+    """Bytes that a chip sends to others, in the mean, in what `sync_s` is the time of."""
+    name = layout.sync.gradient_sum
+    scattered, gathered = (
+        sum(all_reduce_sent(machine, name, one.nbytes, one.tile) for one in vectors) / 2
+        for vectors in _travelling(workload, layout, machine, held)
+    )
+    return scattered + gathered * (1 + layout.sync.fsdp)
+
+
+class Travelling(NamedTuple):
+    """A vector that is summed or gathered: bytes on each chip, messages, and the tile whose places differ."""
+
+    nbytes: float
+    messages: int = 1
+    tile: tuple[int, ...] = ()
+
+
+def _travelling(
+    workload: Workload, layout: Layout, machine: Machine, held: float | None
+) -> tuple[list[Travelling], list[Travelling]]:
+    """What is reduce-scattered, and what is gathered."""
+    sum_bytes = wire_bytes(workload, layout)
+    widths = sum_bytes, gather_bytes(layout) if layout.sync.shards_update else sum_bytes
+    scattered, gathered = (_vectors(workload, layout, machine, held, width) for width in widths)
+    return scattered, gathered
 
 
 def wire_bytes(workload: Workload, layout: Layout) -> int:
@@ -62,30 +89,35 @@ def wire_bytes(workload: Workload, layout: Layout) -> int:
     return WIDTHS.get(layout.sync.sum_dtype, workload.wire_bytes)
 
 
-def _half_s(workload: Workload, layout: Layout, machine: Machine, held: float | None, width: int) -> float:
-    """Half of an all-reduce over the replicas of a vector with `width` bytes a parameter.
+def gather_bytes(layout: Layout) -> int:
+    """Bytes of a weight between devices, where its update is sharded: weights are kept as float32."""
+    return WIDTHS.get(layout.sync.gather_dtype, WHOLE)
+
+
+def _vectors(workload: Workload, layout: Layout, machine: Machine, held: float | None, width: int) -> list[Travelling]:
+    """What is summed over the replicas, with `width` bytes a parameter.
 
     Weights that are not split are summed over the devices of a replica too. Experts' gradients are summed over the
     replicas only, all others over all devices.
     """
-    split, name = layout.split, layout.sync.gradient_sum
+    split = layout.split
     weights = layout.weight_devices if workload.splits_weights else 1
     if machine.devices == weights and split.expert == 1:
-        return 0.0  # one replica, whose devices hold different weights
+        return []  # one replica, whose devices hold different weights
     tile = chips_of_weights(layout, machine) if workload.splits_weights else ()
     # The devices of a chip hold different shares, and all of them leave by the chip's links.
     shares = 1 if machine.network == "shared" else min(weights, machine.devices_per_chip)
     if split.expert > 1:
         own = workload.expert_parameters / layout.weight_devices
-        rest = (workload.parameters - workload.expert_parameters) / split.model
-        shared_s = all_reduce_s(machine, name, rest * width)
-        return (shared_s + all_reduce_s(machine, name, own * width * shares, tile)) / 2
+        rest = workload.held(split) - own
+        between = [Travelling(own * width * shares, 1, tile)] if machine.devices > weights else []
+        return [Travelling(rest * width), *between]
     held = workload.held(split) if held is None else held
     if layout.sync.shards_update:  # with the padding of flat tensors
         held *= shared_elements(workload, layout, machine.devices // layout.replica_devices).sent / workload.held(split)
     nbytes = held * width * shares
-    messages = math.ceil(nbytes / layout.sync.bucket_bytes) if layout.sync.bucket_bytes else 1
-    return messages * all_reduce_s(machine, name, nbytes / messages, tile) / 2
+    messages = max(1, math.ceil(nbytes / layout.sync.bucket_bytes)) if layout.sync.bucket_bytes else 1
+    return [Travelling(nbytes, messages, tile)]
 
 
 def exposed_sync_s(sync: SyncTimes, layout: Layout, passes_s: float, buckets: int = 16) -> float:

@@ -83,6 +83,8 @@ class Workload:
       norm_group_messages: sums of statistics in a step, forward and backward, where batch norm spans devices.
       norm_bytes: of one such sum.
       norm_examples: over which batch norm takes its statistics; 0: over all of a batch.
+      norm_moving: what the moving moments of each layer take from all tiles in a step, see
+        `multipod.nn.images.batch_norm.Moving`; "" if they take nothing.
       norm_replicas: replicas that batch norm spans, where that is settled; 0: as `norm_examples` says.
       value_messages: sums over all devices in a step, of values and of statistics that are each device's own.
       value_bytes: of one such sum.
@@ -92,9 +94,11 @@ class Workload:
       unsplit_s: seconds a replica's example takes beside all that, in operators that are not counted (Mask R-CNN's
         choice of regions); a spatial split leaves them as they are unless `splits_all`.
       splits_all: whether a spatial split divides those too.
-      axes: beside the data axes, those that `build` can split over: "spatial", "model".
+      axes: beside the data axes, those that `build` can split over: "spatial", which stands for "width" too, "model".
       splits: those that `build` knows, where it does not know all of `axes`.
+      unasked: splits that nobody has looked for, in words.
       expert_parameters: of `parameters`, those that an expert axis splits.
+      held_by: the parameters on a device of a replica, by its split; None: as `splits_weights` says.
       tensors: the shapes of the parameters, each with how many have it; () where they are not known.
       flattens: whether the optimizer takes flat tensors (`optim.optimizer.TakesFlatTensors`).
       cut: the model in parts, for pipelines; None where it cannot be cut.
@@ -115,6 +119,7 @@ class Workload:
     norm_group_messages: float = 0.0
     norm_bytes: float = 0.0
     norm_examples: int = 64
+    norm_moving: str = ""
     norm_replicas: int = 0
     value_messages: float = 0.0
     value_bytes: float = 0.0
@@ -125,7 +130,9 @@ class Workload:
     splits_all: bool = False
     axes: tuple[str, ...] = ()
     splits: tuple[ModelSplit, ...] = ()
+    unasked: tuple[str, ...] = ()
     expert_parameters: float = 0.0
+    held_by: Callable[[ModelSplit], float] | None = None
     tensors: tuple[tuple[tuple[int, ...], int], ...] = ()
     flattens: bool = True
     cut: Cut | None = None
@@ -162,6 +169,8 @@ class Workload:
 
     def held(self, split: ModelSplit) -> float:
         """Parameters on a device of a replica that is split so; of a pipeline its parts say."""
+        if self.held_by is not None and split.devices > 1:
+            return self.held_by(split)
         if not self.splits_weights:
             return self.parameters
         rest = self.parameters - self.expert_parameters

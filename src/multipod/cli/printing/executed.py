@@ -21,8 +21,7 @@ def print_executed(schedule: Schedule, nbytes: int) -> None:
     rounds = build_rounds(schedule, elements)
     text = Text(engine.lower(schedule, elements).as_text("hlo"))
     by_link = sum_link_bytes(text.collectives, schedule.topology)
-    sent, places = sum(by_link.values()), schedule.elements(elements)
-    own = 4 * sum(int((places[step.stop] - places[step.first]).sum()) for step in schedule.steps)
+    sent, own = sum(by_link.values()), 4 * schedule.sent(elements)
     chips = len(schedule.topology.chips)
     click.echo(
         f"executed on {chips:,} JAX devices, {bytes_text(4 * elements)} each: {rounds.steps:,} steps that wait for "

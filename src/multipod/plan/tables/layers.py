@@ -51,15 +51,21 @@ class Image:
       examples: on each group of devices that share an example.
       spatial: devices that an image's rows are split over.
       lanes: see `Machine.lanes`.
+      across: devices that an image's columns are split over.
     """
 
     examples: float
     spatial: int = 1
     lanes: int = LANES
+    across: int = 1
 
     def rows(self, height: int) -> int:
         """Rows of the device that has most."""
         return -(-height // self.spatial)
+
+    def columns(self, width: int) -> int:
+        """Columns of the device that has most."""
+        return -(-width // self.across)
 
     @property
     def padded_examples(self) -> int:
@@ -70,7 +76,7 @@ class Image:
     def elements(self, height: int, width: int, channels: int) -> float:
         """Elements of a tensor in memory, padded: either channels lie in the lanes and examples in the rows of a tile,
         or the other way round, whichever wastes less."""
-        pixels = self.rows(height) * width
+        pixels = self.rows(height) * self.columns(width)
         if self.lanes == 1:
             return pixels * self.examples * channels
         by_channels = self.padded_examples * math.ceil(channels / self.lanes) * self.lanes
@@ -85,7 +91,7 @@ class Image:
         packed = inner * taps if inner < 16 else inner
         whole = fill(self.examples, self.lanes) == 1.0
         outer_fill = 1.0 if whole else fill(outer, self.lanes)
-        streamed = min(1.0, self.examples * self.rows(height) * width / self.lanes)
+        streamed = min(1.0, self.examples * self.rows(height) * self.columns(width) / self.lanes)
         return fill(packed, self.lanes) * outer_fill * streamed * self.examples / self.padded_examples
 
 
@@ -131,7 +137,8 @@ class Conv:
         """The work on the device of `at` that has most rows; halos are among the messages, the sums of norms too."""
         height, width = self.out
         taps = self.window**2
-        flops = 2.0 * at.examples * at.rows(height) * width * self.inputs * self.outputs * taps
+        pixels = at.rows(height) * at.columns(width)
+        flops = 2.0 * at.examples * pixels * self.inputs * self.outputs * taps
         x = HALF * at.elements(self.height, self.width, self.inputs)
         y = HALF * at.elements(height, width, self.outputs)
         weights = HALF * taps * self.inputs * self.outputs
@@ -154,28 +161,35 @@ class Conv:
 
     def _joined(self, at: Image, x: float, y: float, train: bool) -> list[Operation]:
         """Rows from the neighbours are joined to the device's own by a copy: of the input, forward; of the result's
-        gradient, backward, where the weights' gradient reads the joined input once more.
+        gradient, backward, where the weights' gradient reads the joined input once more. Rows and columns are
+        joined by the same copy.
 
         In XLA's programs for TPU v3 (libtpu 0.0.52; 64 and 128 channels, 4 and 128 images a replica of 4 devices) each
         such convolution moves 4.2 to 6.2 tensors more, here 5, and the compiler expects these copies to reach half of
-        the memory's bandwidth or less: 0.33 ms for a convolution of tensors of 12.8 MB, 18 us of 0.4 MB.
+        the memory's bandwidth or less: 0.33 ms for a convolution of tensors of 12.8 MB, 18 us of 0.4 MB. Split 2 x 2
+        they move 1.04 times the bytes of a split by 4 of one dim.
         """
-        if not self._shared_rows(at):
+        if not any(self._shared_lines(at)):
             return []
         ops = [Operation("join halo", "memory", 0.0, JOIN * 2 * x)]
         return [*ops, Operation("join halo", "memory", 0.0, JOIN * (2 * y + x), count=2)] if train else ops
 
-    def _shared_rows(self, at: Image) -> int:
-        """Rows that a device needs from its neighbours: `window - stride` in all."""
-        return 0 if at.spatial == 1 or self.height == 1 else max(0, self.window - self.stride)
+    def _shared_lines(self, at: Image) -> tuple[int, int]:
+        """Rows and columns that a device needs from its neighbours: `window - stride` in all where a dim is split."""
+        lines = max(0, self.window - self.stride)
+        return lines * (at.spatial > 1 and self.height > 1), lines * (at.across > 1 and self.width > 1)
 
     def _halo(self, at: Image, train: bool) -> tuple[Message, ...]:
-        """Rows from the neighbours above and below, forward and (of gradients) backward."""
-        rows = self._shared_rows(at)
-        if not rows:
-            return ()
-        nbytes = HALF * at.examples * self.width * self.inputs * rows / 2
-        return (Message("halo", "neighbour", nbytes, 2, 2 * (2 if train else 1)),)
+        """Rows from the neighbours above and below, forward and (of gradients) backward; then columns, as high as the
+        rows are by then. Where both are split XLA sends columns once more, for the gradient of the weights."""
+        rows, columns = self._shared_lines(at)
+        sent = [(rows * at.columns(self.width), 2 if train else 1)]
+        sent += [(columns * (at.rows(self.height) + rows), (3 if rows else 2) if train else 1)]
+        return tuple(
+            Message("halo", "neighbour", HALF * at.examples * self.inputs * pixels / 2, 2, 2 * times)
+            for pixels, times in sent
+            if pixels
+        )
 
 
 def dense(

@@ -122,6 +122,12 @@ def starts_of(layers: tuple[Layer, ...], parts: int) -> tuple[int, ...]:
     return balanced(layers, parts).starts
 
 
+def _image(examples: float, split: ModelSplit, lanes: int) -> Image:
+    """Where the convolutions of a replica work that is split so, by height or by height and width."""
+    rows, columns = (*split.spatial, 1, 1)[:2]
+    return Image(examples, rows, lanes, columns)
+
+
 def _convs(layers: list[Conv], at: Image) -> Work:
     return together(layer.work(at) for layer in layers)
 
@@ -131,7 +137,7 @@ def resnet50() -> Workload:
     layers = list(resnet_layers())
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        at = Image(examples, split.spatial_devices, lanes)
+        at = _image(examples, split, lanes)
         sums = elementwise("sum", at.elements(28, 28, 512) * 16 / 2, 4, HALF, count=32)  # of the 16 blocks
         head = dense("head", examples, 2048, 1000, lanes=lanes)
         pool = elementwise("pool", at.elements(112, 112, 64), 4, HALF, count=3)
@@ -304,8 +310,8 @@ def ssd() -> Workload:
     boxes = sum(n * size * size for size, n in zip(SSD_MAPS, SSD_BOXES, strict=True))
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        at = Image(examples, split.spatial_devices, lanes)
-        mine = examples * sum(n * at.rows(size) * size for size, n in zip(SSD_MAPS, SSD_BOXES, strict=True))
+        at = _image(examples, split, lanes)
+        mine = examples * sum(n * at.rows(size) * at.columns(size) for size, n in zip(SSD_MAPS, SSD_BOXES, strict=True))
         sums = elementwise("sum", at.elements(38, 38, 256) * 13, 4, HALF, count=26)
         pool = elementwise("pool", at.elements(150, 150, 64), 4, HALF, count=3)
         loss = elementwise("loss", mine * 85, 8, WHOLE, count=30)
@@ -342,7 +348,7 @@ def mask_rcnn(height: int = 832, width: int = 1344) -> Workload:
     heads = 7 * 7 * 256 * 1024 + 1024 * 1024 + 1024 * 91 * 5 + 4 * 9 * 256 * 256 + 4 * 256 * 256 + 256 * 91
 
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        at = Image(examples, split.spatial_devices, lanes)
+        at = _image(examples, split, lanes)
         regions, masks = 512 * examples / split.spatial_devices, 128 * examples / split.spatial_devices
         box = dense("box", regions, 7 * 7 * 256, 1024, lanes=lanes) + dense("box", regions, 1024, 1024, lanes=lanes)
         mask = Conv("mask", 14, 14, 256, 256, 3, norm=False, count=4).work(Image(masks, 1, lanes))
@@ -370,10 +376,10 @@ def _regions(at: Image, levels: list[tuple[int, int]], regions: float, masks: fl
     height, width = levels[0]
     rows = at.rows(height)
     aligned = together(
-        dense("align", count * side, rows, width * 256, weights=False, lanes=at.lanes)
+        dense("align", count * side, rows, at.columns(width) * 256, weights=False, lanes=at.lanes)
         for count, side in ((regions / 16, 7), (masks / 16, 14))
     )
-    chosen = together(sort("sort", 3 * at.rows(h) * w, at.examples) for h, w in levels)
+    chosen = together(sort("sort", 3 * at.rows(h) * at.columns(w), at.examples) for h, w in levels)
     # Overlaps of 1,000 boxes with each other, once a level and once for all.
     overlaps = elementwise("overlap", 6 * 1000 * 1000 * at.examples, 3, WHOLE, count=60)
     return aligned + chosen + overlaps

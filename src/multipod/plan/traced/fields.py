@@ -39,6 +39,11 @@ def norm_tile_of(recipe: Recipe) -> tuple[int, int] | None:
     return tiles[0] if tiles else None
 
 
+def norm_moving_of(recipe: Recipe) -> str:
+    """What the moving moments of batch norm take from all tiles; "" for a model without it."""
+    return next((value for name, value in norm_fields(recipe).items() if name.endswith("_moving")), "")
+
+
 def norm_examples_of(recipe: Recipe) -> int:
     """Over how many examples the published run of the recipe's preset normalised; 0: over all of a batch."""
     return 0 if recipe.preset is None else find_preset(recipe.preset).at(recipe.batch).norm_examples

@@ -24,9 +24,17 @@ from multipod.optim.optimizers import OPTIMIZERS
 from multipod.plan.machine import Machine
 from multipod.plan.placing import on_machine
 from multipod.plan.traced import jaxpr
-from multipod.plan.traced.fields import DTYPES, bare, dtype_fields, norm_examples_of, norm_fields, norm_tile_of
+from multipod.plan.traced.fields import (
+    DTYPES,
+    bare,
+    dtype_fields,
+    norm_examples_of,
+    norm_fields,
+    norm_moving_of,
+    norm_tile_of,
+)
 from multipod.plan.traced.remembered import in_memory, remembered
-from multipod.plan.traced.splits import Splits
+from multipod.plan.traced.splits import Splits, held_parameters
 from multipod.plan.work import Message, Pattern, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
 from multipod.recipe.override import override
@@ -66,13 +74,15 @@ def workload_of(recipe: Recipe, splits: Splits | None = None) -> Workload:
 def _workload(whole: Recipe, splits: Splits | None) -> Workload:
     recipe, tile = bare(whole), norm_tile_of(whole)
     known = remembered(_Facts, recipe, ("facts",), partial(_facts, recipe))
-    splits = splits and replace(splits, recipe=whole)
+    splits = splits and replace(splits, recipe=whole, experts=known.experts)
     return Workload(
         name=recipe.name,
         parameters=known.parameters,
         build=_build(recipe, splits),
         splits=(*(splits.able if splits else ()), *(ModelSplit(expert=n) for n in known.experts)),
+        unasked=() if splits else ("splits of layers and of images, which --splits compiles",),
         expert_parameters=known.expert_parameters,
+        held_by=lru_cache(partial(held_parameters, recipe)),
         tensors=known.tensors,
         flattens=flattens(recipe.optimizer),
         cut=partial(_parts, recipe, splits) if known.layers > 1 else None,
@@ -83,6 +93,7 @@ def _workload(whole: Recipe, splits: Splits | None) -> Workload:
         norm_group_messages=known.norm_messages,
         norm_bytes=known.norm_bytes,
         norm_examples=norm_examples_of(whole),
+        norm_moving=norm_moving_of(whole),
         norm_replicas=math.prod(tile) if tile else 0,
         value_messages=known.value_messages,
         value_bytes=known.value_bytes,
@@ -174,14 +185,15 @@ def _dtype(recipe: Recipe) -> Dtype:
 
 def _build(recipe: Recipe, splits: Splits | None) -> Build:
     def build(examples: float, split: ModelSplit, lanes: int) -> Work:
-        if split.sizes.keys() == {"expert"}:
-            return _expert_work(recipe, examples, split, lanes)
-        ops = _traced(recipe, max(1, math.ceil(examples)), lanes).inside
+        experts = _expert_work(recipe, examples, split.expert, lanes)
+        if split.expert > 1 and split.devices == split.expert:
+            return experts
         if splits is not None:
-            return splits.work(ops, examples, split, lanes)
+            divided = splits.work(experts.ops, examples, split, lanes)
+            return replace(divided, messages=experts.messages + divided.messages)
         if split.devices > 1:
             raise PlanError(f"recipe {recipe.name}: a split of {split} has not been compiled. Plan with --splits.")
-        return Work(ops, (), sum(op.nbytes for op in ops) / KEPT)
+        return experts
 
     return build
 
@@ -191,8 +203,11 @@ KEPT = 6
 
 
 def expert_splits(recipe: Recipe) -> tuple[ModelSplit, ...]:
-    """The splits over 2, 4, 8 and 16 devices that the model's experts allow."""
-    return tuple(split for n in (2, 4, 8, 16) if _can(recipe, split := ModelSplit(expert=n)))
+    """The splits over 2, 4, 8 and more devices, up to 512, that the model's experts or tables allow."""
+    return tuple(split for n in EXPERTS if _can(recipe, split := ModelSplit(expert=n)))
+
+
+EXPERTS = tuple(2**k for k in range(1, 10))
 
 
 def _can(recipe: Recipe, split: ModelSplit) -> bool:
@@ -214,12 +229,11 @@ def _expert_parameters(recipe: Recipe, split: ModelSplit) -> int:
     )
 
 
-def _expert_work(recipe: Recipe, examples: float, split: ModelSplit, lanes: int) -> Work:
-    """A device's operators and messages, of a replica whose devices split the examples, and the experts or tables.
+def _expert_work(recipe: Recipe, examples: float, n: int, lanes: int) -> Work:
+    """A device's operators and messages, of a replica whose `n` devices split the examples, and the experts or tables.
 
     Its sums of gradients are the gradient sum's, so they are no messages here.
     """
-    n = split.expert
     traced = _traced(recipe, max(1, math.ceil(examples / n)), lanes, n)
     sent = [one for one in traced.sent if one.axes == ("expert",) and SUM_SCOPE not in one.scopes]
     messages = [Message("experts", cast(Pattern, one.pattern), one.nbytes, n, one.count) for one in sent]

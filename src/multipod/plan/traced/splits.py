@@ -6,6 +6,7 @@ next larger replica has. What grows with the examples and what does not (the gra
 follows from the two. Nothing is run, and a large program takes no longer to compile than a small one.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from multipod.errors import LayoutError, PlanError
 from multipod.layout.compiled import CompiledFacts, facts_of_lowered
 from multipod.layout.hlo import Product
 from multipod.layout.layout import Layout
-from multipod.layout.mesh import make_mesh
+from multipod.layout.mesh import abstract_mesh, make_mesh, to_spec
 from multipod.layout.split import ModelSplit
+from multipod.plan.sync import WHOLE
 from multipod.plan.tables.layers import product_fill
 from multipod.plan.work import Message, Operation, Pattern, Work
 from multipod.plan.workload import Part
 from multipod.recipe.recipe import Recipe
+from multipod.step.placement import MeshPlacement
 from multipod.step.program import Program, program_of
 
 LEAST = 8
@@ -47,32 +51,40 @@ class Splits:
       recipe: its layout's axes count for nothing here, its rules do.
       cache: a folder where what XLA said is kept; None keeps it for this process alone.
       told: hears what is being compiled.
+      experts: numbers of devices that the model's experts or tables divide over.
     """
 
     recipe: Recipe
     cache: Path | None = None
     told: Callable[[str], Any] = lambda line: None
+    experts: tuple[int, ...] = ()
 
     @cached_property
     def able(self) -> tuple[ModelSplit, ...]:
-        """Splits over 2, 4 and 8 devices that the model's dims allow, and their products, of as many as are here."""
-        sizes = [n for n in (2, 4, 8) if n <= jax.device_count()]
-        spatial, model = ([split for split in made if self._can(split)] for made in _alone(sizes))
-        pairs = (ModelSplit(spatial=one.spatial, model=other.model) for one in spatial for other in model)
+        """Splits over 2, 4 and 8 devices that the model's dims allow, and products of axes, of as many as are here.
+
+        Images are split by their height, or by height and width; products with experts are among them, experts alone
+        are not.
+        """
         most = jax.device_count()
-        return (*spatial, *model, *(pair for pair in pairs if pair.devices <= most and self._can(pair)))
+        images, layers = ([split for split in made if self._can(split)] for made in _alone(most))
+        spatial, model = [(), *(one.spatial for one in images)], [1, *(one.model for one in layers)]
+        products = (ModelSplit(*sizes) for sizes in itertools.product(spatial, model, (1, *self.experts)))
+        several = (one for one in products if (bool(one.spatial), one.model > 1, one.expert > 1).count(True) > 1)
+        return (*images, *layers, *(one for one in several if one.devices <= most and self._can(one)))
 
     def work(self, whole: tuple[Operation, ...], examples: float, split: ModelSplit, lanes: int = 1) -> Work:
-        """The work of a device, of a replica of so many examples whose operators, unsplit, are `whole`.
+        """The work of a device, of a replica of so many examples. Split over experts alone, its operators are `whole`.
 
         Products that are split fill the matrix unit less: as much as those of XLA's program do, padded to whole tiles.
+        What devices of experts tell each other is not among the messages: it stands in the trace.
         """
         kept = self._kept(split, examples)
-        if split.devices == 1:
+        if split.devices == split.expert:
             return Work(whole, (), kept)
         counts = _around(examples)
-        alone, parts = (self._facts(one, counts) for one in (ModelSplit(), split))
-        return Work(_divided(whole, alone, parts, lanes), tuple(_messages(counts, parts, examples)), kept)
+        alone, parts = (self._facts(one, counts) for one in (ModelSplit(expert=split.expert), split))
+        return Work(_divided(whole, alone, parts, lanes), tuple(_messages(counts, parts, examples, split)), kept)
 
     def parts(self, whole: tuple[Part, ...], examples: float, model: int, lanes: int = 1) -> tuple[Part, ...]:
         """Parts of a pipeline, each split over `model` devices, of which, unsplit but for their weights, `whole` are.
@@ -83,7 +95,7 @@ class Splits:
         split, counts = ModelSplit(model=model), _around(examples)
         alone, parts = (self._facts(one, counts) for one in (ModelSplit(), split))
         kept = min(1.0, self._kept(split, counts[-1]) / max(1.0, self._kept(ModelSplit(), counts[-1])))
-        messages = tuple(_messages(counts, parts, examples))
+        messages = tuple(_messages(counts, parts, examples, split))
         total = max(1.0, sum(part.whole.flops for part in whole))
 
         def divided(work: Work, share: float) -> Work:
@@ -107,9 +119,7 @@ class Splits:
 
     def _gradients(self, split: ModelSplit) -> float:
         """Bytes of the gradients on a device, which are among XLA's temporaries."""
-        return (
-            4 * sum(leaf.size for leaf in jax.tree.leaves(self._program(ModelSplit(), 1).shapes.params)) / split.model
-        )
+        return WHOLE * held_parameters(self.recipe, split)
 
     def _can(self, split: ModelSplit) -> bool:
         try:
@@ -125,9 +135,11 @@ class Splits:
         return tuple(_facts(self.recipe, split, count, self.cache, self.told) for count in counts)
 
 
-def _alone(sizes: list[int]) -> tuple[list[ModelSplit], list[ModelSplit]]:
-    """Splits over one axis: those of images, and those of layers."""
-    return [ModelSplit(spatial=(n,)) for n in sizes], [ModelSplit(model=n) for n in sizes]
+def _alone(most: int) -> tuple[list[ModelSplit], list[ModelSplit]]:
+    """Splits over at most so many devices: those of images, and those of layers."""
+    sizes = [n for n in (2, 4, 8) if n <= most]
+    both = [(h, w) for h in sizes for w in sizes if h * w <= most]
+    return [ModelSplit(spatial=n) for n in (*((n,) for n in sizes), *both)], [ModelSplit(model=n) for n in sizes]
 
 
 def _divided(
@@ -162,6 +174,20 @@ def _around(examples: float) -> tuple[int, int]:
     return few, 2 * few
 
 
+def held_parameters(recipe: Recipe, split: ModelSplit) -> float:
+    """The parameters on a device of a replica that is split so, as the layout's rules lay them.
+
+    Raises:
+      LayoutError: dims that do not divide.
+    """
+    layout = Layout((1, 1), split=replace(split, rules=recipe.layout.split.rules))
+    mesh = abstract_mesh(layout)
+    placement = MeshPlacement(replace(recipe, batch=LEAST * split.expert, accumulate=1, layout=layout), mesh)
+    leaves = zip(jax.tree.leaves(placement.state.params), placement.placements.values(), strict=True)
+    shapes = [NamedSharding(mesh, to_spec(placed.axes)).shard_shape(leaf.shape) for leaf, placed in leaves]
+    return float(sum(map(math.prod, shapes)))
+
+
 @lru_cache(maxsize=64)
 def _program(recipe: Recipe, split: ModelSplit, examples: int) -> Program:
     layout = Layout((1, 1), split=replace(split, rules=recipe.layout.split.rules))
@@ -192,11 +218,17 @@ def _between(counts: tuple[int, int], values: list[float], examples: float) -> f
     return values[0] + (values[1] - values[0]) / (many - few) * (examples - few)
 
 
-def _messages(counts: tuple[int, int], facts: tuple[CompiledFacts, ...], examples: float) -> Iterator[Message]:
-    """Collectives of one kind and of as many peers, as one kind of message of their mean size."""
-    kinds = {(one.kind, one.peers) for few in facts for one in few.collectives if one.peers > 1}
+def _messages(
+    counts: tuple[int, int], facts: tuple[CompiledFacts, ...], examples: float, split: ModelSplit
+) -> Iterator[Message]:
+    """Collectives of one kind and of as many peers, as one kind of message of their mean size.
+
+    Those between devices of experts alone are left out: messages of the trace, and sums of gradients.
+    """
+    said = [[one for one in few.collectives if one.axes(split.sizes) != ("expert",)] for few in facts]
+    kinds = {(one.kind, one.peers) for few in said for one in few if one.peers > 1}
     for kind, peers in sorted(kinds):
-        alike = [[one for one in few.collectives if (one.kind, one.peers) == (kind, peers)] for few in facts]
+        alike = [[one for one in few if (one.kind, one.peers) == (kind, peers)] for few in said]
         times = [float(sum(one.times for one in found)) for found in alike]
         nbytes = [float(sum(one.nbytes * one.times for one in found)) for found in alike]
         count = max(times)

@@ -1,6 +1,7 @@
 """What a name on the command line stands for, to be planned: a recipe, the table of a published model, or both."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from multipod.errors import PlanError, RecipeError, nearest
 from multipod.plan.run import epochs_to_target
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import EXAMPLES
+from multipod.plan.traced.fields import norm_moving_of
 from multipod.plan.traced.program import workload_of
 from multipod.plan.traced.remembered import remember_traces
 from multipod.plan.traced.splits import Splits
@@ -77,7 +79,8 @@ def recipe_to_plan(
         type(recipe.optimizer),
     )
     if name in MODELS and same:
-        return ToPlan(name, MODELS[name], recipe.batch, recipe.updates, 0.0, recipe, remarks)
+        table = replace(MODELS[name], norm_moving=norm_moving_of(recipe))
+        return ToPlan(name, table, recipe.batch, recipe.updates, 0.0, recipe, remarks)
     remember_traces(None if cache is None else cache / "traces")
     programs = None if cache is None else cache / "programs"
     workload = workload_of(recipe, Splits(recipe, programs, tell) if tell else None)
