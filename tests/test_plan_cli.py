@@ -42,7 +42,7 @@ def test_a_table_of_layouts_with_parts_and_price(run):
     assert "resnet50, batch 4,096, on tpu-v3-pod:4x4: 32 devices" in text
     assert "fitted to the steps of MLPerf v0.6" in text
     assert "row-column" in text
-    assert "images split by their width too; wire=bfloat16: -" in text
+    assert "which nothing here needs; wire=bfloat16: -" in text
     assert "gradient sum" in text
     assert "price" in text
     assert "of the peak" in text

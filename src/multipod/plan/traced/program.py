@@ -39,7 +39,7 @@ from multipod.plan.work import Message, Pattern, Work
 from multipod.plan.workload import Build, Dtype, Evaluation, Part, Slots, Workload
 from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
-from multipod.step.guard import Controls
+from multipod.step.guard import guard_of
 from multipod.step.placement import MeshPlacement
 from multipod.step.program import Program, program_of
 from multipod.step.staged.pipe import layers_of
@@ -266,8 +266,7 @@ def _arguments(program: Program) -> tuple[Any, Any]:
     example = program.recipe.data.train().read(np.arange(1))
     rows = program.recipe.batch
     batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
-    flags: Any = jax.ShapeDtypeStruct((program.mesh.size,), jnp.int32)
-    return batch, Controls(flags)
+    return batch, guard_of(program.recipe, program.mesh, False).control_shapes()
 
 
 def _layers(recipe: Recipe) -> int:
