@@ -10,7 +10,7 @@ import re
 import sysconfig
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -47,11 +47,14 @@ class Masking:
     share: float = 0.15
     most: int = 20
 
-    def apply(self, rows: HostBatch, draws: np.ndarray, vocab: int) -> HostBatch:
+    def apply(
+        self, rows: HostBatch, draws: np.ndarray, vocab: int, mask: int = MASK, first: int = len(SPECIAL)
+    ) -> HostBatch:
         """`rows` with tokens hidden, and what is to be told: `masked`, `label`, `weight`, [rows, most].
 
         `draws` are [rows, length, 3], uniform in [0, 1). `masked` are places, increasing; where a row has fewer, the
-        others have weight 0.
+        others have weight 0. `mask` is the token of hidden places, and `first` the first of those that may stand there
+        in its place.
         """
         token = rows["token"]
         is_token = rows["segment"] != 0
@@ -64,8 +67,8 @@ class Masking:
         label = np.where(counts, np.take_along_axis(token, masked, 1), 0)
 
         kind, other = np.moveaxis(np.take_along_axis(draws[..., 1:], masked[..., None], 1), -1, 0)
-        other = len(SPECIAL) + (other * (vocab - len(SPECIAL))).astype(token.dtype)
-        seen = np.where(kind < 0.8, MASK, np.where(kind < 0.9, other, label))
+        other = first + (other * (vocab - first)).astype(token.dtype)
+        seen = np.where(kind < 0.8, mask, np.where(kind < 0.9, other, label))
         hidden = token.copy()
         row, column = np.nonzero(counts)
         hidden[row, masked[row, column]] = seen[row, column]
@@ -200,7 +203,7 @@ def _decorates(text: str, before: int | None, cut: int) -> bool:
     return before is not None and text[before] == "@" and "\n\n" not in text[before:cut]
 
 
-def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
     """A byte-pair tokenizer over bytes, with `SPECIAL` first: decoding gives back any text exactly.
 
     Source: Sennrich et al., 2015, arXiv:1508.07909, by the library `tokenizers`; the same texts give the same tokens.

@@ -6,28 +6,32 @@ reports (`report_of`): means over the examples, unless the objective is one that
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from multipod.errors import MetricError
+from multipod.metrics.hosts import ProcessGroup
 from multipod.pytrees import Batch, Outputs
 
 Values = dict[str, jax.Array]
 """Named arrays of shape [examples]; `loss` is always among them. Booleans are counted exactly."""
 Sums = Mapping[str, Any]
 """What the values add up to, and `count`: numbers, or arrays of one."""
+Answers = Sequence[tuple[np.ndarray, ...]]
+"""What `JudgesAnswers.answer` gave for each batch, this host's rows; the last array is the mask, true for examples."""
 
 
 class Objective(Protocol):
     """What training minimises and evaluation reports, example by example.
 
     More methods are optional, one for each protocol below: what it `Reports`, that it `Scores` examples or `Detects`
-    objects, that it `EndsRun`.
+    objects, that it `JudgesAnswers` of the model, that it `EndsRun`.
     """
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Values:
@@ -73,6 +77,26 @@ class Detects(Protocol):
         - `box`: [examples, slots, 4], left, top, width, height in pixels of the original image.
         - `score`, `label`: [examples, slots]; labels as the data number them. `kept`: bool, false for padding.
         - `mask`: with the kind `mask`, [examples, slots, pixels, pixels], each stretched over its box; shares of 1.
+        """
+        ...
+
+
+@runtime_checkable
+class JudgesAnswers(Protocol):
+    """An objective for which an evaluation also has the model answer: translations, say. Not in pipeline stages."""
+
+    def answer(self, model: Any, params: Any, outputs: Outputs, batch: Batch, data: Any) -> tuple[jax.Array, ...]:
+        """The answers to this device's examples, arrays whose first dim counts examples; works inside `jax.jit`.
+
+        `outputs` are the model's of the same batch, and `data` those of the recipe.
+        """
+        ...
+
+    def judge(self, answers: "Answers", data: Any, hosts: ProcessGroup) -> dict[str, float]:
+        """More sums of the evaluation, of all hosts; each host judges the examples that it has.
+
+        Raises:
+          MetricError: an answer that cannot be judged, or a library that is not installed.
         """
         ...
 
@@ -243,6 +267,15 @@ def scores_of(objective: Objective, outputs: Outputs, batch: Batch) -> tuple[jax
     if isinstance(objective, Detects):
         return objective.detect(outputs, batch)
     return objective.score(outputs, batch) if isinstance(objective, Scores) else ()
+
+
+def answers_of(
+    objective: Objective, model: Any, params: Any, outputs: Outputs, batch: Batch, mask: jax.Array, data: Any
+) -> tuple[jax.Array, ...] | dict[str, jax.Array]:
+    """The model's answers and the mask, of an objective that `JudgesAnswers`; of others what `scores_of` gives."""
+    if isinstance(objective, JudgesAnswers):
+        return *objective.answer(model, params, outputs, batch, data), mask
+    return scores_of(objective, outputs, batch)
 
 
 def ends_run(objective: Objective, values: dict[str, float]) -> bool:

@@ -6,6 +6,8 @@ A field is known by its annotation, so that every field annotated so takes these
 
 from typing import Any
 
+from multipod.metrics.objective import Objective
+from multipod.metrics.objectives import OBJECTIVES
 from multipod.optim.optimizer import Builds
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import RATES, Decay, Rate, WarmUp
@@ -13,6 +15,7 @@ from multipod.recipe.draft import TypeChoice
 
 CHOICES: dict[Any, TypeChoice] = {
     Builds: TypeChoice(OPTIMIZERS),
+    Objective: TypeChoice(OBJECTIVES),
     Rate: TypeChoice(RATES, WarmUp, "then"),
     Decay: TypeChoice(RATES),
 }

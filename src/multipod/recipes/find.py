@@ -11,6 +11,8 @@ from multipod.errors import RecipeError, nearest
 from multipod.recipe.recipe import Recipe
 
 RECIPES = {
+    "bert-large": "multipod.recipes.bert_large:bert_large",
+    "bert-large-phase1": "multipod.recipes.bert_large:bert_large_phase1",
     "digits": "multipod.recipes.digits:digits",
     "dlrm-kaggle": "multipod.recipes.dlrm_criteo:dlrm_kaggle",
     "dlrm-mlperf": "multipod.recipes.dlrm_criteo:dlrm_mlperf",
@@ -23,6 +25,7 @@ RECIPES = {
     "st-moe-small": "multipod.recipes.st_moe:st_moe_small",
     "stdlib-docs": "multipod.recipes.stdlib_docs:stdlib_docs",
     "stdlib-lm": "multipod.recipes.stdlib_lm:stdlib_lm",
+    "transformer-big": "multipod.recipes.transformer_big:transformer_big",
 }
 """Every ready-made recipe: its name, and the function that returns it."""
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
 from multipod.layout.mesh import batch_spec, data_axes, replicated
-from multipod.metrics.objective import masked_sums, scores_of
+from multipod.metrics.objective import answers_of, masked_sums
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.pytrees import Batch, Params, Statistics
 from multipod.step.agreement import refusing_misfits
@@ -20,9 +20,9 @@ from multipod.step.placement import MeshPlacement
 from multipod.step.specs import data_specs, over_data, whole_tensors
 from multipod.step.state import State, Sums
 
-ScoredLabels = tuple[jax.Array, jax.Array] | tuple[()] | dict[str, jax.Array]
-"""The scores and labels of all examples of a batch, or what is detected in them (`metrics.objective.Detects`), split as
-the batch is; () of objectives that do neither."""
+ScoredLabels = tuple[jax.Array, ...] | dict[str, jax.Array]
+"""Of all examples of a batch, split as the batch is: scores and labels of an objective that `Scores`; answers and the
+mask of one that `JudgesAnswers`; what is detected, of one that `Detects`; () of others."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class WholeEvaluation:
                     outputs, _ = recipe.model.apply(params, statistics, rows, train=False, key=key)
                 with refusing_misfits(recipe, recipe.objective, rows):
                     sums = masked_sums(recipe.objective(outputs, rows), mask)
-                    scores: Any = scores_of(recipe.objective, outputs, rows)
+                    asked = recipe.model, params, outputs, rows, mask, recipe.data
+                    scores: Any = answers_of(recipe.objective, *asked)
             return all_reduce_tree(sums, ordered(data_axes(mesh)), placement.devices), scores
 
         specs = data_specs(mesh, placement.base), PartitionSpec(), batch_spec(mesh)

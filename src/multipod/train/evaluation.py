@@ -17,9 +17,10 @@ from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
 from multipod.metrics.jax_processes import JaxProcesses
 from multipod.metrics.labels import check_labels
-from multipod.metrics.objective import Detects, report_of
-from multipod.metrics.scores import batched_auc
+from multipod.metrics.objective import Detects, JudgesAnswers, report_of
+from multipod.metrics.scores import batched_auc, local_rows
 from multipod.nn.model import ChecksBatches, HasClasses, Model
+from multipod.recipe.recipe import Recipe
 from multipod.step.evaluate import ScoredLabels
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
@@ -40,11 +41,11 @@ def evaluate(program: Program, state: State, test: Source, reading: InputOptions
     """
     batches = list(_dispatched(program, program.evaluation.prepare(state), test, reading))
     pending = _judgement(batches, program, test)
-    return _added(batches) | (pending.values(wait=True) or {} if pending else {})
+    return _added(batches, program.recipe) | (pending.values(wait=True) or {} if pending else {})
 
 
 class PendingBatch(NamedTuple):
-    """A batch whose evaluation is under way: its sums, scores and labels or detections, and this process's mask."""
+    """A batch whose evaluation is under way: its sums, its scores, answers or detections, and this process's mask."""
 
     sums: Sums
     scores: ScoredLabels
@@ -144,7 +145,7 @@ class BackgroundEvaluation:
     def _finish(self, judged: dict[str, float] | None = None) -> tuple[dict[str, float], dict[str, float], float]:
         if judged is None:
             judged = (self._pending.values(wait=True) if self._pending is not None else None) or {}
-        sums = _added(self._sums) | judged
+        sums = _added(self._sums, self.program.recipe) | judged
         values = report_of(self.program.recipe.objective, sums)
         return values, sums, self.clock() - self.began
 
@@ -176,10 +177,14 @@ def _judgement(batches: list[PendingBatch], program: Program, test: Source) -> P
     return PendingJudgement(found, objective.kinds, test, JaxProcesses())
 
 
-def _added(batches: list[PendingBatch]) -> dict[str, float]:
+def _added(batches: list[PendingBatch], recipe: Recipe) -> dict[str, float]:
     sums = [batch.sums for batch in batches]
     added = jax.tree.map(lambda *parts: float(sum(part.item() for part in parts)), *jax.device_get(sums))
-    scored = [(*batch.scores, batch.mask) for batch in batches if isinstance(batch.scores, tuple) and batch.scores]
+    scores = [(batch.scores, batch.mask) for batch in batches if isinstance(batch.scores, tuple) and batch.scores]
+    if isinstance(recipe.objective, JudgesAnswers):
+        answers = [tuple(map(local_rows, arrays)) for arrays, _ in scores]
+        return added | recipe.objective.judge(answers, recipe.data, JaxProcesses())
+    scored = [(arrays[0], arrays[1], mask) for arrays, mask in scores]
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 

@@ -46,12 +46,12 @@ FORMATS = {
 """Every format by name. A new one is a subclass of `Records` and a line here."""
 
 
-def open_records(where: str, kind: str = "") -> Records:
+def open_records(where: str, kind: str = "", otherwise: str = "") -> Records:
     """The records behind a folder, a file, or a pattern of files (`train-*`, `train-{000..123}.tar`).
 
     Without `kind` a folder with `clicks.json` is `clicks`, one of `.npy` files `arrays`, one with files of another
     format stands for those files, any other is `folder`. Files are known by their suffix; those without one
-    (`train-00000-of-01024`) are TFRecords.
+    (`train-00000-of-01024`) are TFRecords, and those with an unknown one of the format `otherwise`.
 
     Raises:
       DataError: nothing is there, the format is not known, or it cannot be read.
@@ -61,7 +61,7 @@ def open_records(where: str, kind: str = "") -> Records:
     folder = Path(where).expanduser()
     if not folder.is_dir():
         files = match_files(where, f"{kind or 'data'} files")
-        kind = kind or _kind_of(files)
+        kind = kind or _kind_of(files, otherwise)
         if not FORMATS[kind].suffixes:
             raise DataError(f"{where} is a file, and the format {kind} is a folder. Name the folder.")
         return FORMATS[kind].open(files)
@@ -69,13 +69,15 @@ def open_records(where: str, kind: str = "") -> Records:
     return FORMATS[kind].open(files) if FORMATS[kind].suffixes else FORMATS[kind].open(folder)
 
 
-def _kind_of(files: tuple[Path, ...]) -> str:
+def _kind_of(files: tuple[Path, ...], otherwise: str) -> str:
     """The format of files, by the suffix of the first."""
     for kind, known in FORMATS.items():
         if known.suffixes and files[0].name.endswith(known.suffixes):
             return kind
     if files[0].suffix == "" or "-of-" in files[0].name:
         return "tfrecord"
+    if otherwise:
+        return otherwise
     raise DataError(f"{files[0]}: the format of {files[0].suffix} is not known. Say which it is: {', '.join(FORMATS)}.")
 
 

@@ -9,6 +9,8 @@ from multipod.data.files.disk import Damaged, read_at
 from multipod.data.files.kept import unpacked
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 
+_BLOCK = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class TextLines(FilesOfRecords):
@@ -53,11 +55,10 @@ def open_lines(files: tuple[Path, ...]) -> TextLines:
 
 
 def _offsets(path: Path) -> np.ndarray:
-    size = path.stat().st_size
-    if not size:
-        return np.zeros(1, np.int64)
-    content = np.memmap(path, np.uint8, "r")
-    block = 2**26
-    ends = [np.flatnonzero(content[at : at + block] == 10) + at + 1 for at in range(0, size, block)]
-    offsets = np.concatenate([[0], *ends])
+    size, place, ends = path.stat().st_size, 0, [np.zeros(1, np.int64)]
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (place + 1))
+            place += len(block)
+    offsets = np.concatenate(ends)
     return offsets if offsets[-1] == size else np.append(offsets, size)

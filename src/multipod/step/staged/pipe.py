@@ -13,7 +13,7 @@ from multipod.execute.pipeline.pipe import Pipe
 from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.compatible import conflict_of
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
-from multipod.metrics.objective import masked_sums, scores_of
+from multipod.metrics.objective import JudgesAnswers, masked_sums, scores_of
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
 from multipod.nn.logical_axes import Splits, logical_axis_rules
 from multipod.nn.model import FlaxModel
@@ -145,6 +145,11 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
     if statistics:
         conflict = conflict_of("pipeline", "batch norm")
         raise RecipeError(f"{name} normalises over the batch: {conflict.reason}. {conflict.remedy}")
+    if isinstance(recipe.objective, JudgesAnswers):
+        raise RecipeError(
+            f"{type(recipe.objective).__name__} has the whole model answer, and a stage has a part of it. Evaluate by "
+            "another objective (--set objective=tokens), or train without a pipeline."
+        )
     if not isinstance(recipe.model, Layered) or not isinstance(recipe.model, FlaxModel):
         lacks = "is no FlaxModel" if isinstance(recipe.model, Layered) else "does not say its layers"
         raise RecipeError(
