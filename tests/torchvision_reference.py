@@ -67,6 +67,7 @@ def load():
     load.library = library  # lives as long as the operators
     import torchvision
     import torchvision.extension
+    import torchvision.models.detection.roi_heads
     import torchvision.ops.boxes
     import torchvision.ops.poolers
     from torchvision.ops._utils import convert_boxes_to_roi_format
@@ -92,6 +93,7 @@ def load():
         return plain(input, rois, spatial_scale, height, width, sampling_ratio, aligned)
 
     torchvision.ops.poolers.roi_align = torchvision.ops.roi_align = roi_align
+    torchvision.models.detection.roi_heads.roi_align = roi_align
     torchvision.ops.boxes._assert_has_ops = lambda: None
     torchvision.extension._has_ops = lambda: True
     return torchvision

@@ -4,8 +4,10 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from multipod.errors import RecipeError
+from multipod.pytrees import Batch
 
 IMAGE_DIMS = {"image": (None, "height", "width", None)}
 """The names of the dims of batch["image"], [examples, height, width, channels]: what a layout may split."""
@@ -49,3 +51,8 @@ def check_image(model: Any, image: jax.Array) -> jax.Array:
             f"Set model.channels={image.shape[-1]}."
         )
     return image
+
+
+def without_crowds(batch: Batch) -> jax.Array:
+    """batch["label"], int [examples, truths], with 0, which is none, where batch["crowd"] is true."""
+    return jnp.where(batch["crowd"], 0, batch["label"]) if "crowd" in batch else batch["label"]

@@ -1,4 +1,4 @@
-"""Residual networks for images (He et al., 2015, arXiv:1512.03385): the published five, and a small one."""
+"""ResidualBlock networks for images (He et al., 2015, arXiv:1512.03385): the published five, and a small one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,23 +172,38 @@ class _ResNet(nnx.Module):
         return self.head(x.mean(axis=(1, 2)))
 
 
-class _Residual(nnx.Module):
-    """relu(body(x) + shortcut(x)): two 3x3 convolutions, or 1x1, 3x3, 1x1 with four times the features at the end."""
+class ResidualBlock(nnx.Module):
+    """relu(body(x) + shortcut(x)): two 3x3 convolutions, or 1x1, 3x3, 1x1 with four times the features at the end.
 
-    def __init__(self, spec: ResNet, features_in: int, features: int, stride: int, rngs: nnx.Rngs) -> None:
-        conv = partial(ConvNorm, spec.style, rngs=rngs)
-        if spec.depth < 50:
+    A bottleneck has its stride in the 3x3; with `stride_first` in the first 1x1, as in the paper.
+    """
+
+    def __init__(
+        self,
+        style: Style,
+        bottleneck: bool,
+        features_in: int,
+        features: int,
+        stride: int,
+        *,
+        stride_first: bool = False,
+        rngs: nnx.Rngs,
+    ) -> None:
+        conv = partial(ConvNorm, style, rngs=rngs)
+        if not bottleneck:
             out, first = features, conv(features_in, features, 3, stride=stride, activate=nnx.relu)
             layers = [first, conv(features, out, 3, zero=True)]
         else:
-            out, first = 4 * features, conv(features_in, features, 1, activate=nnx.relu)
-            middle = conv(features, features, 3, stride=stride, activate=nnx.relu)
+            strides = (stride, 1) if stride_first else (1, stride)
+            out, first = 4 * features, conv(features_in, features, 1, stride=strides[0], activate=nnx.relu)
+            middle = conv(features, features, 3, stride=strides[1], activate=nnx.relu)
             layers = [first, middle, conv(features, out, 1, zero=True)]
         self.body = nnx.List(layers)
         same = features_in == out and stride == 1
         self.shortcut = None if same else conv(features_in, out, 1, stride=stride)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """The block's output, of its features and stride."""
         y = x
         for layer in self.body:
             y = layer(y)
@@ -204,7 +219,9 @@ class _DeepResNet(nnx.Module):
         for stage, count in enumerate(BLOCKS[spec.depth]):
             for number in range(count):
                 stride = 2 if stage > 0 and number == 0 else 1
-                blocks.append(_Residual(spec, features, spec.width << stage, stride, rngs))
+                blocks.append(
+                    ResidualBlock(spec.style, spec.depth >= 50, features, spec.width << stage, stride, rngs=rngs)
+                )
                 features = (spec.width << stage) * (1 if spec.depth < 50 else 4)
         self.remat = spec.remat
         self.blocks = nnx.List(blocks)

@@ -42,13 +42,26 @@ def hard_negatives(losses: jax.Array, positive: jax.Array, *, ratio: float = 3.0
     """
     negative = ~positive
     wanted = jnp.minimum((ratio * positive.sum(-1)).astype(jnp.int32), negative.sum(-1))
-    losses = jnp.maximum(jax.lax.stop_gradient(losses).astype(jnp.float32), 0)
-    ranked = jnp.where(negative, losses, -1)
-    limit = kth_largest(jnp.where(negative, losses, 0), wanted)[..., None]
+    return largest_of(jax.lax.stop_gradient(losses), negative, wanted, ties=ties)
+
+
+def largest_of(values: jax.Array, among: jax.Array, wanted: jax.Array, *, ties: Ties = "exact") -> jax.Array:
+    """True for the `wanted` largest values among some: bool [..., n]; for all of these if there are fewer.
+
+    With random values it is a sample without replacement.
+
+    Args:
+      values: [..., n], at least 0.
+      among: bool [..., n], which can be chosen.
+      wanted: int [...].
+      ties: see `hard_negatives`.
+    """
+    wanted = jnp.minimum(wanted, among.sum(-1))
+    values = jnp.where(among, jnp.maximum(values.astype(jnp.float32), 0), -1)
+    limit = kth_largest(values, wanted)[..., None]
     some = (wanted > 0)[..., None]
     if ties == "all":
-        return (ranked >= limit) & some
-    above = ranked > limit
-    equal = ranked == limit
+        return (values >= limit) & some
+    above, equal = values > limit, values == limit
     room = wanted - above.sum(-1)
     return (above | (equal & (jnp.cumsum(equal, -1) <= room[..., None]))) & some

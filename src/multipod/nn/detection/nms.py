@@ -1,5 +1,7 @@
 """Non-maximum suppression in tiles: the result of the greedy loop, in a few large steps."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -43,34 +45,46 @@ def nms(
     tiles = -(-n // tile)
     valid = jnp.ones(n, bool) if valid is None else valid
     groups = jnp.zeros(n, jnp.int32) if groups is None else groups
-    order = jnp.argsort(jnp.where(valid, -scores.astype(jnp.float32), jnp.inf), stable=True)
-    pad = lambda x: jnp.pad(x[order], [(0, tiles * tile - n)] + [(0, 0)] * (x.ndim - 1))  # noqa: E731
-    boxes, valid, groups = pad(boxes), pad(valid), pad(groups)
+    order = jnp.argsort(jnp.where(valid, -scores.astype(jnp.float32), jnp.inf), stable=True).astype(jnp.int32)
+    pad = lambda x: jnp.pad(x, [(0, tiles * tile - n)] + [(0, 0)] * (x.ndim - 1))  # noqa: E731
+    sorted_boxes, valid, sorted_groups, order = pad(boxes[order]), pad(valid[order]), pad(groups[order]), pad(order)
 
-    def suppresses(start: jax.Array) -> jax.Array:
-        """bool [all, tile]: which boxes would suppress which of the tile."""
-        of_tile = lambda x: jax.lax.dynamic_slice_in_dim(x, start, tile)  # noqa: E731
-        overlap = box_iou(boxes, of_tile(boxes))
+    def suppresses(first: _Boxes, second: _Boxes) -> jax.Array:
+        overlap = box_iou(first.box, second.box)
         over = overlap >= threshold if inclusive else overlap > threshold
-        return over & (groups[:, None] == of_tile(groups))
+        return over & (first.group[:, None] == second.group)
 
-    def next_tile(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        number, stays = state
-        start = number * tile
-        over = suppresses(start)
-        # `stays` is false from this tile on, so only earlier boxes clear it.
-        here = jax.lax.dynamic_slice_in_dim(valid, start, tile) & ~(over & stays[:, None]).any(0)
-        inside = jnp.triu(jax.lax.dynamic_slice_in_dim(over, start, tile), 1)
-        return number + 1, jax.lax.dynamic_update_slice_in_dim(stays, _settle(here, inside), start, 0)
+    def next_tile(state: _State) -> _State:
+        take = lambda x: jax.lax.dynamic_slice_in_dim(x, state.tile * tile, tile)  # noqa: E731
+        here = _Boxes(take(sorted_boxes), take(sorted_groups))
+        cleared = (suppresses(state.staying, here) & (state.found >= 0)[:, None]).any(0)
+        stays = _settle(take(valid) & ~cleared, jnp.triu(suppresses(here, here), 1))
+        # Behind the last wanted they are dropped.
+        place = jnp.where(stays, state.number + jnp.cumsum(stays) - 1, count)
+        put = lambda into, values: into.at[place].set(values, mode="drop")  # noqa: E731
+        staying = _Boxes(put(state.staying.box, here.box), put(state.staying.group, here.group))
+        return _State(state.tile + 1, state.number + stays.sum(), put(state.found, take(order)), staying)
 
-    def unfinished(state: tuple[jax.Array, jax.Array]) -> jax.Array:
-        number, stays = state
-        return (number < tiles) & (stays.sum() < count)
+    none = _Boxes(jnp.zeros((count, 4), boxes.dtype), jnp.zeros(count, groups.dtype))
+    start = _State(jnp.int32(0), jnp.int32(0), jnp.full(count, -1, jnp.int32), none)
+    unfinished = lambda state: (state.tile < tiles) & (state.number < count)  # noqa: E731
+    return jax.lax.while_loop(unfinished, next_tile, start).found
 
-    _, stays = jax.lax.while_loop(unfinished, next_tile, (jnp.int32(0), jnp.zeros(tiles * tile, bool)))
-    place = jnp.where(stays, jnp.cumsum(stays) - 1, count)
-    found = jnp.full(count, -1, jnp.int32)
-    return found.at[place[:n]].set(order.astype(jnp.int32), mode="drop")
+
+class _Boxes(NamedTuple):
+    """Boxes [n, 4], and the group of each, [n]."""
+
+    box: jax.Array
+    group: jax.Array
+
+
+class _State(NamedTuple):
+    """The next tile, how many boxes stay so far, which, and these boxes themselves."""
+
+    tile: jax.Array
+    number: jax.Array
+    found: jax.Array
+    staying: _Boxes
 
 
 def _settle(candidates: jax.Array, suppresses: jax.Array) -> jax.Array:

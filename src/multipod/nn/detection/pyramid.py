@@ -16,7 +16,10 @@ HE_UNIFORM = nnx.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
 
 class BiasedConv(nnx.Module):
-    """A convolution with a bias on images that may be split: [n, h, w, features_in] to [n, h', w', features]."""
+    """A convolution with a bias: [n, h, w, features_in] to [n, h', w', features].
+
+    The images may be split; with `whole` they are not.
+    """
 
     def __init__(
         self,
@@ -27,9 +30,11 @@ class BiasedConv(nnx.Module):
         stride: int = 1,
         padding: str | tuple[tuple[int, int], tuple[int, int]] = "SAME",
         init: Initializer = HE_UNIFORM,
+        whole: bool = False,
         dtype: Dtype = "float32",
         rngs: nnx.Rngs,
     ) -> None:
+        self.whole = whole
         self.conv = nnx.Conv(
             features_in,
             features,
@@ -44,7 +49,8 @@ class BiasedConv(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The convolution's output, in the layer's dtype."""
-        return with_logical_constraint(self.conv(x), "height", "width", None)
+        y = self.conv(x)
+        return y if self.whole else with_logical_constraint(y, "height", "width", None)
 
 
 class FeaturePyramid(nnx.Module):

@@ -124,6 +124,27 @@ class TileBatchNorm(nnx.Module):
         return mean, (self.var[...] + jnp.square(self.mean[...] - mean)).mean(0)
 
 
+class FrozenNorm(nnx.Module):
+    """A batch norm that learns nothing: (x - mean) / sqrt(var + epsilon) * scale + bias, all four of them statistics.
+
+    For networks that start from trained weights and see few images at a time. Training leaves them as they are.
+
+    Source: arXiv:1703.06870's released code.
+    """
+
+    def __init__(self, features: int, *, epsilon: float = 1e-5) -> None:
+        self.scale = nnx.BatchStat(jnp.ones(features))
+        self.bias = nnx.BatchStat(jnp.zeros(features))
+        self.mean = nnx.BatchStat(jnp.zeros(features))
+        self.var = nnx.BatchStat(jnp.ones(features))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises x, [..., features], in x's dtype."""
+        factor = lax.rsqrt(self.var[...] + self.epsilon) * self.scale[...]
+        return (x.astype(jnp.float32) * factor + (self.bias[...] - self.mean[...] * factor)).astype(x.dtype)
+
+
 def tile_mean(x: jax.Array, tile: Tile) -> jax.Array:
     """The mean of x over the tile that this device is in; x itself outside a program over the mesh axes."""
     sizes = _mesh_sizes()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from multipod.nn.images.batch_norm import Moving, Tile, TileBatchNorm
+from multipod.nn.images.batch_norm import FrozenNorm, Moving, Tile, TileBatchNorm
 from multipod.nn.images.convolution import convolution, convolution_with_folded_stride
 from multipod.nn.images.depthwise import depthwise_convolution
 from multipod.nn.logical_axes import with_logical_constraint
@@ -37,6 +37,7 @@ class Style:
       dtype: of activations.
       moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       tiles: with `kept`, how many tiles the mesh holds.
+      frozen: norms that learn nothing (`multipod.nn.images.batch_norm.FrozenNorm`).
     """
 
     tile: Tile
@@ -46,6 +47,7 @@ class Style:
     dtype: Dtype
     moving: Moving = "pooled"
     tiles: int = 1
+    frozen: bool = False
 
 
 class ConvNorm(nnx.Module):
@@ -88,7 +90,16 @@ class ConvNorm(nnx.Module):
             rngs=rngs,
             **kind,
         )
-        self.norm = TileBatchNorm(
+        self.norm = self._norm(style, features, rngs)
+        if zero and not style.frozen:
+            self.norm.scale = nnx.Param(jnp.zeros(features))
+        self.activate = activate
+
+    @staticmethod
+    def _norm(style: Style, features: int, rngs: nnx.Rngs) -> TileBatchNorm | FrozenNorm:
+        if style.frozen:
+            return FrozenNorm(features, epsilon=style.epsilon)
+        return TileBatchNorm(
             features,
             tile=style.tile,
             moving=style.moving,
@@ -97,9 +108,6 @@ class ConvNorm(nnx.Module):
             epsilon=style.epsilon,
             rngs=rngs,
         )
-        if zero:
-            self.norm.scale = nnx.Param(jnp.zeros(features))
-        self.activate = activate
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The layer's output, in the style's dtype."""
