@@ -45,6 +45,9 @@ INTERRUPTED = 130
     help="With --resume or --from: from this checkpoint, not the newest.",
 )
 @click.option(
+    "--copy-to", default="", metavar="URL", help="Keep a copy of the run in an object store: s3://..., gs://..."
+)
+@click.option(
     "--stop-after",
     type=click.IntRange(1),
     default=None,
@@ -73,6 +76,7 @@ def train(
     resume: Path | None,
     begin_from: Path | None,
     at: int | None,
+    copy_to: str,
     stop_after: int | None,
     run_ahead: int | None,
     quiet: bool,
@@ -100,6 +104,7 @@ def train(
         out=out,
         resume=resume,
         at=at,
+        copy_to=copy_to,
         stop_after=stop_after or 0,
         run_ahead=run_ahead,
         reading=reading,

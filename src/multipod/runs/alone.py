@@ -5,10 +5,12 @@ from contextlib import ExitStack
 from multipod.chaos.inject import Injector
 from multipod.layout.mesh import topology_of
 from multipod.runs.example_log import open_example_log
+from multipod.runs.object_store import copied
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import (
     RunResult,
     TrainRequest,
+    copy_arguments,
     pace_arguments,
     reading_arguments,
     relocation_arguments,
@@ -44,40 +46,46 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     program = prepare_program(request, options, faults)
     recipe = program.recipe
     folder = prepare_folder(request, options, program)
-    with ExitStack() as stack:
-        stack.callback(hold_folder(folder, options.command))
-        report_saved = report_to_launcher(options, stack, folder)
-        stop = stack.enter_context(stop_when_asked())
-        chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.sync.local_state else ()
-        checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=report_saved, chips=chips)
-        stack.callback(checkpoints.close)
-        state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None
-        past, repeated = read_past(folder, None if state is None else int(state.update), options.started_s)
-        observers = stack.enter_context(open_observers(folder, request, recipe, state))
-        state = request.begin(program) if request.begin else state
-        log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
-        arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
-        arguments += pace_arguments(request)
-        context = RunContext(
-            checkpoints=checkpoints,
-            observers=observers,
-            hooks=LoopHooks(
-                on_phase=log.follow(options.heartbeat or ignore_phase),
-                barrier=lambda name: barrier(name, options.timeouts.compile_s),
-                on_update=log.on_update,
-                faults=faults.of_run(folder.checkpoints),
-            ),
-            resumption=Resumption(past, repeated),
-            info=RunInfo(
-                str(folder.path), run_facts(program, request, options), resume_command(folder, options, arguments)
-            ),
-            stop=stop,
-            stop_after=request.stop_after,
-            run_ahead=run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER if request.inject else ""),
-            evaluate_beside=request.evaluate_beside,
-            reading=request.reading,
-            began_s=options.started_s,
-        )
-        state, ended = train_program(program, context, state)
-    write_report(folder)
+    with copied(folder, request, recipe.keep_checkpoints, print_warning) as copy_checkpoint:
+        with ExitStack() as stack:
+            stack.callback(hold_folder(folder, options.command))
+            report_saved = report_to_launcher(options, stack, folder)
+
+            def committed(update: int) -> None:
+                report_saved(update)
+                copy_checkpoint(update)
+
+            stop = stack.enter_context(stop_when_asked())
+            chips = topology_of(recipe.layout, program.mesh).chips if recipe.layout.sync.local_state else ()
+            checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=committed, chips=chips)
+            stack.callback(checkpoints.close)
+            state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None
+            past, repeated = read_past(folder, None if state is None else int(state.update), options.started_s)
+            observers = stack.enter_context(open_observers(folder, request, recipe, state))
+            state = request.begin(program) if request.begin else state
+            log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
+            arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
+            arguments += pace_arguments(request) + copy_arguments(request)
+            context = RunContext(
+                checkpoints=checkpoints,
+                observers=observers,
+                hooks=LoopHooks(
+                    on_phase=log.follow(options.heartbeat or ignore_phase),
+                    barrier=lambda name: barrier(name, options.timeouts.compile_s),
+                    on_update=log.on_update,
+                    faults=faults.of_run(folder.checkpoints),
+                ),
+                resumption=Resumption(past, repeated),
+                info=RunInfo(
+                    str(folder.path), run_facts(program, request, options), resume_command(folder, options, arguments)
+                ),
+                stop=stop,
+                stop_after=request.stop_after,
+                run_ahead=run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER if request.inject else ""),
+                evaluate_beside=request.evaluate_beside,
+                reading=request.reading,
+                began_s=options.started_s,
+            )
+            state, ended = train_program(program, context, state)
+        write_report(folder)
     return RunResult(folder.path, ended, state)

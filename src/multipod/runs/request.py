@@ -39,6 +39,7 @@ class TrainRequest:
       out: the new run's folder; None takes the next free one under runs/.
       resume: the folder of the run to go on with.
       at: the checkpoint to go on from; None takes the newest.
+      copy_to: the address in an object store at which a copy of the run is kept; empty keeps none.
       stop_after: stop and save after this update; 0 never does.
       run_ahead: how many updates are given to the devices ahead of the one that is waited for; None is as many as are
         safe there (`multipod.train.updating.default_run_ahead`). It changes no result.
@@ -58,6 +59,7 @@ class TrainRequest:
     out: Path | None = None
     resume: Path | None = None
     at: int | None = None
+    copy_to: str = ""
     stop_after: int = 0
     run_ahead: int | None = None
     reading: InputOptions = field(default_factory=InputOptions)
@@ -167,6 +169,11 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
 def pace_arguments(request: TrainRequest) -> str:
     """The arguments that say again how far updates run ahead, if the user said it."""
     return "" if request.run_ahead is None else f" --run-ahead {request.run_ahead}"
+
+
+def copy_arguments(request: TrainRequest) -> str:
+    """The arguments that say again where the run is copied to."""
+    return f" --copy-to {shlex.quote(request.copy_to)}" if request.copy_to else ""
 
 
 def reading_arguments(reading: InputOptions) -> str:

@@ -8,6 +8,7 @@ from multipod.errors import RecipeError, RunFolderError
 from multipod.recipe.recipe import Recipe
 from multipod.runs.alone import run_alone
 from multipod.runs.elastic import run_elastic
+from multipod.runs.object_store import fetched, refuse_object_store
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.stages import translate_lost_peers
@@ -23,6 +24,7 @@ def train_run(
     resume: str | Path | None = None,
     start_from: str | Path | None = None,
     at: int | None = None,
+    copy_to: str = "",
     changes: Sequence[str] = (),
     stop_after: int = 0,
     run_ahead: int | None = None,
@@ -41,6 +43,7 @@ def train_run(
       resume: the folder of a run to go on with.
       start_from: the folder of a run whose recipe and state a new run takes over, laid out otherwise.
       at: with `resume` or `start_from`, the checkpoint to go on from; None takes the newest.
+      copy_to: an address in an object store, as `s3://bucket/run`, at which a copy of the run is kept.
       changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
       stop_after: stop and save after this update; 0 never does.
       run_ahead: how many updates are given to the devices ahead of the one waited for; None: as many as are safe.
@@ -65,6 +68,7 @@ def train_run(
         out=None if out is None else Path(out),
         resume=None if resume is None else Path(resume),
         at=at,
+        copy_to=copy_to,
         stop_after=stop_after,
         run_ahead=run_ahead,
         loggers=log,
@@ -88,4 +92,8 @@ def train_request(
         if start_from is not None:
             request = take_over(request, Path(start_from), options)
             request = replace(request, at=None)
+        if options.cluster.survives:
+            refuse_object_store(request)
+        else:
+            request = fetched(request)
         return (run_elastic if options.cluster.survives else run_alone)(request, options)

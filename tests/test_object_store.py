@@ -1,0 +1,152 @@
+"""Copies of runs in an S3-compatible server that the tests start: whole or not there, and patient when it is gone."""
+
+import os
+import socket
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_recipe import tiny
+
+from multipod.errors import ClusterError, RunFolderError
+from multipod.runs.object_store import RunCopier, StoredRun, refuse_object_store
+from multipod.runs.request import TrainRequest
+from multipod.runs.training import train_run
+from multipod.train.checkpoints.checksums import seal
+from multipod.train.run_folder import RunFolder
+
+moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+
+
+class Server:
+    """An S3 server in a thread, that can go and come back with what it held."""
+
+    def __init__(self) -> None:
+        with closing(socket.socket()) as taken:
+            taken.bind(("127.0.0.1", 0))
+            self.port = taken.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        self._server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def server():
+    values = {
+        "AWS_ENDPOINT_URL": "",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    one = Server()
+    values["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{one.port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("s3://bucket")
+        yield one
+    one.stop()
+
+
+def folder_with(path: Path, *updates: int) -> RunFolder:
+    """A run folder with made-up checkpoints, sealed."""
+    folder = RunFolder(path)
+    for update in updates:
+        arrays = folder.checkpoints / str(update) / "default"
+        arrays.mkdir(parents=True)
+        (arrays / "array").write_bytes(os.urandom(1000))
+        seal(folder.checkpoints / str(update))
+    folder.recipe.write_text("name = 'made up'\n")
+    folder.facts.write_text("{}")
+    return folder
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_store_that_is_gone_is_tried_again_and_loses_nothing(server, tmp_path):
+    folder, stored, told = folder_with(tmp_path / "run", 1, 2, 3), StoredRun("s3://bucket/patient"), []
+    with RunCopier(folder, stored, keep=2, parts=1, tell=told.append) as copier:
+        copier.committed(1)
+        wait_for(lambda: stored.updates() == [1])
+        server.stop()
+        copier.committed(2)
+        wait_for(lambda: told)
+        assert told[0].startswith("NOT COPIED to s3://bucket/patient: ")
+        server.start()
+        wait_for(lambda: stored.updates() == [1, 2])
+        copier.committed(3)
+    assert told[1:] == ["s3://bucket/patient is back: copied"]
+    assert stored.updates() == [2, 3]  # the oldest went when the newest was complete
+    stored.fetch(tmp_path / "back")
+    files = sorted(path.relative_to(tmp_path / "back") for path in (tmp_path / "back").rglob("*") if path.is_file())
+    assert [str(path) for path in files] == [
+        "checkpoints/3/checksums.json",
+        "checkpoints/3/default/array",
+        "recipe.toml",
+        "run.json",
+    ]
+    for path in files:
+        assert (tmp_path / "back" / path).read_bytes() == (folder.path / path).read_bytes()
+
+
+def test_a_checkpoint_without_its_checksums_is_not_there(server, tmp_path):
+    folder, stored = folder_with(tmp_path / "run", 4), StoredRun("s3://bucket/half")
+    stored.put_records(folder)
+    stored.put_checkpoint(folder, 4)
+    s3fs.S3FileSystem().rm_file("bucket/half/checkpoints/4/checksums.json")
+    assert stored.updates() == []
+    with pytest.raises(RunFolderError, match="there is no run with a checkpoint at s3://bucket/half"):
+        stored.fetch(tmp_path / "back")
+
+
+def test_an_end_without_the_store_says_what_is_missing(server, tmp_path):
+    folder, stored, told = folder_with(tmp_path / "run", 5), StoredRun("s3://bucket/late"), []
+    server.stop()
+    try:
+        with (
+            pytest.raises(
+                RunFolderError, match=r"s3://bucket/late lacks the end of this run: .*--copy-to s3://bucket/l"
+            ),
+            RunCopier(folder, stored, keep=2, parts=1, tell=told.append, last_s=0.5) as copier,
+        ):
+            copier.committed(5)
+    finally:
+        server.start()
+
+
+def test_a_run_goes_on_from_its_copy_in_another_place(server, tmp_path, monkeypatch):
+    recipe = replace(tiny(), updates=12, evaluate_every=0, checkpoint_every=4)
+    monkeypatch.chdir(tmp_path)
+    first = train_run(recipe, out="here", copy_to="s3://bucket/run", stop_after=6)
+    assert first.ended.resume.endswith("--copy-to s3://bucket/run")
+    stored = StoredRun("s3://bucket/run")
+    assert stored.updates() == [4, 6]
+    with pytest.raises(RunFolderError, match="s3://bucket/run holds a run already"):
+        train_run(recipe, out="again", copy_to="s3://bucket/run")
+    assert not (tmp_path / "again").exists()
+    second = train_run(recipe, resume="s3://bucket/run")
+    assert (second.folder, second.ended.update) == (Path("runs/run-001"), 12)
+    assert stored.updates()[-1] == 12
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(RunFolderError, match=r"nowhere://bucket/run: .*Install multipod\[remote\]"):
+        StoredRun("nowhere://bucket/run")
+    for request in (TrainRequest("digits", copy_to="s3://bucket/run"), TrainRequest(resume=Path("s3:/bucket/run"))):
+        with pytest.raises(ClusterError, match="Leave out --copy-to"):
+            refuse_object_store(request)
