@@ -14,7 +14,7 @@ from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
 from multipod.plan.saved import read_plan
 from multipod.plan.tables.models import MODELS
-from multipod.runs.options import RuntimeOptions
+from multipod.runs.options import RuntimeOptions, parse_profiled
 from multipod.train.observers.table import OBSERVERS, PRINTED, ObservedRun, make_observers
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ INTERRUPTED = 130
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
 @click.option(
+    "--profile",
+    metavar="FIRST:LAST",
+    help="Profile these updates, as 10:13, for XProf, TensorBoard and ui.perfetto.dev.",
+)
+@click.option(
     "--log", "loggers", multiple=True, metavar="NAME", help=f"Also tell a logger: {', '.join(OBSERVERS)}. Repeatable."
 )
 @click.option("--inject", type=click.Path(path_type=Path, exists=True, file_okay=False), hidden=True)
@@ -82,6 +87,7 @@ def train(
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
+    profile: str | None,
     loggers: tuple[str, ...],
     inject: Path | None,
     changes: list[str],
@@ -93,6 +99,8 @@ def train(
     Ctrl-C finishes the update that is running, saves, and prints the command that goes on.
     """
     refuse_contradictions(recipe, out, resume, begin_from, at, where)
+    if profile is not None and (where.cluster.survives or where.cluster.waits):
+        raise click.UsageError("--profile goes without --survive, where processes come and go.")
     recipe = absolute_recipe(recipe or "")
     file = plan_file(click.get_current_context().params["layout"])
     if resume is not None and file is not None:
@@ -110,6 +118,7 @@ def train(
         reading=reading,
         evaluate_beside=evaluate_beside,
         log_examples=log_examples,
+        profile=None if profile is None else parse_profiled(profile),
         inject=inject,
         plan=plan,
         loggers=loggers,

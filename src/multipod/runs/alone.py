@@ -2,11 +2,14 @@
 
 from contextlib import ExitStack
 
+import jax
+
 from multipod.chaos.inject import Injector
 from multipod.layout.mesh import topology_of
 from multipod.runs.example_log import open_example_log
 from multipod.runs.object_store import copied
 from multipod.runs.options import RuntimeOptions
+from multipod.runs.profiling import open_profile, refuse_unfit_libtpu
 from multipod.runs.request import (
     RunResult,
     TrainRequest,
@@ -45,6 +48,9 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     program = prepare_program(request, options, faults)
     recipe = program.recipe
+    if request.profile is not None:
+        request.profile.check(recipe.updates)
+        refuse_unfit_libtpu(jax.config.jax_platforms)  # type: ignore[attr-defined]
     folder = prepare_folder(request, options, program)
     with copied(folder, request, recipe.keep_checkpoints, print_warning) as copy_checkpoint:
         with ExitStack() as stack:
@@ -64,15 +70,18 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
             observers = stack.enter_context(open_observers(folder, request, recipe, state))
             state = request.begin(program) if request.begin else state
             log = stack.enter_context(open_example_log(request.log_examples, folder, program, state))
+            if request.profile is not None:
+                request.profile.check(recipe.updates, done=0 if state is None else int(state.update))
+            profile = stack.enter_context(open_profile(request.profile, folder, request.planned_parts))
             arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
             arguments += pace_arguments(request) + copy_arguments(request)
             context = RunContext(
                 checkpoints=checkpoints,
                 observers=observers,
                 hooks=LoopHooks(
-                    on_phase=log.follow(options.heartbeat or ignore_phase),
+                    on_phase=profile.follow(log.follow(options.heartbeat or ignore_phase)),
                     barrier=lambda name: barrier(name, options.timeouts.compile_s),
-                    on_update=log.on_update,
+                    on_update=profile.after(log.on_update),
                     faults=faults.of_run(folder.checkpoints),
                 ),
                 resumption=Resumption(past, repeated),

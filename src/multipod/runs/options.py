@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multipod.elastic.heartbeat import Heartbeat
+from multipod.errors import RecipeError
 from multipod.runtime import Timeouts
 
 
@@ -57,3 +58,49 @@ class RuntimeOptions:
     heartbeat: Heartbeat | None = None
     command: str = "multipod.runs.train"
     started_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class ProfiledUpdates:
+    """The updates to profile, from number `first` to number `last`, both included."""
+
+    first: int
+    last: int
+
+    def check(self, total: int, done: int = 0) -> None:
+        """Refuses updates that a run of `total` does not do which has done `done`.
+
+        Raises:
+          RecipeError: says which it does.
+        """
+        if self.last > total:
+            raise RecipeError(
+                f"--profile {self}: the run has {total} updates. Profile some of those, as "
+                f"--profile {max(done + 1, total - 3)}:{total}."
+            )
+        if self.first <= done:
+            raise RecipeError(
+                f"--profile {self}: the run goes on after update {done}. Profile later ones, as "
+                f"--profile {done + 1}:{min(done + 4, total)}."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+
+def parse_profiled(text: str) -> ProfiledUpdates:
+    """The updates written as `10:13`, or `10` for one.
+
+    Raises:
+      RecipeError: anything else.
+    """
+    first, colon, last = text.partition(":")
+    if not first.isdecimal() or (colon and not last.isdecimal()):
+        raise RecipeError(f"--profile {text}: write the first and the last update to profile, as 10:13.")
+    updates = ProfiledUpdates(int(first), int(last) if colon else int(first))
+    if not 1 <= updates.first <= updates.last:
+        raise RecipeError(
+            f"--profile {text}: updates count from 1, and the last may not come before the first. "
+            f"Write --profile {max(1, min(updates.first, updates.last))}:{max(1, updates.first, updates.last)}."
+        )
+    return updates

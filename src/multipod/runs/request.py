@@ -2,9 +2,10 @@
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,7 +16,7 @@ from multipod.mlperf.benchmarks import benchmark_of
 from multipod.plan.pinned import check_planned
 from multipod.plan.saved import SavedPlan
 from multipod.recipe.recipe import Recipe
-from multipod.runs.options import RuntimeOptions
+from multipod.runs.options import ProfiledUpdates, RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
@@ -48,6 +49,7 @@ class TrainRequest:
       begin: makes the first state of a new run; None starts from scratch.
       log_examples: write which examples each update used to the run's folder.
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
+      profile: the updates to profile; None profiles none.
       plan: the run as it was planned: its changes come before `changes`, and what differs from it is refused.
       loggers: names in `multipod.train.observers.table.OBSERVERS` of who is told of the run beside its own files.
       observers: makes who else is told, on process 0, given the run's folder and whether these are the first of this
@@ -67,6 +69,7 @@ class TrainRequest:
     begin: Callable[[Program], State] | None = None
     log_examples: bool = False
     inject: Path | None = None
+    profile: ProfiledUpdates | None = None
     plan: SavedPlan | None = None
     loggers: Sequence[str] = ()
     observers: Callable[[RunFolder, bool], Sequence[EventSink]] = no_observers
@@ -78,6 +81,11 @@ class TrainRequest:
     def all_changes(self) -> list[str]:
         """The changes of the plan, if there is one, and then the user's."""
         return [*(self.plan.changes() if self.plan else ()), *self.changes]
+
+    @property
+    def planned_parts(self) -> Mapping[str, Any]:
+        """What was planned of a step, by name; nothing without a plan."""
+        return self.plan.prediction if self.plan else {}
 
 
 @dataclass(frozen=True)
