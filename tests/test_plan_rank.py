@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from multipod.errors import ScheduleError
+from multipod.experiments import planner_dlrm
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
 from multipod.plan import network
@@ -187,3 +188,20 @@ def test_a_schedule_hides_in_buckets_only():
     assert dict(whole.parts)["gradient sum"] == pytest.approx(whole.gradient_sum_s)
     assert dict(cut.parts)["gradient sum"] == pytest.approx(cut.gradient_sum_s / cut.buckets)
     assert cut.buckets == -(-4 * 25_557_032 // (25 << 20))
+
+
+@pytest.mark.parametrize(("model", "layout", "width"), [("resnet50", SHARDED, 4 + 4), ("bert", SHARDED, 2 + 4)])
+def test_the_bytes_of_a_sum_are_those_of_its_price(model, layout, width):
+    """A reduce-scatter of gradients and a gather of weights, each of its type: (chips - 1) / chips of the vector."""
+    step = predict_step(MODELS[model], layout, 512, find("tpu-v3-pod:4x4"))
+    assert step.sum_sent == pytest.approx(15 / 16 * width * MODELS[model].parameters, rel=1e-3)
+
+
+def test_the_published_place_of_dlrms_tables_is_priced_below_fewer_devices():
+    """96 GB of tables over 512 devices; by fewer, gradients of whole tables are summed between replicas."""
+    machine = find("tpu-v3-pod:16x16")
+    published, fewer = (planner_dlrm.priced(*one, machine) for one in (planner_dlrm.PUBLISHED, ("auto", 64)))
+    assert published.step_s < fewer.step_s
+    tables = 4 * 24.03e9 / 512
+    assert published.memory.parameters == pytest.approx(tables + 4 * 4.9e6, rel=0.05)
+    assert published.fits
