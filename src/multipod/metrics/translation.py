@@ -55,7 +55,6 @@ class Bleu:
       extra: a translation has at most so many tokens more than a row of sources.
       tokenize: sacreBLEU's name of how it cuts words.
       lowercase: count without regard to case, as MLPerf's GNMT is judged.
-      target: BLEU that ends the run; 0: none.
     """
 
     weight: str = "weight"
@@ -66,7 +65,6 @@ class Bleu:
     extra: int = 50
     tokenize: str = "13a"
     lowercase: bool = False
-    target: float = 0.0
 
     def __post_init__(self) -> None:
         if self.beam < 1 or self.extra < 1 or not 0 <= self.penalty < math.inf:
@@ -127,10 +125,6 @@ class Bleu:
         right, total = (tuple(int(sums[f"bleu_{name}_{n + 1}"]) for n in range(ORDER)) for name in ("right", "total"))
         rest = (int(sums[f"bleu_{name}"]) for name in ("length", "reference_length", "sentences"))
         return report | {"bleu": BleuCounts(right, total, *rest).score()}
-
-    def reached(self, values: dict[str, float]) -> bool:
-        """Whether BLEU is at the target."""
-        return bool(self.target) and values.get("bleu", 0.0) >= self.target
 
     def _counts(self, answers: Answers, data: Any) -> BleuCounts:
         counts = BleuCounts()

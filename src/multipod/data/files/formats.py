@@ -9,6 +9,7 @@ from multipod.data.files.array_record import open_array_records
 from multipod.data.files.arrays import open_arrays
 from multipod.data.files.clicks import open_clicks
 from multipod.data.files.folder import open_folder
+from multipod.data.files.hub import PREFIX, is_saved, open_hub
 from multipod.data.files.lines import open_lines
 from multipod.data.files.match import match_files
 from multipod.data.files.parquet import open_parquet
@@ -42,6 +43,7 @@ FORMATS = {
     "tar": Format("WebDataset archives", (".tar", ".tar.gz", ".tgz"), open_tar),
     "parquet": Format("Parquet tables", (".parquet",), open_parquet),
     "lines": Format("text, one example a line", (".txt", ".txt.gz"), open_lines),
+    "hub": Format("a data set of Hugging Face: hub:NAME:SPLIT, or of save_to_disk", (), lambda at: open_hub(str(at))),
 }
 """Every format by name. A new one is a subclass of `Records` and a line here."""
 
@@ -58,6 +60,8 @@ def open_records(where: str, kind: str = "", otherwise: str = "") -> Records:
     """
     if kind and kind not in FORMATS:
         raise DataError(f"no data format is called {kind!r}. {nearest(kind, FORMATS)}")
+    if where.startswith(PREFIX):
+        return open_hub(where)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         files = match_files(where, f"{kind or 'data'} files")
@@ -89,6 +93,8 @@ def _in_folder(folder: Path, kind: str) -> tuple[str, tuple[Path, ...]]:
         kinds = [name for name, suffixes in several if any(file.endswith(suffixes) for file in names)]
         if (folder / DESCRIPTION).is_file():
             return "clicks", ()
+        if is_saved(folder):
+            return "hub", ()
         has_arrays = any(name.endswith(".npy") for name in names)
         kind = "arrays" if has_arrays else kinds[0] if kinds else "folder"
     chosen = FORMATS[kind].suffixes
