@@ -78,7 +78,7 @@ class Guarded:
     mesh: Mesh | AbstractMesh
     minds: bool
     faulty: bool
-    _goes: list[jax.Array] = field(default_factory=list, compare=False, repr=False)
+    _known: dict[int, Controls] = field(default_factory=dict, compare=False, repr=False)
 
     def control_shapes(self) -> Any:
         """Flags and limits, bits to flip, and whether the update before was bad."""
@@ -88,19 +88,24 @@ class Guarded:
         return Controls(flags, limits, flags if self.faulty else None, halt)
 
     def controls(self, stop: int, limits: tuple[float, float], flip: int, halt: jax.Array | None = None) -> Controls:
-        """Flags and limits, and a bit to flip on the first device of this process; without `halt` the update counts."""
-        bounds = np.asarray(limits, np.float32)
-        on_mesh = jax.make_array_from_callback((2,), replicated(self.mesh), lambda _: bounds)
-        flips = self._flips(flip) if self.faulty else None
-        return Controls(_flags(self.mesh, stop), on_mesh, flips, self._go if halt is None else halt)
+        """Flags and limits, and a bit to flip on the first device of this process; without `halt` the update counts.
 
-    @property
-    def _go(self) -> jax.Array:
-        """Does not halt; made once."""
-        if not self._goes:
-            zero = np.zeros((), np.int32)
-            self._goes.append(jax.make_array_from_callback((), replicated(self.mesh), lambda _: zero))
-        return self._goes[0]
+        Made once for each value of `stop` where nothing is a spike and no bit flips, as in nearly all updates.
+        """
+        plain = flip == 0 and limits == NO_LIMITS
+        known = self._known.get(stop) if plain else None
+        if known is None:
+            known = self._make(stop, limits, flip)
+            if plain:
+                self._known[stop] = known
+        return known if halt is None else known._replace(halt=halt)
+
+    def _make(self, stop: int, limits: tuple[float, float], flip: int) -> Controls:
+        bounds, zero = np.asarray(limits, np.float32), np.zeros((), np.int32)
+        whole = replicated(self.mesh)
+        on_mesh = jax.make_array_from_callback((2,), whole, lambda _: bounds)
+        go = jax.make_array_from_callback((), whole, lambda _: zero)
+        return Controls(_flags(self.mesh, stop), on_mesh, self._flips(flip) if self.faulty else None, go)
 
     def _flips(self, flip: int) -> jax.Array:
         assert isinstance(self.mesh, Mesh)

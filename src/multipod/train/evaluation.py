@@ -28,6 +28,9 @@ from multipod.train.clock import Clock
 from multipod.train.detections import PendingJudgement
 from multipod.train.events import Evaluated
 
+AHEAD = 8
+"""Test batches that are given to the devices ahead of the one that the host waits for."""
+
 
 def evaluate(program: Program, state: State, test: Source, reading: InputOptions | None = None) -> dict[str, float]:
     """The sums of the objective's values over all of `test`, each example counted once; `count` is their number.
@@ -39,7 +42,11 @@ def evaluate(program: Program, state: State, test: Source, reading: InputOptions
     Raises:
       MetricError: there is no example, or labels are no classes.
     """
-    batches = list(_dispatched(program, program.evaluation.prepare(state), test, reading))
+    batches: list[PendingBatch] = []
+    for batch in _dispatched(program, program.evaluation.prepare(state), test, reading):
+        batches.append(batch)
+        # Sums stay on the devices and come back once, at the end: this only bounds the inputs that lie there.
+        jax.block_until_ready([earlier.sums for earlier in batches[-AHEAD - 1 : -AHEAD]])
     pending = _judgement(batches, program, test)
     return _added(batches, program.recipe) | (pending.values(wait=True) or {} if pending else {})
 

@@ -124,7 +124,7 @@ class UpdateRunner:
         self.program.check(update.sums)
         if not self.program.watched:
             return SettledUpdate(JudgedUpdate(state, update.sums, None), update.since_s, [])
-        again = None if sticky else self.policy.controls(update.wish)
+        again = self.policy.controls(update.wish) if int(update.sums["bad"]) and not sticky else None
         assert update.batch is not None
         judged = self.policy(self.compiled, state, update.sums, update.batch, update.controls, again)
         undone = []
