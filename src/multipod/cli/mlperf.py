@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from multipod.mlperf.package import Package, Run
+from multipod.mlperf.benchmarks import BENCHMARKS
+from multipod.mlperf.check import check as check_log
+from multipod.mlperf.lines import FILE
+from multipod.mlperf.package import Package, Run, Submission, pack
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -26,8 +27,6 @@ def mlperf() -> None:
 @mlperf.command(name="list")
 def list_benchmarks() -> None:
     """List the benchmarks: rule sets, target, evaluations, runs of a result, recipe."""
-    from multipod.mlperf.benchmarks import BENCHMARKS
-
     console = Console(highlight=False, soft_wrap=True)
     for each in BENCHMARKS.values():
         targets = [
@@ -50,8 +49,6 @@ def check(run: Path, ruleset: str) -> int:
 
     Exits 1 if anything is wrong.
     """
-    from multipod.mlperf.check import check as check_log
-
     verdict = check_log(_log_of(run), ruleset)
     console = Console(highlight=False, soft_wrap=True)
     benchmark = verdict.benchmark
@@ -76,8 +73,6 @@ def package(runs: tuple[Path, ...], out: Path, org: str, system: str, division: 
 
     Exits 1 if they refuse it, or if it is no complete result.
     """
-    from multipod.mlperf.package import Submission, pack
-
     made = pack([_run(run) for run in runs], Submission(org, system, division, status), out, ruleset)
     console = Console(highlight=False, soft_wrap=True)
     times = ", ".join("aborted" if minutes is None else f"{minutes:.3f}" for minutes in made.minutes)
@@ -90,7 +85,7 @@ def package(runs: tuple[Path, ...], out: Path, org: str, system: str, division: 
     return 1 if made.refused or made.missing else 0
 
 
-def _score(made: "Package") -> str:
+def _score(made: Package) -> str:
     return "score: none" if made.score is None else f"score: {made.score:.3f} minutes (Olympic mean)"
 
 
@@ -108,13 +103,10 @@ def _print_all(console: Console, title: str, lines: Sequence[str], none: str, jo
 
 
 def _log_of(run: Path) -> Path:
-    from multipod.mlperf.lines import FILE
-
     return run / FILE if run.is_dir() else run
 
 
-def _run(path: Path) -> "Run":
-    from multipod.mlperf.package import Run
+def _run(path: Path) -> Run:
     from multipod.train.run_folder import open_folder
 
     folder, facts = open_folder(path)
