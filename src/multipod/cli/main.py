@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "multipod.cli.train:train",
     "finetune": "multipod.cli.finetune:finetune",
     "eval": "multipod.cli.evaluate:evaluate",
+    "average": "multipod.cli.average:average",
     "report": "multipod.cli.report:report",
     "data": "multipod.cli.data:data",
     "list": "multipod.cli.show:list_recipes",

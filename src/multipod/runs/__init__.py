@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multipod.micro.quantising.options import Quantisation
     from multipod.recipes.finetune import FineTuning
+    from multipod.runs.averaging import average_run as average
     from multipod.runs.evaluation import evaluate_run as evaluate
     from multipod.runs.evaluation import tell_answers
     from multipod.runs.exporting import ExportRequest
@@ -35,6 +36,7 @@ _PUBLIC = {
     "open": "multipod.runs.opening:open_run",
     "evaluate": "multipod.runs.evaluation:evaluate_run",
     "finetune": "multipod.runs.finetuning:finetune_run",
+    "average": "multipod.runs.averaging:average_run",
     "export": "multipod.runs.exporting:export_run",
     "ExportRequest": "multipod.runs.exporting:ExportRequest",
     "OpenedRun": "multipod.runs.opening:OpenedRun",
@@ -57,6 +59,7 @@ __all__ = [
     "RunResult",
     "RuntimeOptions",
     "TrainRequest",
+    "average",
     "configure_recipe",
     "evaluate",
     "export",
