@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from multipod.data.source import ArraySource, GivesIds, examples_of
-from multipod.errors import RecipeError
+from multipod.errors import DataError, RecipeError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import PipelineSplit
@@ -189,3 +189,18 @@ def test_cut_points_of_a_plain_model_are_refused() -> None:
 def test_numbers_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="capacity"):
         override(load("st-moe-small"), [f"model.routing.capacity={text}"])
+
+
+@pytest.mark.parametrize("change", ["model.width=0", "model.width=-8"])
+def test_sizes_of_which_no_model_can_be_made_are_refused(change: str) -> None:
+    recipe = override(load("digits"), [change])
+    said = (
+        rf"no SmallResNet can be made \(resnet.py:\d+\): .* Its fields are .*{change.partition('.')[2]}, .* Change one"
+    )
+    with pytest.raises(RecipeError, match=said):
+        _ = program_of(recipe, make_mesh(recipe.layout)).shapes
+
+
+def test_a_split_of_the_digits_that_cannot_be_is_refused() -> None:
+    with pytest.raises(DataError, match=r"digits: test_share=1.5 \(0.006 to 0.994\), shift=-1 \(0 to 8 pixels\)"):
+        override(load("digits"), ["data.test_share=1.5", "data.shift=-1"])

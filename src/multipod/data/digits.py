@@ -5,7 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from multipod.data.source import ArraySource, HostBatch
+from multipod.errors import DataError
 from multipod.pytrees import IdRange
+
+TOTAL = 1797
+"""Images of the data set."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class Digits:
     test_share: float = 0.2
     split_seed: int = 0
     shift: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = (
+            [] if 10 <= TOTAL * self.test_share <= TOTAL - 10 else [f"test_share={self.test_share} (0.006 to 0.994)"]
+        )
+        wrong += [] if 0 <= self.shift <= 8 else [f"shift={self.shift} (0 to 8 pixels)"]
+        if wrong:
+            raise DataError(f"digits: {', '.join(wrong)}. Change it in the recipe or with --set.")
 
     def ids_given(self) -> dict[str, IdRange]:
         """Labels of the ten digits."""

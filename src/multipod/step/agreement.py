@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from multipod.data.source import GivesIds
 from multipod.errors import MultipodError, RecipeError
 from multipod.nn.model import HasClasses, Model, TakesIds
-from multipod.pytrees import Batch, IdRange
+from multipod.pytrees import Batch, IdRange, Params, Statistics
 from multipod.recipe.recipe import Recipe
 
 _MISFITS = KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, NotImplementedError
@@ -83,6 +85,23 @@ def refusing_misfits(recipe: Recipe, reader: Any, batch: Batch) -> Iterator[None
         raise RecipeError(_misfit(recipe, reader, batch, error)) from error
 
 
+def init_model(recipe: Recipe, key: jax.Array) -> tuple[Params, Statistics]:
+    """`recipe.model.init(key)`.
+
+    Raises:
+      RecipeError: sizes of which no model can be made, with what the model's code says of them.
+    """
+    try:
+        return recipe.model.init(key)
+    except MultipodError:
+        raise
+    except (*_MISFITS, ArithmeticError) as error:
+        raise RecipeError(
+            f"recipe {recipe.name}: no {_name(recipe.model)} can be made ({_line(error)}): {_reason(error)}. Its "
+            f"fields are {_fields(recipe.model)}. Change one in the recipe or with --set model.NAME=VALUE."
+        ) from error
+
+
 def _misfit(recipe: Recipe, reader: Any, batch: Batch, error: Exception) -> str:
     where, who, data = f"recipe {recipe.name}", _name(reader), _name(recipe.data)
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
@@ -92,11 +111,21 @@ def _misfit(recipe: Recipe, reader: Any, batch: Batch, error: Exception) -> str:
             "that have it, or a model and an objective that do without."
         )
     given = ", ".join(f"{name} {array.dtype}[{_sizes(array.shape)}]" for name, array in batch.items())
-    reason = (str(error).strip() or "refused").splitlines()[0].rstrip(".")
     return (
-        f"{where}: {who} does not fit what it is given ({_line(error)}): {type(error).__name__}: {reason}. {data} "
+        f"{where}: {who} does not fit what it is given ({_line(error)}): {_reason(error)}. {data} "
         f"gives, on a device, {given}, to the model {_name(recipe.model)}. Change the part that reads it, or the data."
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, with its type."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'refused').splitlines()[0].rstrip('.')}"
+
+
+def _fields(model: Any) -> str:
+    """The numbers among a model's fields, as `width=0, classes=10`."""
+    plain = vars(model) if hasattr(model, "__dict__") else {}
+    return ", ".join(f"{name}={value}" for name, value in plain.items() if isinstance(value, int | float | tuple))
 
 
 def _line(error: Exception) -> str:

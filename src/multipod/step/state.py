@@ -1,5 +1,6 @@
 """The state of a run, as one value."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from multipod.optim.ema import EmaState
 from multipod.pytrees import OptState, Params, Pytree, Statistics
 from multipod.recipe.recipe import Recipe
+from multipod.step.agreement import init_model
 
 Sums = dict[str, jax.Array]
 """Sums over the examples of a batch, by the names of the objective's values; `count` is the number of examples."""
@@ -61,7 +63,7 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
 def fresh_state(recipe: Recipe, optimizer: optax.GradientTransformation) -> State:
     """The state before the first update; a pure function of the recipe."""
     params_key, train_key = jax.random.split(jax.random.key(recipe.seed))
-    params, statistics = recipe.model.init(params_key)
+    params, statistics = init_model(recipe, params_key)
     zero = jnp.zeros((), jnp.int32)
     kept = optimizer.init(params)
     kept = kept._replace(statistics=statistics) if isinstance(kept, EmaState) else kept
@@ -75,7 +77,7 @@ def update_key(state: State) -> jax.Array:
 
 def parameter_count(recipe: Recipe) -> int:
     """How many parameters the recipe's model has. Nothing is allocated."""
-    params, _ = jax.eval_shape(recipe.model.init, jax.random.key(0))
+    params, _ = jax.eval_shape(partial(init_model, recipe), jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

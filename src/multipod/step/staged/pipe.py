@@ -1,6 +1,7 @@
 """A recipe in a pipeline: its model cut into stages, its objective and optimizer in the parts that need them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from multipod.optim.optimizer import clip_of
 from multipod.optim.pipemare import PipeMare
 from multipod.pipelines.check import PipelineProof
 from multipod.recipe.recipe import Recipe
-from multipod.step.agreement import refusing_misfits
+from multipod.step.agreement import init_model, refusing_misfits
 from multipod.step.specs import state_specs
 
 
@@ -141,7 +142,7 @@ def layers_of(recipe: Recipe) -> tuple[ModelLayer, ...]:
       RecipeError: the model does not say them; with what stands in the way, if that is batch norm.
     """
     name = f"recipe {recipe.name}: {type(recipe.model).__name__}"
-    statistics = jax.tree.leaves(jax.eval_shape(recipe.model.init, jax.random.key(0))[1])
+    statistics = jax.tree.leaves(jax.eval_shape(partial(init_model, recipe), jax.random.key(0))[1])
     if statistics:
         conflict = conflict_of("pipeline", "batch norm")
         raise RecipeError(f"{name} normalises over the batch: {conflict.reason}. {conflict.remedy}")
