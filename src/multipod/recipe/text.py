@@ -3,6 +3,7 @@
 import dataclasses
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tomli_w
@@ -58,9 +59,10 @@ def from_text(text: str) -> Recipe:
 def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
     """Returns what a run that began with recipe text `old` would do otherwise under `new`: `batch: 128, now 64`.
 
-    Where it does not go on `learning`, but is looked at, it may lie anywhere.
+    Where it does not go on `learning`, but is looked at, it may lie anywhere. A field that an older version did not
+    have has its default there.
     """
-    before, after = (flat_fields(text) for text in (old, new))
+    before, after = (flat_fields(_completed(text)) for text in (old, new))
     combines = {before.get("layout.gradient_sum"), after.get("layout.gradient_sum")} & set(COMBINATIONS)
     moved = ("layout.failed", "layout.report_orthogonality") if combines and learning else WHERE
     free = (*DATA_PLACES, *BAD_UPDATES, *moved, "target")
@@ -69,6 +71,13 @@ def differences(old: str, new: str, *, learning: bool = True) -> list[str]:
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name) and name not in free
     ]
+
+
+def _completed(text: str) -> str:
+    """Returns a recipe's text with the fields that it lacks; itself, if its types cannot be imported here."""
+    with suppress(RecipeError):
+        return to_text(from_text(text))
+    return text
 
 
 def _table(value: Any) -> dict[str, Any]:
