@@ -25,7 +25,7 @@ def bert_large_phase1() -> Recipe:
     """BERT-large, rows of 128 tokens, batch 65,536, LAMB, 7,038 updates. Needs data.train_files, data.test_files.
 
     Batch, rate, warm-up and length are those of NVIDIA's public BERT code for LAMB (arXiv:1904.00962), which follows
-    the paper's phases; the fall of the rate by its root, the weight decay and the clipping are that code's, too.
+    the paper's phases; the fall of the rate by its root, the weight decay and the clipping were noted second-hand.
     """
     rate = WarmUp(Polynomial(6e-3, end=0.0, power=0.5), 0.2843)
     return Recipe(
