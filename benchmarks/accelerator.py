@@ -1,4 +1,4 @@
-"""One GPU or TPU: digits, ResNet-50 and BERT-large beside a plain JAX loop, and whether the rest works there.
+"""One GPU or TPU: digits, ResNet-50, BERT-large beside plain JAX and PyTorch, and whether the rest works there.
 
     python benchmarks/accelerator.py [--updates 20] [--small] [--only NAME] [--out FOLDER]
 
@@ -151,6 +151,26 @@ def plain(recipe: Recipe) -> tuple[Updates, float]:
     return run, float((compiled.cost_analysis() or {}).get("flops", 0.0))
 
 
+def in_torch(recipe: Recipe) -> Updates | None:
+    """The same model in PyTorch; None where there is none, or no PyTorch for this device."""
+    try:
+        import torch
+        from torch_models import TorchBert, torch_resnet, torch_updates
+    except ImportError:
+        return None
+    if torch.cuda.is_available() != (jax.devices()[0].platform == "gpu"):
+        return None
+    batch, model = first_batch(recipe), recipe.model
+    if isinstance(model, ResNet):
+        net = torch_resnet(model.depth)
+        images = batch | {"image": batch["image"].transpose(0, 3, 1, 2)}
+        return None if net is None else torch_updates(net, images, ("image",))
+    if isinstance(model, Bert) and model.dropout:
+        bert = TorchBert(model.vocab, model.features, model.hidden, model.heads, model.layers, model.positions)
+        return torch_updates(bert, batch, ("token", "masked"))
+    return None
+
+
 def seconds_of(cases: dict[str, Updates], updates: int, rounds: int) -> dict[str, float]:
     """Median seconds of an update of each case, in rounds that alternate; the first call of each is left out."""
     for run in cases.values():
@@ -178,6 +198,8 @@ def rates(small: bool, only: str, updates: int, rounds: int) -> Iterator[dict[st
             continue
         bare, flops = plain(recipe)
         cases = {"multipod": ours(recipe), "plain JAX": bare}
+        peer = in_torch(recipe)
+        cases |= {} if peer is None else {"PyTorch": peer}
         seconds = seconds_of(cases, updates, rounds)
         choices = attention_choices(program_of(recipe, make_mesh(recipe.layout)))
         yield {
