@@ -59,7 +59,8 @@ def bare(recipe: Recipe) -> Recipe:
     )
     usual = {"batch_norm_tile": "all", "batch_norm_moving": "pooled", "batch_norm_tiles": 1}
     changes = [f"{name}={usual[name.rpartition('.')[2]]}" for name in norm_fields(recipe)]
-    plain = replace(recipe, layout=layout, preset=None, updates=TRACED_UPDATES, evaluate_every=0, checkpoint_every=0)
+    plain = replace(recipe, layout=layout, preset=None, updates=TRACED_UPDATES, checkpoint_every=0)
+    plain = replace(plain, evaluate_every=0, target="")
     return override(plain, changes)
 
 
