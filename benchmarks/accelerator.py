@@ -6,7 +6,7 @@ Rates are of the compiled update on a batch that lies on the device, in rounds t
 FLOPs are those that XLA counts in the plain loop; MFU is of the device's peak in bfloat16 (`multipod.topology.chips`).
 Then come parts that a single device can try: ways of summing and sharding, experts, tensor trains, Adasum, export.
 
-On a device it writes `accelerator.json` and the page `accelerator.md` to docs/results, elsewhere only to `--out`:
+On a device it writes `accelerator.json` and the page accelerator.md to docs/results, elsewhere only to `--out`:
 figures of a CPU are no results. `--small` runs the same at sizes for tests. It has not been run on a GPU yet.
 """
 
@@ -152,7 +152,7 @@ def plain(recipe: Recipe) -> tuple[Updates, float]:
 
 
 def in_torch(recipe: Recipe) -> Updates | None:
-    """The same model in PyTorch; None where there is none, or no PyTorch for this device."""
+    """The same model in PyTorch. None where it is not written there, or where PyTorch cannot use this device."""
     try:
         import torch
         from torch_models import TorchBert, torch_resnet, torch_updates

@@ -16,7 +16,6 @@ from multipod.layout.mesh import batch_sharding, make_mesh
 from multipod.metrics.objective import masked_sums
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
-from multipod.step.guard import Controls
 from multipod.step.program import program_of
 from multipod.step.specs import over_data
 from multipod.step.state import device_bytes, fresh_state
@@ -141,7 +140,7 @@ def test_one_device_that_asks_for_a_stop_is_heard_by_all(small):
     data = {"image": np.zeros((batch, 8, 8, 1), np.float32), "label": np.zeros(batch, np.int32)}
     sharding = batch_sharding(program.mesh)
     flags = jax.device_put(np.eye(8, dtype=np.int32)[3], sharding)
-    _, sums = jax.jit(program.update)(state, jax.device_put(data, sharding), Controls(flags))
+    _, sums = jax.jit(program.update)(state, jax.device_put(data, sharding), program.controls()._replace(stop=flags))
     assert int(sums["stop"]) == 1
 
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 
 from multipod.layout.mesh import batch_sharding, data_devices, replicated
-from multipod.pytrees import Grads, OptState, Params, Statistics
+from multipod.pytrees import Grads, KeyPath, OptState, Params, Statistics
 from multipod.recipe.recipe import Recipe
 from multipod.step.state import State, Sums
 
@@ -61,9 +61,9 @@ class Unguarded:
         """The gradients as they are."""
         return gradients
 
-    def judge(self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, controls: Controls) -> tuple[Learnt, Sums]:
-        """The new values."""
-        return new, sums
+    def judge(self, sums: Sums, gradients: Grads, controls: Controls) -> tuple[jax.Array | None, Sums]:
+        """No verdict, and the sums."""
+        return None, sums
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ class Guarded:
         """The gradients with a bit flipped, if asked."""
         return flip_bit(gradients, flip)
 
-    def judge(self, new: Learnt, old: Learnt, sums: Sums, gradients: Grads, controls: Controls) -> tuple[Learnt, Sums]:
-        """New or old values, on every device the same, and the sums with `bad` and `gradient_norm` added.
+    def judge(self, sums: Sums, gradients: Grads, controls: Controls) -> tuple[jax.Array | None, Sums]:
+        """Whether the update counts, a boolean, and the sums with `bad` and `gradient_norm` added.
 
         An update that is halted is bad, too, so that those behind it are halted as well.
 
-        Costs one pass over the gradients, and a message of one number where they are split; no copy of any value.
+        Costs one pass over the gradients, and a message of one number where they are split.
         """
         limits = controls.limits
         assert limits is not None
@@ -134,8 +134,22 @@ class Guarded:
         good = finite & (loss <= limits[0]) & (norm <= limits[1]) | (not self.minds)
         good &= controls.halt == 0
         per_example = norm * sums["count"]  # like every sum: divided by the count on the host
-        sums = sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": per_example}
-        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), sums
+        return good, sums | {"bad": 1 - good.astype(jnp.int32), "gradient_norm": per_example}
+
+
+def keep_good(good: jax.Array | None, new: Learnt, old: Learnt, held: frozenset[str] = frozenset()) -> Learnt:
+    """New or old values, on every device the same; the new ones without a verdict. Copies nothing.
+
+    Of tensors whose last name is in `held` both are the same where the update is not good: to ask for the old ones
+    would keep them beside the new.
+    """
+    if good is None:
+        return new
+
+    def choose(path: KeyPath, new: jax.Array, old: jax.Array) -> jax.Array:
+        return new if path and getattr(path[-1], "key", "") in held else jnp.where(good, new, old)
+
+    return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def count_up(state: State, controls: Controls) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from multipod.execute.sums import ordered
 from multipod.layout.mesh import batch_spec, data_axes, data_devices
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Statistics
 from multipod.step.accumulate import accumulate
-from multipod.step.guard import Controls, UpdateGuard, count_up
+from multipod.step.guard import Controls, UpdateGuard, count_up, keep_good
 from multipod.step.loss import Aside, device_loss
 from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import PostUpdate
@@ -43,11 +43,13 @@ class UpdateStep:
         """
         sync, params = self.sync, self._split(self.sync.take_shares(state.params))
         reduced, statistics, sums = self.reduced(state, batch, controls)
+        good, sums = self.guard.judge(sums, sync.magnitudes(reduced), controls)
+        reduced, held = sync.withhold(reduced, good)
         params, optimizer = sync.apply(reduced, state.optimizer, params)
         optimizer = constrain(optimizer, self.placement.mesh, sync.optimizer_specs(optimizer))
         params = sync.gather(self._split(params))
         learnt = self.post_update((params, statistics, optimizer), state.update + 1)
-        learnt, sums = self.guard.judge(learnt, state[:3], sums, sync.magnitudes(reduced), controls)
+        learnt = keep_good(good, learnt, state[:3], held)
         return State(*learnt, state.key, *count_up(state, controls)), sums
 
     def reduced(self, state: State, batch: Batch, controls: Controls) -> tuple[Pytree, Statistics, Sums]:

@@ -137,6 +137,13 @@ class GradientSync(abc.ABC):
         """The tensors of the result of `reduce` whose norm says how large the update is."""
         return reduced
 
+    def withhold(self, reduced: Pytree, good: jax.Array | None) -> tuple[Pytree, frozenset[str]]:
+        """The result of `reduce`, and the parameters that it does not change where the update is not good.
+
+        For ways that can leave values alone more cheaply than by choosing between new and old ones.
+        """
+        return reduced, frozenset()
+
     def gather(self, params: Params) -> Params:
         """Updated parameters, arrays that lie as `shares` says, as a state stores them."""
         return self.all_gather(params)

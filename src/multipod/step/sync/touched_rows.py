@@ -19,7 +19,7 @@ from jax import lax
 
 from multipod.errors import RecipeError
 from multipod.layout.mesh import data_axes
-from multipod.nn.model import ReadsRows, rows_name
+from multipod.nn.model import ReadsRows, Rearranging, rows_name
 from multipod.optim.optimizer import SparseOptimizer
 from multipod.optim.sparse import RowGradient, make_row_gradient
 from multipod.pytrees import Batch, Grads, KeyPath, OptState, Params, Pytree, Specs
@@ -89,6 +89,20 @@ class TouchedRows(GradientSync):
     def apply(self, reduced: Pytree, optimizer: OptState, params: Params) -> tuple[Params, OptState]:
         """The parameters and the optimizer's state, of tables the touched rows alone changed."""
         return step_rows(self.placement.optimizer, reduced, optimizer, params)
+
+    def withhold(self, reduced: Pytree, good: jax.Array | None) -> tuple[Pytree, frozenset[str]]:
+        """Rows that are nowhere, for an update that is not good: a choice would copy whole tables."""
+        if good is None:
+            return reduced, frozenset()
+        model = self.placement.recipe.model
+        moved = model.rearranged_params() if isinstance(model, Rearranging) else ()
+        held = frozenset(self.tables) - frozenset(moved)
+        sizes = {name: self.placement.state.params[name].shape[0] for name in held}
+        nowhere = {
+            name: RowGradient(jnp.where(good, reduced[name].ids, size), reduced[name].rows)
+            for name, size in sizes.items()
+        }
+        return reduced | nowhere, held
 
     def magnitudes(self, reduced: Pytree) -> Pytree:
         """The gradients' numbers, without the rows that they are of."""
