@@ -152,7 +152,7 @@ def plain(recipe: Recipe) -> tuple[Updates, float]:
 
 
 def in_torch(recipe: Recipe) -> Updates | None:
-    """The same model in PyTorch. None where it is not written there, or where PyTorch cannot use this device."""
+    """Updates of a recipe's model in PyTorch. None where PyTorch has not the model, or cannot use the device."""
     try:
         import torch
         from torch_models import TorchBert, torch_resnet, torch_updates
