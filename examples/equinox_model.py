@@ -1,15 +1,13 @@
-"""A model written in Equinox: the module's arrays are the parameters, and all else of it is rebuilt.
+"""A model written in Equinox, as it is.
 
 Train it:    multipod train examples/equinox_model.py:recipe
-Change it:   multipod train examples/equinox_model.py:recipe --set model.width=32
 """
-
-from dataclasses import dataclass
 
 import equinox as eqx
 import jax
 
 from multipod.data.digits import Digits
+from multipod.interop.equinox import from_equinox
 from multipod.metrics.objective import Classification
 from multipod.optim.adamw import AdamW
 from multipod.optim.rates import Cosine, WarmUp
@@ -35,28 +33,16 @@ class Network(eqx.Module):
         return self.head(jax.nn.relu(self.conv2(x)).ravel())
 
 
-@dataclass(frozen=True)
-class EquinoxNetwork:
-    """Any Equinox module without state meets the trainer in this way; only `Network` is our own here."""
-
-    width: int = 16
-
-    def init(self, key):
-        """The module's arrays as parameters, and no statistics."""
-        return eqx.filter(Network(self.width, key), eqx.is_inexact_array), {}
-
-    def apply(self, params, statistics, batch, *, train, key):
-        """Logits of a batch, and the statistics unchanged."""
-        # Only the structure of this module is used: XLA leaves out its arrays, which nobody reads.
-        _, rest = eqx.partition(Network(self.width, jax.random.key(0)), eqx.is_inexact_array)
-        return jax.vmap(eqx.combine(params, rest))(batch["image"]), statistics
+def build(key: jax.Array) -> Network:
+    """A network of 16 channels."""
+    return Network(16, key)
 
 
 def recipe() -> Recipe:
     """A small Equinox convolution network on the digits, 20 epochs."""
     return Recipe(
         name="equinox",
-        model=EquinoxNetwork(),
+        model=from_equinox(build, "image"),
         data=Digits(),
         objective=Classification(),
         optimizer=AdamW(WarmUp(Cosine(2e-2), 0.1), weight_decay=0.01),

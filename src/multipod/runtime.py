@@ -122,6 +122,7 @@ def settings(
         # devices wait in a collective. Twice the devices is enough; four times cost 20 % step time.
         "NPROC": str(max(2 * cpu_devices * processes, os.cpu_count() or 1)),
         "XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in flags.items()),
+        "KERAS_BACKEND": "jax",  # models of Keras train here through JAX (`multipod.interop.keras_model`)
     }
     if cache is not None:
         values |= {

@@ -170,7 +170,7 @@ class FlaxModel(abc.ABC):
     def init(self, key: jax.Array) -> tuple[Params, Statistics]:
         """Fresh parameters and statistics."""
         _, params, _, statistics = nnx.split(self.module(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
-        return _flat(params), _flat(statistics)
+        return flat(params), flat(statistics)
 
     def apply(
         self, params: Params, statistics: Statistics, batch: Batch, *, train: bool, key: jax.Array
@@ -181,7 +181,7 @@ class FlaxModel(abc.ABC):
         module = nnx.merge(graph, *states, copy=True)
         module.train() if train else module.eval()
         outputs = self.forward(module, batch)
-        return outputs, _flat(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
+        return outputs, flat(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
 
 
 @functools.lru_cache(maxsize=32)
@@ -192,7 +192,8 @@ def skeleton(model: FlaxModel) -> tuple[nnx.GraphDef, tuple[Shapes, Shapes, Shap
     return graph, tuple(shapes)
 
 
-def _flat(state: Pytree) -> dict[str, jax.Array]:
+def flat(state: Pytree) -> dict[str, jax.Array]:
+    """The leaves by their path: `blocks/0/conv1/kernel`."""
     return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
 

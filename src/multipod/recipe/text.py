@@ -82,7 +82,8 @@ def _completed(text: str) -> str:
 
 def _table(value: Any) -> dict[str, Any]:
     kind = {} if isinstance(value, Recipe) else {"kind": _kind(type(value))}
-    named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    # What a dataclass does not show of itself is none of its settings: the parent of a Linen module, for example.
+    named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
     fields = to_fields(value) if isinstance(value, Layout) else named
     return kind | {name: _plain(field) for name, field in fields.items() if field is not None}
 
