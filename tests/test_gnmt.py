@@ -1,18 +1,25 @@
 """GNMT: published counts, PyTorch's LSTMs, its gradient, its search."""
 
 import math
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from published_data import pairs, write_pairs
 
+from multipod import runs
+from multipod.data.text.grammar import Grammar
+from multipod.mlperf.lines import FILE, read_lines
 from multipod.models.gnmt import Gnmt, small_gnmt
 from multipod.nn.dims import dims_of
 from multipod.nn.merge import merge_model
 from multipod.nn.text.beam_search import length_penalty
 from multipod.nn.text.lstm import Lstm, LstmState, zero_state
+from multipod.recipe.override import override
+from multipod.recipes.find import load
 
 FORMS = ("reference", "google")
 
@@ -185,3 +192,45 @@ def covered(model, params, batch):
     attended = np.asarray(cache.attended)[np.asarray(memory.mask)]
     assert abs(attended.sum() - batch["target"].shape[1]) < 1e-4
     return np.log(np.minimum(attended, 1)).sum()
+
+
+def test_a_grammar_says_the_same_in_german():
+    data = Grammar(train_pairs=300, test_pairs=20)
+    train, test = data.train(), data.test()
+    read = lambda source, numbers: [  # noqa: E731
+        tuple(map(data.decode, row)) for row in zip(*itemgetter("source", "label")(source.read(numbers)), strict=True)
+    ]
+    learnt, judged = read(train, np.arange(300)), read(test, np.arange(20))
+    assert len({*learnt, *judged}) == 320
+    assert ("a house has heard the sheep .", "ein Haus hat das Schaf gehört .") in learnt + judged
+    late = [german for english, german in learnt if " that " in english and " has " in english]
+    assert late
+    assert all(german.endswith(" hat .") for german in late)
+    assert train.sized_for(np.arange(300)).chosen == (20, 20)
+    small = np.flatnonzero(np.maximum(train.source.lengths, train.label.lengths) <= 10)
+    assert train.sized_for(small).chosen == (10, 10)
+    batch = test.read(np.arange(2))
+    start, end = data.marks()
+    assert (batch["target"][:, 0] == start).all()
+    assert ((batch["label"] == end).sum(1) == 1).all()
+
+
+def test_the_recipe_is_the_references_model_and_trains_on_pairs_of_like_lengths(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("sacrebleu")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    recipe = load("gnmt")
+    params, _ = jax.eval_shape(recipe.model.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in params.values()) == 160_671_297
+    assert recipe.updates == 10 * recipe.evaluate_every
+    files = [f"data.{part}_files={write_pairs(tmp_path, part, pairs(24, 2))}" for part in ("train", "test")]
+    small = ["model.features=16", "model.layers=2", "model.vocab=320", "data.vocab=320", "data.length=32"]
+    small += ["data.buckets=32,", "batch=8", "updates=2", "evaluate_every=2", "evaluation_batch=8"]
+    small += ["objective.beam=2", "objective.extra=2", "checkpoint_every=0", "layout.mesh=1x1", "target="]
+    changed = override(recipe, [*files, *small])
+    folder = tmp_path / "run"
+    runs.train(changed, out=folder, log=["mlperf"])
+    said = {line.key: line.value for line in read_lines(folder / FILE)}
+    assert (said["submission_benchmark"], said["max_sequence_length"]) == ("gnmt", 32)
+    assert said["eval_samples"] == 24
+    assert 0 <= said["eval_accuracy"] < 1

@@ -437,6 +437,11 @@ def test_the_tensors_of_our_network_fall_under_the_rules():
         (WarmUp(Rsqrt(1.0), updates=4), 10, {0: 0, 2: 0.5, 4: 1, 16: 0.5, 64: 0.25}),
         (Rsqrt(1.0), 10, {0: 1, 1: 1, 4: 0.5}),
         (WarmUp(Constant(1.0), 1.0), 10, {0: 0, 5: 0.5, 10: 1, 11: 1}),
+        (
+            WarmUp(Constant(2.0), updates=4, start=0.01, exponential=True),
+            9,
+            {0: 0.02, 2: 0.2, 3: 2 / 10**0.5, 4: 2, 8: 2},
+        ),
     ],
 )
 def test_the_rate_at_chosen_updates(rate, updates, rates):
@@ -510,6 +515,9 @@ def test_efficientnet_leaves_its_warm_up_two_stairs_down():
         ("ssd-sgd", 4096, 0.1536, 751, 3465, 0.001536),
         ("mask-rcnn-sgd", 128, 0.16, 1000, 18_480, 0.0016),
         ("mask-rcnn-sgd", 256, 0.24, 1800, 9240, 0.0024),
+        ("gnmt-adam", 128, 1e-3, 200, 215_136, 1e-3 / 16),
+        ("gnmt-adam", 4096, 3.5e-3, 150, 6720, 3.5e-3 / 16),
+        ("gnmt-adam", 8192, 4.5e-3, 150, 4200, 4.5e-3 / 16),
         ("dlrm-sgd", 32768, 18.0, 8000, 100_000, 0.0),
         ("dlrm-sgd", 55296, 23.949, 2750, 77_087, 0.0),
     ],
@@ -615,6 +623,7 @@ def test_a_gradient_within_the_limit_is_sent_as_it_is():
     [
         (lambda: Cosine(float("nan")), r"optimizer.rate=nan must be positive. Change it in the recipe or with --set."),
         (lambda: Sgd(PEAK, momentum=1.0), r"optimizer.momentum=1.0 must be at least 0 and below 1"),
+        (lambda: WarmUp(PEAK, 0.1, exponential=True), r"warmup_start=0 never rises by a factor: give rate.start"),
         (lambda: WarmUp(PEAK, start=2.0), r"optimizer.warmup_start=2.0 is a part of rate: 0 to 1"),
         (lambda: WarmUp(PEAK, 0.1, updates=3), r"optimizer.warmup=0.1 and optimizer.warmup_updates=3: set one to 0"),
         (lambda: Drops(1.0, (0.5, 30)), r"optimizer.drops has 30, which is no share of all updates, 0 to 1"),

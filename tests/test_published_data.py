@@ -147,6 +147,31 @@ def test_every_pair_is_in_one_row_and_begins_and_ends(folder):
     assert [data.decode(label) for label in test["label"]] == [told for _, told in pairs(9, 2)]
 
 
+def test_pairs_of_like_lengths_are_one_a_row(folder):
+    """Every pair that fits is read once, in a batch of the least size that holds it; a host reads its own rows."""
+    sizes = "data.length=16", "data.buckets=8,12,16"
+    data = wmt(folder, *sizes).data
+    source = data.train()
+    found, widths = [], set()
+    order = source.epoch_order(0, 0, 4)
+    for numbers in np.array_split(order, range(4, len(order), 4)):
+        sized = source.sized_for(numbers)  # by the whole batch, whichever rows a host reads
+        rows = sized.read(numbers)
+        assert {name: array.ndim for name, array in rows.items()} == dict.fromkeys(data.example(), 2)
+        width = rows["source"].shape[1]
+        widths.add(width)
+        assert max((rows["source"] != 0).sum(1).max(), rows["weight"].sum(1).max()) <= width
+        found += [tuple(map(data.decode, row)) for row in zip(rows["source"], rows["label"], strict=True)]
+    assert len(widths) > 1
+    assert sorted(found) == sorted(pairs())
+    fewer = wmt(folder, "data.length=12", "data.buckets=8,12").data.train()
+    assert len(fewer) == len(wmt(folder, "data.length=12").data.train().plan.pairs) < len(pairs())
+    with pytest.raises(DataError, match=r"buckets=\(8, 12\) do not grow to length=16"):
+        wmt(folder, "data.length=16", "data.buckets=8,12")
+    with pytest.raises(DataError, match="none of 60 pairs has text on both sides of at most 2 tokens"):
+        wmt(folder, "data.length=2", "data.buckets=2,").data.train()
+
+
 def test_parquet_and_packed_lines_give_the_same_pairs(folder, tmp_path):
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet

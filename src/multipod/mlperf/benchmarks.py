@@ -91,6 +91,10 @@ def _bert(batch: int, examples: int) -> tuple[float, float]:
     return every, every
 
 
+def _ssd(batch: int, examples: int) -> tuple[float, float]:
+    return 40 * examples, 5 * examples  # and none at 45: ten epochs between the first two
+
+
 def _one_number(metric: str, unit: float = 1.0) -> dict[str, tuple[str, float]]:
     return {"": (metric, unit)}
 
@@ -152,6 +156,47 @@ BENCHMARKS = {
             ("Dlrm",),
             "dlrm-mlperf",
             examples=4_195_197_692,
+        ),
+        Benchmark(
+            "ssd",
+            "SSD of ResNet-34 on COCO 2017, from a classifier's weights",
+            "0.7.0",
+            "1.1.0",
+            {"": {"0.7.0": 0.23}},
+            _one_number("box_AP"),
+            5,
+            "at epochs 40, 50, 55, 60, 65, 70, 75 and 80",
+            _ssd,
+            ("Ssd",),
+            "ssd",
+            examples=117_266,
+        ),
+        Benchmark(
+            "maskrcnn",
+            "Mask R-CNN of ResNet-50 on COCO 2017, from a classifier's weights",
+            "0.7.0",
+            "3.1.0",
+            {"BBOX": {"0.7.0": 0.377}, "SEGM": {"0.7.0": 0.339}},
+            {"BBOX": ("box_AP", 1.0), "SEGM": ("mask_AP", 1.0)},
+            5,
+            "every epoch",
+            _each_epoch,
+            ("MaskRcnn",),
+            "mask-rcnn",
+            examples=117_266,
+        ),
+        Benchmark(
+            "gnmt",
+            "GNMT on WMT16, English to German",
+            "0.7.0",
+            "0.7.0",
+            {"": {"0.7.0": 0.24}},
+            _one_number("bleu", 100.0),
+            10,
+            "every epoch",
+            _each_epoch,
+            ("Gnmt",),
+            "gnmt",
         ),
     )
 }

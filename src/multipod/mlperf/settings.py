@@ -4,9 +4,9 @@ A key whose value the recipe does not have (the momentum of Adam) is left out: a
 the compliance checker names what is missing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from multipod.mlperf.benchmarks import Benchmark
 from multipod.optim.adamw import AdamW
@@ -17,8 +17,13 @@ from multipod.optim.rates import Decay, Drops, HeldPolynomial, Rate, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 
-Setting = tuple[str, Any]
-"""A key and its value."""
+
+class Setting(NamedTuple):
+    """A key, its value, and what else the line says."""
+
+    key: str
+    value: Any
+    metadata: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,23 @@ class LoggedRun:
         value: float | None = getattr(self.fall, name, None)
         return value
 
+    def of_data(self, *names: str) -> Any:
+        """Returns what the recipe's data have under these names, one inside the other; None if they lack one."""
+        value: Any = self.recipe.data
+        for name in names:
+            value = getattr(value, name, None)
+        return value
+
+    @property
+    def drops(self) -> list[float] | None:
+        """Updates after which the rate falls by a factor; None if it falls otherwise."""
+        return [share * self.recipe.updates for share in self.fall.at] if isinstance(self.fall, Drops) else None
+
+    @property
+    def warmup_start(self) -> float | None:
+        """The rate that a warm-up begins with, as a part of its peak; None without a warm-up."""
+        return self.rate.start if isinstance(self.rate, WarmUp) else None
+
     def of_optimizer(self, name: str) -> float | None:
         """Returns a number of the optimizer; None if it has none of that name."""
         value: float | None = getattr(self.recipe.optimizer, name, None)
@@ -70,9 +92,10 @@ class LoggedRun:
 
 def settings_of(benchmark: Benchmark, run: LoggedRun) -> Iterator[Setting]:
     """Yields what a log of the benchmark says of a run's hyper-parameters, each key once."""
-    for key, value in [*_common(run), *_SETTINGS[benchmark.name](run)]:
-        if value is not None:
-            yield key, value
+    for each in [*_common(run), *_SETTINGS[benchmark.name](run)]:
+        setting = Setting(*each)
+        if setting.value is not None:
+            yield setting
 
 
 def optimizer_name(recipe: Recipe) -> str:
@@ -83,7 +106,11 @@ def optimizer_name(recipe: Recipe) -> str:
     return type(recipe.optimizer).__name__.lower()
 
 
-def _common(run: LoggedRun) -> Iterator[Setting]:
+Said = tuple[str, Any] | tuple[str, Any, Mapping[str, str]]
+"""What becomes a setting; None as the value leaves the key out."""
+
+
+def _common(run: LoggedRun) -> Iterator[Said]:
     recipe = run.recipe
     yield "seed", recipe.seed
     yield "global_batch_size", recipe.batch
@@ -94,7 +121,7 @@ def _common(run: LoggedRun) -> Iterator[Setting]:
     yield "opt_base_learning_rate", run.of_fall("peak")
 
 
-def _resnet(run: LoggedRun) -> Iterator[Setting]:
+def _resnet(run: LoggedRun) -> Iterator[Said]:
     name = optimizer_name(run.recipe)
     warmup = "opt_learning_rate_warmup_epochs"
     yield from (
@@ -111,7 +138,7 @@ def _resnet(run: LoggedRun) -> Iterator[Setting]:
         yield "lars_epsilon", run.of_optimizer("eps")
 
 
-def _bert(run: LoggedRun) -> Iterator[Setting]:
+def _bert(run: LoggedRun) -> Iterator[Said]:
     epsilon = run.of_optimizer("eps")
     yield from (
         ("opt_epsilon", epsilon),  # to v2.0
@@ -133,16 +160,39 @@ def _start_of_warmup(run: LoggedRun) -> int:
     return -round(run.warmup * run.rate.start / (1 - run.rate.start))
 
 
-def _transformer(run: LoggedRun) -> Iterator[Setting]:
+def _transformer(run: LoggedRun) -> Iterator[Said]:
     yield from (
         ("opt_learning_rate_warmup_steps", run.warmup),
+        ("opt_adam_beta_1", run.of_optimizer("beta1")),
+        ("opt_adam_beta_2", run.of_optimizer("beta2")),
+        ("opt_adam_epsilon", run.of_optimizer("eps")),
+        _longest(run),
+    )
+
+
+def _gnmt(run: LoggedRun) -> Iterator[Said]:
+    drops = run.drops or []
+    yield from (
+        _longest(run),
+        ("opt_learning_rate_warmup_steps", run.warmup),
+        ("opt_learning_rate_alt_warmup_func", isinstance(run.rate, WarmUp) and run.rate.exponential),
+        ("opt_learning_rate_alt_decay_func", bool(drops)),
+        ("opt_learning_rate_decay_factor", run.of_fall("factor")),
+        ("opt_learning_rate_decay_interval", round(drops[1] - drops[0]) if len(drops) > 1 else None),
+        ("opt_learning_rate_decay_steps", len(drops) or None),
+        ("opt_learning_rate_remain_steps", round(drops[0]) if drops else None),
         ("opt_adam_beta_1", run.of_optimizer("beta1")),
         ("opt_adam_beta_2", run.of_optimizer("beta2")),
         ("opt_adam_epsilon", run.of_optimizer("eps")),
     )
 
 
-def _dlrm(run: LoggedRun) -> Iterator[Setting]:
+def _longest(run: LoggedRun) -> Said:
+    """The most tokens of a side of a pair; pairs with more are left out of training."""
+    return "max_sequence_length", run.of_data("length"), {"method": "discard"}
+
+
+def _dlrm(run: LoggedRun) -> Iterator[Said]:
     fall = run.fall
     begin = round(fall.until * run.recipe.updates) if isinstance(fall, HeldPolynomial) else None
     yield from (
@@ -154,34 +204,43 @@ def _dlrm(run: LoggedRun) -> Iterator[Setting]:
     )
 
 
-def _ssd(run: LoggedRun) -> Iterator[Setting]:
-    fall = run.fall
-    drops = [run.epochs(share * run.recipe.updates) for share in fall.at] if isinstance(fall, Drops) else None
+def _ssd(run: LoggedRun) -> Iterator[Said]:
+    drops = None if run.drops is None else [_tenths(run.epochs(drop), run.epochs(1)) for drop in run.drops]
     yield from (
         ("model_bn_span", run.norm_examples),
-        ("opt_learning_rate_warmup_factor", run.rate.start if isinstance(run.rate, WarmUp) else None),
+        ("opt_learning_rate_warmup_factor", run.warmup_start),
         ("opt_learning_rate_warmup_steps", run.warmup),
         ("opt_weight_decay", run.of_optimizer("weight_decay")),
         ("opt_learning_rate_decay_boundary_epochs", drops),
+        ("max_samples", run.of_data("crop", "tries")),
     )
 
 
-def _maskrcnn(run: LoggedRun) -> Iterator[Setting]:
-    fall = run.fall
-    drops = [round(share * run.recipe.updates) for share in fall.at] if isinstance(fall, Drops) else None
+def _tenths(epochs: float, update: float) -> float:
+    """Returns epochs in whole tenths where that is less than an update away: a boundary is at a whole update."""
+    return round(epochs, 1) if abs(round(epochs, 1) - epochs) < update else round(epochs, 3)
+
+
+def _maskrcnn(run: LoggedRun) -> Iterator[Said]:
+    model: Any = run.recipe.model
+    model = getattr(model, "model", model)  # inside `Normalized`
     yield from (
-        ("opt_learning_rate_warmup_factor", run.rate.start if isinstance(run.rate, WarmUp) else None),
+        ("opt_learning_rate_warmup_factor", run.warmup_start),
         ("opt_learning_rate_warmup_steps", run.warmup),
         ("opt_learning_rate_decay_factor", run.of_fall("factor")),
-        ("opt_learning_rate_decay_steps", drops),
+        ("opt_learning_rate_decay_steps", None if run.drops is None else list(map(round, run.drops))),
+        ("num_image_candidates", model.proposals[1]),
+        ("min_image_size", run.of_data("shape", "shorter")),
+        ("max_image_size", run.of_data("shape", "longer")),
     )
 
 
-_SETTINGS: dict[str, Callable[[LoggedRun], Iterator[Setting]]] = {
+_SETTINGS: dict[str, Callable[[LoggedRun], Iterator[Said]]] = {
     "resnet": _resnet,
     "bert": _bert,
     "transformer": _transformer,
     "dlrm": _dlrm,
     "ssd": _ssd,
     "maskrcnn": _maskrcnn,
+    "gnmt": _gnmt,
 }

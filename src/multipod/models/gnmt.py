@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,6 +44,7 @@ class Gnmt(FlaxModel):
       layers: of the encoder, and of the decoder; at least 2.
       form: whose reading of GNMT, see above.
       dropout: share dropped of what each LSTM reads.
+      init_range: weights begin uniform in plus or minus this, which suits 1,024 features.
       dtype: type of products; states, gates, softmax and logits are float32.
     """
 
@@ -51,6 +53,7 @@ class Gnmt(FlaxModel):
     layers: int = 4
     form: Literal["reference", "google"] = "reference"
     dropout: float = 0.2
+    init_range: float = 0.1
     dtype: ComputeDtype = "float32"
 
     def module(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -114,8 +117,8 @@ class Gnmt(FlaxModel):
 
 
 def small_gnmt(vocab: int = 64, **changes: Any) -> Gnmt:
-    """A GNMT that trains on two cores: 64 features, two and two layers."""
-    return Gnmt(vocab, **{"features": 64, "layers": 2, "dropout": 0.0, **changes})
+    """A GNMT that trains on two cores: 64 features, two and two layers, from weights as much larger."""
+    return Gnmt(vocab, **{"features": 64, "layers": 2, "dropout": 0.0, "init_range": 0.3, **changes})
 
 
 class _Writing(NamedTuple):
@@ -129,7 +132,7 @@ class _Writing(NamedTuple):
 class _Gnmt(nnx.Module):
     def __init__(self, spec: Gnmt, rngs: nnx.Rngs) -> None:
         self.spec = spec
-        init = _uniform
+        init = partial(_uniform, spec.init_range)
         options = {"init": init, "two_biases": spec.form == "reference", "dtype": spec.dtype, "rngs": rngs}
         width = spec.features
         self.embedding = Embedding(spec.vocab, width, init=init, dtype=spec.dtype, rngs=rngs)
@@ -203,8 +206,10 @@ class _Gnmt(nnx.Module):
         return self.scores(x).astype(jnp.float32), _Writing(states, context, weights)
 
 
-def _uniform(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -0.1, 0.1, out_sharding=out_sharding)
+def _uniform(
+    most: float, key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32, out_sharding: Any = None
+) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -most, most, out_sharding=out_sharding)
 
 
 def _beside(x: jax.Array, context: jax.Array) -> jax.Array:

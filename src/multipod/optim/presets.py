@@ -20,6 +20,7 @@ from multipod.optim.optimizer import RegularizedOptimizer
 from multipod.optim.rates import Exponential, HeldPolynomial, Linear, Polynomial, Rsqrt, WarmUp
 from multipod.optim.rmsprop import RmsProp
 from multipod.optim.sgd import Sgd
+from multipod.optim.translators import gnmt_adam
 
 IMAGENET_EXAMPLES = 1_281_167
 """Training images of ILSVRC 2012."""
@@ -169,6 +170,13 @@ def _mask_rcnn(batch: int, peak: float, warmup: int, drops: tuple[int, int], who
     return Preset(optimizer, batch, updates, f"{_V07}, Mask R-CNN on TPU v4, {who}")
 
 
+def _gnmt(
+    batch: int, peak: float, warmup: int, epochs: int, begin: float, interval: float, source: str, own: bool = True
+) -> Preset:
+    optimizer, updates = gnmt_adam(batch, peak, warmup, epochs, begin, interval, clip_before_sum=own)
+    return Preset(optimizer, batch, updates, source)
+
+
 def count_updates(batch: int, epochs: int, examples: int = IMAGENET_EXAMPLES) -> int:
     """Returns the updates in that many epochs, counted as MLPerf runs did: each block of four epochs is rounded up."""
     return math.ceil(4 * examples / batch) * epochs // 4
@@ -185,6 +193,8 @@ _V07 = "MLPerf Training v0.7 code and logs (arXiv:2011.03641)"
 _SUPERCOMPUTER = "Google's public ResNet code, Dec 2018 (arXiv:1811.06992); momentum form and L2 from that code's LARS"
 _EFFICIENTNET = "arXiv:2011.00071, table 2; forms from the authors' released code"
 _DLRM = "MLPerf Training v0.7 scripts for DLRM on TPU v4 (arXiv:2011.03641)"
+
+_GNMT = "WMT16 (arXiv:1609.08144); halved at the first update named, and each interval after it"
 
 _ROWS = "the rate is that of the next smaller published batch, or of the smallest, as in Google's ResNet code"
 _ROOT = "the rate goes with the root of the batch, as LAMB's paper scales it (arXiv:1904.00962)"
@@ -296,6 +306,16 @@ PRESETS: dict[str, Scaled] = {
         ),
         1.0,
         _LINEAR,
+    ),
+    # The reference begins to halve after two thirds of its updates, and Google's code clips on each device.
+    "gnmt-adam": Scaled(
+        (
+            _gnmt(128, 1e-3, 200, 8, 143_426, 17_928, f"{_GNMT}, the reference", own=False),
+            _gnmt(4096, 3.5e-3, 150, 8, 4000, 300, f"{_V06}, 32 cores; {_GNMT}"),
+            _gnmt(8192, 4.5e-3, 150, 10, 1924, 241, f"{_V07}, 1,024 cores; {_GNMT}"),
+        ),
+        0.0,
+        _ALONE,
     ),
     "dlrm-sgd": Scaled(
         (

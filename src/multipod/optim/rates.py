@@ -153,8 +153,9 @@ class Drops(Decay):
 
     def after(self, warmup: int, updates: int) -> optax.Schedule:
         """Returns the rate, whose drops do not move with the warm-up."""
-        places = jnp.asarray([share * updates for share in self.at], jnp.float32)
-        return lambda count: self.peak * self.factor ** jnp.sum(count >= places)
+        # One number after the other: an array made here would be an argument that a step compiled ahead does not get.
+        places = [share * updates for share in self.at]
+        return lambda count: self.peak * self.factor ** sum(jnp.asarray(count >= at, jnp.int32) for at in places)
 
     def _wrong(self) -> list[str]:
         outside = [n for n in self.at if not 0 <= n <= 1]
@@ -211,21 +212,24 @@ class Rsqrt(Decay):
 
 @dataclass(frozen=True)
 class WarmUp(Rate):
-    """A linear rise to the peak of another rate, which then takes over.
+    """A rise to the peak of another rate, which then takes over.
 
-    Source: Goyal et al., 2017, arXiv:1706.02677, section 2.2.
+    Source: Goyal et al., 2017, arXiv:1706.02677, section 2.2; `exponential`: MLPerf's GNMT, whose rate at update t of W
+    is peak * start^((W - t) / W).
 
     Attributes:
       then: the rate afterwards.
       share: the length of the rise as a share of all updates.
       updates: the same in updates, for rates that do not depend on the run's length; one of the two is 0.
       start: the rate at update 0, as a part of the peak.
+      exponential: each update multiplies the rate by the same number; otherwise each adds the same to it.
     """
 
     then: Decay
     share: float = 0.0
     updates: int = 0
     start: float = 0.0
+    exponential: bool = False
 
     def __post_init__(self) -> None:
         wrong = not_negative(warmup_updates=self.updates)
@@ -233,6 +237,8 @@ class WarmUp(Rate):
             wrong.append(f"optimizer.warmup={self.share} is a share of all updates: give 0 to 1")
         if not 0 <= self.start <= 1:
             wrong.append(f"optimizer.warmup_start={self.start} is a part of rate: 0 to 1")
+        if self.exponential and not self.start:
+            wrong.append("optimizer.warmup_start=0 never rises by a factor: give rate.start, or rate.exponential=false")
         if self.share and self.updates:
             wrong.append(f"optimizer.warmup={self.share} and optimizer.warmup_updates={self.updates}: set one to 0")
         refuse(wrong)
@@ -245,6 +251,8 @@ class WarmUp(Rate):
         """Returns the rate as a function of the update's number, over a run of `updates`."""
         warmup, peak = self.length(updates), self.then.peak
         ramp = optax.linear_schedule(self.start * peak, peak, max(warmup, 1))
+        if self.exponential:
+            ramp = lambda count: peak * self.start ** (1 - jnp.minimum(count, warmup) / max(warmup, 1))  # noqa: E731
         then = self.then.after(warmup, updates)
         return lambda count: jnp.where(count < warmup, ramp(count), then(count))
 

@@ -18,6 +18,8 @@ RECIPES = {
     "dlrm-mlperf": "multipod.recipes.dlrm_criteo:dlrm_mlperf",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
     **{f"efficientnet-b{n}": f"multipod.recipes.imagenet:efficientnet_b{n}" for n in range(8)},
+    "gnmt": "multipod.recipes.gnmt:gnmt",
+    "gnmt-small": "multipod.recipes.gnmt:gnmt_small",
     "mask-rcnn": "multipod.recipes.detection:mask_rcnn",
     "mlp-small": "multipod.recipes.mlp_small:mlp_small",
     "resnet50": "multipod.recipes.imagenet:resnet50",

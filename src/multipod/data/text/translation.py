@@ -9,9 +9,11 @@ import numpy as np
 from multipod.data.files.disk import Damaged
 from multipod.data.files.match import match_files
 from multipod.data.files.records import Records
+from multipod.data.pairs import Pairs
 from multipod.data.source import HostBatch
 from multipod.data.text.corpus import Corpus, open_text
 from multipod.data.text.kept_tokens import KeptTokens, TextField, cut_texts, keep_tokens, key_of, text_of
+from multipod.data.text.lone_pairs import LonePairs, pairs_by_length
 from multipod.data.text.packed_pairs import PackedPairs, plan_pairs
 from multipod.data.text.vocabulary import Vocabulary
 from multipod.errors import DataError
@@ -35,7 +37,8 @@ class TextPairs:
     in each language, as Hugging Face has them, or one field for each language.
 
     Training rows hold several pairs, which do not see each other; pairs of which one side is empty or longer than a row
-    are left out, and `identity` says how many. The pairs of the test set stand alone, one a row.
+    are left out, and `identity` says how many. With `buckets` a row holds one pair instead, and a batch pairs of like
+    lengths, the same on all hosts (`multipod.data.pairs.Pairs`). The pairs of the test set stand alone, one a row.
 
     Attributes:
       train_files: a file, a folder or a pattern of files to learn from.
@@ -48,6 +51,7 @@ class TextPairs:
       test_length: the most tokens of a side in a test row; a longer source is cut there, and of a longer target the
         loss counts so many. What BLEU is judged by is the whole text.
       split_seed: of the order in which training pairs are packed; not the seed of a run.
+      buckets: tokens of a row, of each side, in a batch, growing, the last `length`; empty: rows of several pairs.
     """
 
     train_files: str = ""
@@ -59,6 +63,7 @@ class TextPairs:
     length: int = 256
     test_length: int = 256
     split_seed: int = 0
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.length < 2 or self.test_length < 2:
@@ -66,11 +71,18 @@ class TextPairs:
                 f"text pairs: rows of {self.length} tokens, of {self.test_length} in the test set. A text needs 2 or "
                 "more: one and its end."
             )
+        if self.buckets and (self.buckets[-1] != self.length or sorted({*self.buckets}) != list(self.buckets)):
+            raise DataError(
+                f"text pairs: buckets={self.buckets} do not grow to length={self.length}, above which pairs are left "
+                "out. Sort them, and make the last one that."
+            )
 
-    def train(self) -> PackedPairs:
-        """Rows of several pairs to learn from."""
+    def train(self) -> PackedPairs | Pairs:
+        """Rows of several pairs to learn from; with `buckets`, of one."""
         vocabulary, sides, tokens = self._kept("train_files")
         key = key_of(sides[0].records, *(one.folder.name for one in tokens))
+        if self.buckets:
+            return pairs_by_length(key, tokens, self.buckets, vocabulary)
         plan = plan_pairs(key, *tokens, self.length, self.split_seed)
         if not len(plan.ends):
             raise DataError(
@@ -79,7 +91,7 @@ class TextPairs:
             )
         return PackedPairs(*tokens, plan, self.length, vocabulary.start, vocabulary.end)
 
-    def test(self) -> "LonePairs":
+    def test(self) -> LonePairs:
         """Pairs one by one, to be judged by."""
         vocabulary, _, tokens = self._kept("test_files")
         longest = [int(np.diff(one.ends, prepend=0).max(initial=1)) for one in tokens]
@@ -90,8 +102,10 @@ class TextPairs:
 
     def example(self) -> HostBatch:
         """One training row of zeros: its shapes and types, without any file."""
-        names = ("source", "source_segment", "source_position", "label", "target", "target_segment", "target_position")
-        return {name: np.zeros((1, self.length), np.int32) for name in (*names, "weight")}
+        names = ["source", "label", "target", "weight"]
+        if not self.buckets:
+            names += [f"{side}_{kind}" for side in ("source", "target") for kind in ("segment", "position")]
+        return {name: np.zeros((1, self.length), np.int32) for name in names}
 
     def ids_given(self) -> dict[str, IdRange]:
         """Tokens of the vocabulary."""
@@ -175,52 +189,3 @@ def _files_apart(where: str, languages: tuple[str, str]) -> tuple[str, str] | No
         return None
     source, target = (names[0] if len(names) == 1 else f"{{{','.join(names)}}}" for names in found)
     return source, target
-
-
-@dataclass(frozen=True, eq=False)
-class LonePairs:
-    """`source`, `label`, `target`, `weight`, int32 [n, length], one pair a row, and `number`, int32 [n].
-
-    Attributes:
-      source: the sequences that are read.
-      target: those that are told, without their end token.
-      lengths: tokens of a row of sources, and of targets.
-      start: the first token that the decoder reads.
-      end: behind a target.
-    """
-
-    source: KeptTokens
-    target: KeptTokens
-    lengths: tuple[int, int]
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def read(self, numbers: np.ndarray) -> HostBatch:
-        """The pairs with these numbers."""
-        source = np.zeros((len(numbers), self.lengths[0]), np.int32)
-        label = np.zeros((len(numbers), self.lengths[1]), np.int32)
-        weight = np.zeros_like(label)
-        for row, number in enumerate(numbers.tolist()):
-            given, told = self.source[number][: self.lengths[0]], self.target[number]
-            told = np.append(told, np.int32(self.end))[: self.lengths[1]]
-            source[row, : len(given)], label[row, : len(told)], weight[row, : len(told)] = given, told, 1
-        target = np.pad(label, ((0, 0), (1, 0)), constant_values=self.start)[:, :-1]
-        target = np.where(weight == 0, 0, target)
-        return {
-            "source": source,
-            "label": label,
-            "target": target,
-            "weight": weight,
-            "number": numbers.astype(np.int32),
-        }
-
-    def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
-        """The batch itself."""
-        return batch
-
-    def identity(self) -> str:
-        """How many pairs there are, and of which tokens."""
-        return f"{len(self):,} pairs {self.source.folder.name} {self.target.folder.name}"

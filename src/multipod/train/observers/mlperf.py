@@ -89,8 +89,8 @@ class MlperfLog:
             self._write("submission_benchmark", self._benchmark.name)
             for key, value in SUBMISSION.items():
                 self._write(key, value)
-            for key, value in settings_of(self._benchmark, self._settings(event.facts)):
-                self._write(key, value)
+            for setting in settings_of(self._benchmark, self._settings(event.facts)):
+                self._write(setting.key, setting.value, metadata=dict(setting.metadata))
         if goes_on:
             self._write("multipod_resumed", event.update, metadata=self._place(event.update))
         self._stopped = self._has("run_stop")
