@@ -202,10 +202,10 @@ def test_a_grammar_says_the_same_in_german():
     ]
     learnt, judged = read(train, np.arange(300)), read(test, np.arange(20))
     assert len({*learnt, *judged}) == 320
-    assert ("a house has heard the sheep .", "ein Haus hat das Schaf gehört .") in learnt + judged
+    assert ("a house has heard the sheep.", "ein Haus hat das Schaf gehört.") in learnt + judged
     late = [german for english, german in learnt if " that " in english and " has " in english]
     assert late
-    assert all(german.endswith(" hat .") for german in late)
+    assert all(german.endswith(" hat.") for german in late)
     assert train.sized_for(np.arange(300)).chosen == (20, 20)
     small = np.flatnonzero(np.maximum(train.source.lengths, train.label.lengths) <= 10)
     assert train.sized_for(small).chosen == (10, 10)

@@ -18,7 +18,7 @@ from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 
 
-class Setting(NamedTuple):
+class LoggedSetting(NamedTuple):
     """A key, its value, and what else the line says."""
 
     key: str
@@ -90,10 +90,10 @@ class LoggedRun:
         return value
 
 
-def settings_of(benchmark: Benchmark, run: LoggedRun) -> Iterator[Setting]:
+def settings_of(benchmark: Benchmark, run: LoggedRun) -> Iterator[LoggedSetting]:
     """Yields what a log of the benchmark says of a run's hyper-parameters, each key once."""
     for each in [*_common(run), *_SETTINGS[benchmark.name](run)]:
-        setting = Setting(*each)
+        setting = LoggedSetting(*each)
         if setting.value is not None:
             yield setting
 

@@ -82,7 +82,9 @@ class Grammar:
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the first that ends it."""
         ended = np.flatnonzero(tokens == END)
-        return " ".join(self.words[token] for token in tokens[: ended[0] if len(ended) else None] if token != PAD)
+        told = tokens[: ended[0] if len(ended) else None]
+        text = " ".join(self.words[token] for token in told if token != PAD)
+        return text.replace(" .", ".").replace(" ,", ",")
 
     def marks(self) -> tuple[int, int]:
         """The token that a decoder begins with, and the one that ends a text."""
