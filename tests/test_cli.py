@@ -15,10 +15,13 @@ import orbax.checkpoint as ocp
 import pytest
 from processes import clean_environment
 
+from multipod.cli import train
 from multipod.cli.main import COMMANDS, main
 from multipod.cli.options import print_unless_closed
 from multipod.cli.printing.self_tests import SCHEDULES
 from multipod.execute.sums import SUMS
+from multipod.train.events import Compiled
+from multipod.train.observers.table import as_observer
 
 TINY = f"{Path(__file__).with_name('tiny_recipe.py')}:tiny"
 
@@ -288,7 +291,13 @@ def test_every_command_explains_itself(capsys, monkeypatch):
         (["train", "--resume", "nowhere"], "there is no run folder nowhere"),
         (["train", "digits", "--at", "3"], "--at names a checkpoint of a run"),
         (["train", "--resume", "a", "--out", "b"], "leave out --out"),
-        (["eval", "nowhere"], "there is no run folder nowhere"),
+        (["train", "digits", "--batch", "64"], "No such option '--batch'. Say --set batch=N."),
+        (["train", "digits", "--lr", "3"], "Say --set optimizer.rate=X. `multipod show RECIPE` has all fields."),
+        (
+            ["train", "digits", "--epochs", "5"],
+            "Say --set updates=N (an epoch is the training examples over the batch)",
+        ),
+        (["eval", "nowhere"], "there is no run folder nowhere. `multipod train RECIPE` makes one."),
         (["report", "nowhere"], "there is no run folder nowhere"),
         (["show", "nowhere.py:f"], "there is no file nowhere.py"),
         (["train", "digits", "--out", "/proc/run"], "/proc/run cannot be written"),
@@ -301,8 +310,34 @@ def test_bad_input_is_refused_in_one_message(refused, args, message):
     assert message in refused(*args)
 
 
+def test_a_reader_that_goes_away_ends_a_command_quietly(tmp_path):
+    command = "import sys; from multipod.cli.main import main; sys.argv = ['multipod', 'list']; main()"
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-c", command], stdout=writes, stderr=subprocess.PIPE, env=clean_environment()
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_run_whose_reader_goes_away_is_asked_to_stop(tmp_path, monkeypatch):
+    asked, discarded = [], []
+    monkeypatch.setattr(train.signal, "raise_signal", asked.append)
+    monkeypatch.setattr(train, "discard_output", lambda: discarded.append(True))
+
+    def observer(event):
+        raise BrokenPipeError
+
+    train.UntilClosed(as_observer(observer))(Compiled(1.0))
+    assert (asked, discarded) == ([signal.SIGTERM], [True])
+
+
 def test_a_folder_that_is_no_run_is_refused(refused, tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    assert "It is no run's: choose a folder that is not there yet" in refused("train", TINY, "--out", "full")
     assert "it has no recipe.toml and no run.json" in refused("train", "--resume", "empty")
 
 

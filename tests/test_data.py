@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from multipod.data.batches import TrainBatches, evaluation_batches
 from multipod.data.digits import Digits, shift_images
@@ -66,6 +68,17 @@ def test_the_digits_are_split_with_equal_shares_of_each_class():
     assert images.shape == (1797, 8, 8, 1)
     assert images.min() == 0
     assert images.max() == 1
+
+
+@pytest.mark.parametrize(("share", "seed"), [(0.2, 0), (0.33, 7)])
+def test_the_digits_and_their_split_are_those_of_scikit_learn(share, seed):
+    digits = load_digits()
+    images, labels = (digits.images / 16).astype(np.float32)[..., None], digits.target.astype(np.int32)
+    wanted = train_test_split(images, labels, test_size=share, stratify=labels, random_state=seed)
+    data = Digits(test_share=share, split_seed=seed)
+    train, test = data.train().arrays, data.test().arrays
+    for ours, theirs in zip((train["image"], test["image"], train["label"], test["label"]), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
 
 
 def test_a_shift_moves_pixels_and_brings_in_zeros():

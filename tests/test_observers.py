@@ -338,10 +338,10 @@ def test_plain_lines_tell_the_run() -> None:
     assert plain(events) == [
         "digits: 100 updates of 64 examples on 8 cpu devices (y=2 x=4); compiling",
         "compiled in 7.9 s",
-        "  4/100  loss 2.500  accuracy 75.00 %  6,400 examples/s  data wait 10 %  1 min 36 s left",
-        "  9/100  loss 7.000  accuracy 75.00 %  6,400 examples/s  data wait 10 %  1 min 31 s left",
+        "  4/100  training loss 2.500  accuracy 75.00 %  6,400 examples/s  data wait 10 %  1 min 36 s left",
+        "  9/100  training loss 7.000  accuracy 75.00 %  6,400 examples/s  data wait 10 %  1 min 31 s left",
         " 10/100  test accuracy 98.61 % (355/360)  loss 0.0712",
-        " 10/100  loss 10.00  accuracy 75.00 %  6,400 examples/s  data wait 10 %",
+        " 10/100  training loss 10.00  accuracy 75.00 %  6,400 examples/s  data wait 10 %",
         "done: 100 updates in 21 s",
     ]
 
@@ -350,14 +350,14 @@ def test_the_first_update_of_a_process_counts_in_values_and_not_in_times() -> No
     slow = updated(3, step_s=100.0)
     lines = plain([(0, started(2)), (101, slow), (107, updated(4)), (107, replace(ENDED, interrupted=True))])
     assert lines[0].endswith("(y=2 x=4), from update 2 on; compiling")
-    assert lines[1] == "3/4  loss 0.5000  accuracy 75.00 %"
-    assert lines[2] == "4/4  loss 0.5000  accuracy 75.00 %  6,400 examples/s  data wait 10 %  0.0 s left"
+    assert lines[1] == "3/4  training loss 0.5000  accuracy 75.00 %"
+    assert lines[2] == "4/4  training loss 0.5000  accuracy 75.00 %  6,400 examples/s  data wait 10 %  0.0 s left"
     assert lines[3] == "stopped: 4 of 4 updates, the last 2 in 21 s"
 
 
 def test_the_loss_comes_first() -> None:
     backwards = Updated(1, {"accuracy": 0.5, "loss": 1.0}, 0.1, 0.0, 640.0)
-    assert plain([(0, started()), (9, backwards)])[1] == "1/4  loss 1.000  accuracy 50.00 %"
+    assert plain([(0, started()), (9, backwards)])[1] == "1/4  training loss 1.000  accuracy 50.00 %"
 
 
 def test_rates_are_total_examples_over_total_time() -> None:
@@ -418,12 +418,47 @@ def test_a_run_has_files_and_what_is_printed_and_a_slip_is_told():
 
 def test_the_summary_says_once_how_to_go_on():
     out = io.StringIO()
-    summary = Summary(Console(file=out, width=80))
+    summary = Summary(Console(file=out, width=80), Path("runs/a"))
     summary(replace(ENDED, resume="multipod train --resume runs/a"))
     assert out.getvalue() == ""
     summary.close()
     summary.close()
     assert out.getvalue().count("Go on with:\n  multipod train --resume runs/a\n") == 1
+
+
+def said_at_the_end(folder: Path, recipe: str, losses: list[float], accuracy: float) -> str:
+    """What the summary of a complete run with these losses prints below its table."""
+    (folder / "recipe.toml").write_text(recipe)
+    out = io.StringIO()
+    summary = Summary(Console(file=out, width=80), folder)
+    events = [updated(number, loss=loss) for number, loss in enumerate(losses, 1)]
+    tell(summary, [started(), *events, Evaluated(len(losses), {"accuracy": accuracy}, {}, 360, 0.2), ENDED])
+    return out.getvalue().partition("KiB")[2]
+
+
+TEN_CLASSES = "[model]\nclasses = 10\n[optimizer.rate]\nshare = 0.2\n[optimizer.rate.then]\npeak = 0.2\n"
+
+
+def test_a_complete_run_ends_with_the_next_steps(tmp_path):
+    said = said_at_the_end(tmp_path, TEN_CLASSES, [2.3 - 0.1 * number for number in range(12)], 0.97)
+    assert [line.strip() for line in said.strip().splitlines()] == [
+        "Next:",
+        f"open {tmp_path}/report.html in a browser",
+        f"multipod eval {tmp_path}",
+        f"multipod export {tmp_path} -o model.tflite",
+    ]
+
+
+def test_a_run_that_learned_nothing_is_told_so_with_the_likely_cause(tmp_path):
+    guessed = said_at_the_end(tmp_path, TEN_CLASSES, [2.3, 9.0, *[2.4] * 10], 0.1)
+    assert (
+        "NOTHING LEARNED: test accuracy 10.00 % is that of guessing among 10 classes and the loss ended at 2.400, and "
+        "its first was 2.300.\n  The loss rose to 9.000 on the way, so the rate is likely too high (it peaks at 0.2). "
+        "Try --set optimizer.rate=0.02." in guessed
+    )
+    flat = said_at_the_end(tmp_path, "[optimizer]\nrate = 1.0\n", [2.3] * 12, 0.1)
+    assert "NOTHING LEARNED: the loss ended at 2.300, and its first was 2.300.\n  Likely causes: a rate" in flat
+    assert "NOTHING" not in said_at_the_end(tmp_path, TEN_CLASSES, [2.3] * 9, 0.1)  # too short to say
 
 
 def test_a_function_is_an_observer_that_has_nothing_to_close():

@@ -1,6 +1,7 @@
 """Runs as a library: what the command line does is one call from Python, on the same folders."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -46,6 +47,26 @@ def test_a_run_is_stopped_and_gone_on_with_bit_for_bit(stopped):
     assert losses(whole.folder) == losses(second.folder)
     assert same(whole.state.params, second.state.params)
     assert whole.values == second.values
+
+
+def test_a_complete_run_is_told_so_and_nothing_is_touched(stopped, capsys):
+    folder = stopped[2].folder
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    again = runs.train(resume=folder)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert (again.ended.update, again.ended.interrupted, int(again.state.update)) == (30, False, 30)
+    assert f"{folder} is complete: all of its 30 updates are done" in capsys.readouterr().err
+
+
+def test_a_complete_run_is_made_longer(stopped, tmp_path):
+    folder = tmp_path / "longer"
+    shutil.copytree(stopped[0].folder, folder)
+    with pytest.raises(RunFolderError, match=r"has done 30 updates, more than updates=12\. Give at least 30"):
+        runs.train(resume=folder, changes=["updates=12"])
+    result = runs.train(resume=folder, changes=["updates=34"])
+    assert (result.ended.update, int(result.state.update)) == (34, 34)
+    assert {update: loss for update, loss in losses(folder).items() if update <= 30} == losses(stopped[0].folder)
+    assert runs.open(folder).recipe.updates == 34  # so its folder says what it is
 
 
 def test_a_run_is_opened_at_any_checkpoint_and_evaluated(stopped):

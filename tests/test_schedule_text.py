@@ -27,6 +27,8 @@ from multipod.collectives.schedule import ADASUM, ADD, COPY, Schedule, Step, Ste
 from multipod.collectives.verify import verify
 from multipod.errors import ScheduleError
 from multipod.execute.engines.numpy import run
+from multipod.simulate.simulate import simulate
+from multipod.topology.machines import parse
 from multipod.topology.topology import Topology
 
 PAGE = Path(__file__).parents[1] / "docs" / "schedule-format.md"
@@ -564,9 +566,21 @@ def test_the_command_builds_proves_writes_and_checks(tmp_path):
     assert done.exit_code == 0, done.output
     proof = str(verify(text.read(file)))
     sizes = [f"{Path(name).stat().st_size / 1e6:.2f} MB" for name in (file, xml)]
-    assert done.output == f"{proof}\nwritten to {file} ({sizes[0]})\nwritten to {xml} ({sizes[1]})\n"
+    share = r"simulated: [\d.]+ ms for 100 MB, [\d.]+ % of the bound"
+    promise = next(line for line in done.output.splitlines() if re.fullmatch(share, line))
+    assert done.output == f"{proof}\n{promise}\nwritten to {file} ({sizes[0]})\nwritten to {xml} ({sizes[1]})\n"
     assert cli("check", file).output == f"{proof}\n"
     assert ElementTree.parse(xml).getroot().get("ngpus") == "12"
+
+
+def test_the_command_writes_the_schedule_that_is_simulated(tmp_path):
+    """For a vector of a given size: builders ask for it, and another size is another schedule."""
+    machine = ("--on", "mesh:4x4", "--fail", "1,1", "--algorithm", "tree-packing")
+    done = cli("all-reduce", *machine, "--bytes", "3M", "--out", str(tmp_path / "s.json"))
+    built = build("tree-packing", parse("mesh:4x4", ("1,1",)), "all-reduce", nbytes=3_000_000)
+    assert done.output.splitlines()[0] == str(verify(built)) == str(verify(text.read(tmp_path / "s.json")))
+    share = simulate(built, built.topology, 3_000_000).percent_of_bound
+    assert f"for 3 MB, {share:.1f} % of the bound" in done.output
 
 
 def test_the_command_passes_options():

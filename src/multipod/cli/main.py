@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import select
 import sys
 import time
 
@@ -40,6 +41,29 @@ COMMANDS = {
 """Every command: its name, and the click command behind it. Modules are imported only when called."""
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.EFBIG, errno.EIO)
+
+
+FIELDS = {
+    "--batch": "--set batch=N",
+    "--batch-size": "--set batch=N",
+    "--lr": "--set optimizer.rate=X",
+    "--learning-rate": "--set optimizer.rate=X",
+    "--rate": "--set optimizer.rate=X",
+    "--epochs": "--set updates=N (an epoch is the training examples over the batch)",
+    "--steps": "--set updates=N",
+    "--max-steps": "--set updates=N",
+    "--updates": "--set updates=N",
+    "--optimizer": "--set optimizer=NAME",
+    "--weight-decay": "--set optimizer.weight_decay=X",
+    "--checkpoint-every": "--set checkpoint_every=N",
+    "--eval-every": "--set evaluate_every=N",
+    "--output-dir": "--out DIR",
+    "--extend": "--resume RUN --set updates=N",
+}
+"""Options of other programs, and what says the same here: fields of the recipe, for the most part."""
+
+PIPE_CLOSED = 128 + 13
+"""Exit code when nobody reads our output any more: that of a process ended by SIGPIPE."""
 
 
 class _Lazy(click.Group):
@@ -80,11 +104,17 @@ def main() -> None:
         leave(done.exit_code)
     except click.exceptions.Abort:
         leave(130, "interrupted")
+    except click.NoSuchOption as error:
+        _explained(error).show()
+        leave(2)
     except click.ClickException as error:
         error.show()
         leave(2)
     except MultipodError as error:
         leave(error.exit_code, f"multipod: {error}")
+    except BrokenPipeError:
+        discard_output()
+        leave(PIPE_CLOSED)
     except OSError as error:
         if error.errno not in DISK:
             raise
@@ -96,6 +126,37 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         leave(130, "interrupted")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError) or (end.code == 1 and _nobody_reads()):  # so do Rich and click
+            discard_output()
+            sys.exit(PIPE_CLOSED)
+        raise
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
+    """The error, with what says the same here if the option is one of other programs and the command takes --set."""
+    command = error.ctx.command if error.ctx else cli
+    if error.option_name not in FIELDS or not any("--set" in param.opts for param in command.params):
+        return error
+    hint = f"Say {FIELDS[error.option_name]}. `multipod show RECIPE` has all fields."
+    return click.UsageError(f"No such option '{error.option_name}'. {hint}", error.ctx)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe whose other end is closed."""
+    try:
+        pipe = select.poll()
+        pipe.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in pipe.poll(0))
+    except (OSError, ValueError):  # no file at all, in tests
+        return False
+
+
+def discard_output() -> None:
+    """Lets what is still printed go nowhere: nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def started_s() -> float:

@@ -1,6 +1,7 @@
 """`multipod train`: trains a recipe, or goes on with a run."""
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import click
 from rich.console import Console
 
 from multipod import runs
+from multipod.cli.main import discard_output
 from multipod.cli.options import plan_file, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from multipod.data.reading import InputOptions
     from multipod.plan.saved import SavedPlan
     from multipod.runs.request import RunResult
-    from multipod.train.events import Observer
+    from multipod.train.events import Event, Observer
     from multipod.train.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -199,6 +201,35 @@ def planned_lines(plan: "SavedPlan | None") -> list[str]:
     return lines
 
 
+class UntilClosed:
+    """An observer that prints; when nobody reads its output any more, it asks the run to stop, as Ctrl-C does."""
+
+    def __init__(self, observer: "Observer") -> None:
+        self._observer = observer
+
+    def __call__(self, event: "Event") -> None:
+        """Passes the event on."""
+        self._printing(lambda: self._observer(event))
+
+    def close(self) -> None:
+        """Closes the observer."""
+        self._printing(self._observer.close)
+
+    def _printing(self, prints: Callable[[], None]) -> None:
+        try:
+            prints()
+        except BrokenPipeError:
+            self._stop()
+        except SystemExit as end:
+            if not isinstance(end.__context__, BrokenPipeError):  # Rich ends the program so
+                raise
+            self._stop()
+
+    def _stop(self) -> None:
+        discard_output()
+        signal.raise_signal(signal.SIGTERM)
+
+
 class ConsoleObservers:
     """Makes the observers that print: a progress bar or lines, and the table at the end; none if `quiet`."""
 
@@ -217,4 +248,4 @@ class ConsoleObservers:
             console.print(f"compiled programs  {self._where.cache or 'not kept'}", highlight=False, soft_wrap=True)
             for line in [*planned_lines(self._plan), *remarks_on_text(folder.recipe.read_text())]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
-        return make_observers(ObservedRun(folder, console), PRINTED)
+        return [UntilClosed(observer) for observer in make_observers(ObservedRun(folder, console), PRINTED)]

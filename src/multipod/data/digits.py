@@ -1,6 +1,8 @@
-"""The 1,797 handwritten digits, 8 x 8 pixels, that ship inside scikit-learn."""
+"""The 1,797 handwritten digits, 8 x 8 pixels, that scikit-learn made known. They lie beside this file."""
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +18,9 @@ TOTAL = 1797
 class Digits:
     """A stratified split of the digits: 1,437 to train on and 360 to test with, at the default 80/20.
 
-    Source: scikit-learn's `load_digits`, the test part of the UCI Optical Recognition of Handwritten
-    Digits data set (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49).
+    Source: the test part of the UCI Optical Recognition of Handwritten Digits data set (E. Alpaydin and C. Kaynak,
+    1998, doi:10.24432/C50P49, CC BY 4.0), in the order of scikit-learn's `load_digits`. The split is that of its
+    `train_test_split`, stratified, for the same seed.
 
     Attributes:
       test_share: the share of examples kept for testing.
@@ -50,16 +53,55 @@ class Digits:
         return ArraySource(self._split()[1])
 
     def _split(self) -> tuple[HostBatch, HostBatch]:
-        from sklearn.datasets import load_digits  # slow to import, and only the digits need it
-        from sklearn.model_selection import train_test_split
+        images, labels = _all()
+        parts = stratified_split(labels, self.test_share, self.split_seed)
+        train, test = ({"image": images[part], "label": labels[part]} for part in parts)
+        return train, test
 
-        digits = load_digits()
-        images = (digits.images / 16).astype(np.float32)[..., None]
-        labels = digits.target.astype(np.int32)
-        parts = train_test_split(
-            images, labels, test_size=self.test_share, stratify=labels, random_state=self.split_seed
-        )
-        return {"image": parts[0], "label": parts[2]}, {"image": parts[1], "label": parts[3]}
+
+@cache
+def _all() -> tuple[np.ndarray, np.ndarray]:
+    """The images, float32 [1797, 8, 8, 1] from 0 to 1, and their labels, int32 [1797]."""
+    with np.load(Path(__file__).with_name("digits.npz")) as stored:
+        images = (stored["images"] / 16).astype(np.float32)[..., None]
+        return images, stored["labels"].astype(np.int32)
+
+
+def stratified_split(labels: np.ndarray, test_share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of the examples to train on and to test with, both shuffled.
+
+    Each class has its share of both, to one example. The draws are those of scikit-learn's `train_test_split`, so the
+    parts are the same as there.
+    """
+    rng = np.random.RandomState(seed)
+    tested = int(np.ceil(test_share * len(labels)))
+    counts = np.bincount(labels)
+    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    trains = _apportion(counts, len(labels) - tested, rng)
+    tests = _apportion(counts - trains, tested, rng)
+    train, test = [], []
+    for members, first, second in zip(of_class, trains, tests, strict=True):
+        drawn = members[rng.permutation(len(members))]
+        train.append(drawn[:first])
+        test.append(drawn[first : first + second])
+    return rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
+
+
+def _apportion(counts: np.ndarray, total: int, rng: np.random.RandomState) -> np.ndarray:
+    """Splits `total` in proportion to `counts`: rounded down, then one more where the remainder is largest.
+
+    Where remainders are equal, `rng` chooses.
+    """
+    exact = counts / counts.sum() * total
+    shares = np.floor(exact)
+    remainders = exact - shares
+    for remainder in np.unique(remainders)[::-1]:
+        left = int(total - shares.sum())
+        if left <= 0:
+            break
+        (equal,) = np.nonzero(remainders == remainder)
+        shares[rng.choice(equal, size=min(len(equal), left), replace=False)] += 1
+    return shares.astype(int)
 
 
 @dataclass(frozen=True)

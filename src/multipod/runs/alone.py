@@ -7,6 +7,7 @@ import jax
 from multipod.chaos.inject import Injector
 from multipod.layout.mesh import topology_of
 from multipod.runs.example_log import open_example_log
+from multipod.runs.lengthening import complete_end, complete_notice
 from multipod.runs.object_store import copied
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.profiling import open_profile, refuse_unfit_libtpu
@@ -66,6 +67,9 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
             checkpoints = Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=committed, chips=chips)
             stack.callback(checkpoints.close)
             state = checkpoints.restore(program.shapes, request.at, print_warning) if request.resume else None
+            if (done := complete_end(folder, state, recipe.target)) is not None:
+                print_warning(complete_notice(folder, done))
+                return RunResult(folder.path, done, state)
             past, repeated = read_past(folder, None if state is None else int(state.update), options.started_s)
             observers = stack.enter_context(open_observers(folder, request, recipe, state))
             state = request.begin(program) if request.begin else state

@@ -21,10 +21,9 @@ import jax
 
 from multipod.errors import ClusterError, RunFolderError
 from multipod.runs.request import TrainRequest
-from multipod.runs.stages import RUNS
 from multipod.train.checkpoints import checksums
 from multipod.train.multihost import broadcast_from_0
-from multipod.train.run_folder import RunFolder, next_free, remote_url
+from multipod.train.run_folder import RUNS, RunFolder, next_free, remote_url
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Between two tries; the last one again and again."""

@@ -17,6 +17,7 @@ from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import to_text
 from multipod.runs.facts import data_identities, facts, versions
+from multipod.runs.lengthening import change_length
 from multipod.runs.lock import RunLock, hold
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import TrainRequest, requested_recipe
@@ -30,6 +31,7 @@ from multipod.train.multihost import assert_same, barrier, broadcast_from_0
 from multipod.train.observers import jsonl, report
 from multipod.train.observers.table import FILES, ObservedRun, as_observer, make_observers
 from multipod.train.run_folder import (
+    RUNS,
     RunFolder,
     check_data,
     check_pipe,
@@ -41,9 +43,6 @@ from multipod.train.run_folder import (
 from multipod.train.stop import StopRequest, stop_on_signals
 
 NOTICE = "stopping after this update and saving; Ctrl-C again exits at once"
-
-RUNS = Path("runs")
-"""Where new runs have their folders, unless they are told another."""
 
 
 def prepare_program(request: TrainRequest, options: RuntimeOptions, faults: Faults) -> Program:
@@ -77,6 +76,7 @@ def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Prog
         check_same(folder, program.recipe)
         check_data(folder, known, data_identities(program.recipe))
         check_pipe(folder, known, program.recipe, dict(program.mesh.shape))
+        broadcast_from_0(lambda: change_length(folder, program.recipe.updates, request.at))
         return folder
 
     def make() -> str:

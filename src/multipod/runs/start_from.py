@@ -19,9 +19,9 @@ from multipod.step.convert import convert
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoints.checkpoint import Checkpoints
-from multipod.train.run_folder import RunFolder, check_same, open_folder
+from multipod.train.run_folder import LENGTH, RunFolder, check_same, open_folder
 
-FREE = ("layout.", "pipemare.", "accumulate:")
+FREE = ("layout.", "pipemare.", "accumulate:", LENGTH)
 """What may differ from the run before; `accumulate` and the micro-batches decide about draws and sums, no more."""
 
 

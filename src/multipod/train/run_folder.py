@@ -14,6 +14,12 @@ from multipod.recipe.text import differences, to_text
 
 FORMAT = "multipod-run-1"
 
+RUNS = Path("runs")
+"""Where new runs have their folders, unless they are told another."""
+
+LENGTH = "updates:"
+"""How the difference in length begins, which a run may have when it goes on."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -64,9 +70,9 @@ def create(path: Path, recipe: Recipe, facts: dict[str, Any]) -> RunFolder:
     refuse_remote(path)
     folder = RunFolder(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunFolderError(
-            f"{path} is there already. Go on with the run in it by --resume {path}, or choose another --out."
-        )
+        go_on = f"Go on with the run in it by --resume {path}, or choose another --out."
+        fresh = f"It is no run's: choose a folder that is not there yet, as --out {path / recipe.name}."
+        raise RunFolderError(f"{path} is there already. {go_on if folder.facts.is_file() else fresh}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         folder.recipe.write_text(to_text(recipe))
@@ -129,6 +135,8 @@ def remote_url(path: Path) -> str:
 def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> None:
     """Refuses to go on with a run under another recipe; with `learning=False`, to look at it under another.
 
+    The run may be made longer or shorter: see `multipod.runs.lengthening`.
+
     Raises:
       RunFolderError: with every difference.
     """
@@ -136,10 +144,12 @@ def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> N
         changed = differences(folder.recipe.read_text(), to_text(recipe), learning=learning)
     except ValueError as error:
         raise RunFolderError(f"{folder.recipe} is damaged: {error}. Put the file back, or start a new run.") from error
+    changed = [line for line in changed if not line.startswith(LENGTH)]
     if changed:
         raise RunFolderError(
             f"{folder.path} is a run of another recipe:\n  " + "\n  ".join(changed) + "\n"
-            "Undo these changes to go on with it, or start a new run without --resume."
+            "Undo these changes to go on with it, or start a new run without --resume. What may change is its length, "
+            "--set updates=N, and where it lies."
             + (f" Another layout goes on in a new folder: multipod train --from {folder.path}." * _only_lies(changed))
         )
 
@@ -189,5 +199,9 @@ def check_pipe(folder: RunFolder, facts: dict[str, Any], recipe: Recipe, mesh: d
 
 
 def _neighbours(path: Path) -> str:
-    runs = sorted(p.parent for p in path.parent.glob("*/run.json")) if path.parent.is_dir() else []
-    return f" Runs in {path.parent}: {', '.join(run.name for run in runs[-8:])}." if runs else ""
+    """The newest runs beside `path`, or else in the folder where runs are by default."""
+    for base in dict.fromkeys((path.parent, RUNS)):
+        runs = sorted(p.parent for p in base.glob("*/run.json")) if base.is_dir() else []
+        if runs:
+            return f" Runs in {base}: {', '.join(run.name for run in runs[-8:])}."
+    return " `multipod train RECIPE` makes one."

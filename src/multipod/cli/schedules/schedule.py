@@ -21,6 +21,9 @@ from multipod.collectives.schedule import COLLECTIVES, Collective
 from multipod.collectives.text import read
 from multipod.collectives.verify import verify
 from multipod.errors import MultipodError, ScheduleError, nearest
+from multipod.simulate.best import sizes
+from multipod.simulate.picture import bytes_text, time_text
+from multipod.simulate.simulate import simulate
 
 if TYPE_CHECKING:
     from multipod.collectives.schedule import Schedule
@@ -73,12 +76,20 @@ def _builds(collective: Collective) -> Callable[..., None]:
     @machine_options
     @click.option("--algorithm", required=True, metavar="NAME", help="One of `multipod schedule list`; or list.")
     @click.option(
+        "--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="The vector that it is built for."
+    )
+    @click.option(
         "--option", "options", multiple=True, metavar="NAME=VALUE", help="For the algorithm: tiers=4x4x16. Repeatable."
     )
     @click.option("--out", type=FILE, metavar="FILE", help="Write it as JSON.")
     @click.option("--msccl", type=FILE, metavar="FILE", help="Write it as XML for MSCCL.")
     def command(
-        topology: "Topology", algorithm: str, options: tuple[str, ...], out: Path | None, msccl: Path | None
+        topology: "Topology",
+        algorithm: str,
+        nbytes: int,
+        options: tuple[str, ...],
+        out: Path | None,
+        msccl: Path | None,
     ) -> None:
         from multipod.collectives import text
 
@@ -88,10 +99,12 @@ def _builds(collective: Collective) -> Callable[..., None]:
         for file in (out, msccl):
             if file is not None and not file.absolute().parent.is_dir():
                 raise click.UsageError(f"{file.parent} is no folder to write {file.name} in. Make it first.")
-        parsed = _parsed(algorithm, options)
+        parsed = sizes(algorithm, nbytes) | _parsed(algorithm, options)
         with _working(f"building {algorithm}"), _blaming(algorithm, options):
             built = build(algorithm, topology, collective, **parsed)
         _prove(built)
+        with _working("simulating"):
+            click.echo(_promise(built, nbytes))
         for file, write in ((out, text.write), (msccl, xml.write)):
             if file is not None:
                 _write(write, built, file)
@@ -111,6 +124,16 @@ def _prove(made: "Schedule") -> None:
     click.echo(str(proof))
     for note in made.notes:
         click.echo(f"note: {note}")
+
+
+def _promise(made: "Schedule", nbytes: int) -> str:
+    """The time and the share of the bound that `multipod simulate` gives for this schedule."""
+    try:
+        simulation = simulate(made, made.topology, nbytes)
+    except MultipodError as error:
+        return f"not simulated: {error}"
+    share = f"{simulation.percent_of_bound:.1f} % of the bound"
+    return f"simulated: {time_text(float(simulation.seconds))} for {bytes_text(float(nbytes))}, {share}"
 
 
 def _write(write: Callable[["Schedule", Path], None], made: "Schedule", file: Path) -> None:

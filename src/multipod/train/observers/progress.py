@@ -162,7 +162,8 @@ class PlainLines:
     def _progress(self, left: list[str]) -> None:
         self._shown = self._run.clock()
         window = self._run.take()
-        parts = [self._place(self._run.update), *window.values(), *window.rate(self._run.unit), *window.data(), *left]
+        values = [f"training {value}" for value in window.values()[:1]] + window.values()[1:]
+        parts = [self._place(self._run.update), *values, *window.rate(self._run.unit), *window.data(), *left]
         self._line("  ".join(parts))
 
     def _place(self, update: int) -> str:
@@ -224,6 +225,7 @@ class Bar:
                 self._print(text.troubled_text(event), "bold red")
                 self._run.update = event.back_to
             case Evaluated():
+                self._draw("training")  # a save may follow, which the bar would stand still in
                 self._print(f"{event.update:,}  {text.evaluated_text(event)}", "green")
             case Ended():
                 self._draw("stopped" if event.interrupted else "done")

@@ -1,4 +1,8 @@
-"""The table at the end of a run."""
+"""The table at the end of a run, what is wrong with it, and what comes next."""
+
+import shlex
+import tomllib
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -6,17 +10,24 @@ from rich.text import Text
 
 from multipod.train.events import Ended, Event
 from multipod.train.observers import text
+from multipod.train.observers.learning import LearningCheck
 
 
 class Summary:
-    """Prints the table at the end of a run, and how to go on with one that was stopped."""
+    """Prints the table at the end of a run, how to go on with one that was stopped, and else the next steps.
 
-    def __init__(self, console: Console) -> None:
+    A run that learned nothing is told so.
+    """
+
+    def __init__(self, console: Console, folder: Path) -> None:
         self._console = console
+        self._folder = folder
+        self._learning = LearningCheck()
         self._ended: Ended | None = None
 
     def __call__(self, event: Event) -> None:
-        """Remembers the end."""
+        """Remembers the end, and how the loss went."""
+        self._learning(event)
         if isinstance(event, Ended):
             self._ended = event
 
@@ -28,6 +39,20 @@ class Summary:
         self._console.print(summary_table(ended))
         if ended.resume:
             self._console.print(f"Go on with:\n  {ended.resume}", soft_wrap=True, highlight=False)
+            return
+        recipe = tomllib.loads((self._folder / "recipe.toml").read_text(encoding="utf-8"))
+        for line in [*self._learning.trouble(recipe), "Next:", *next_steps(self._folder)]:
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def next_steps(folder: Path) -> list[str]:
+    """The commands that a complete run is looked at and used with."""
+    run = shlex.quote(str(folder))
+    return [
+        f"  open {shlex.quote(str(folder / 'report.html'))} in a browser",
+        f"  multipod eval {run}",
+        f"  multipod export {run} -o model.tflite",
+    ]
 
 
 def summary_table(ended: Ended) -> Table:

@@ -53,7 +53,7 @@ OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     MLPERF: _mlperf,
     "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
     "progress": lambda run: make_progress(run.console),
-    "summary": lambda run: Summary(run.console),
+    "summary": lambda run: Summary(run.console, run.folder.path),
 }
 """How each observer is made, in the order in which they are told and closed last to first."""
 
