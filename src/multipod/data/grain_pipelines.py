@@ -2,15 +2,19 @@
 
 data = GrainSource(grain.MapDataset.source(...).map(...))       # in a recipe
 grain.MapDataset.source(SourceElements(recipe.data.train()))    # in a program of Grain's
+grain.DataLoader(data_source=..., sampler=ExactlyOnce(len(...), seed=0))   # our order there
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
+from grain.python import RecordMetadata
 
 from multipod.data.files.records import stack_records
+from multipod.data.order import generator
 from multipod.data.source import HostBatch, Source
 from multipod.errors import DataError
 
@@ -72,3 +76,40 @@ class SourceElements:
     def __getitem__(self, number: SupportsIndex) -> dict[str, np.ndarray]:
         """One example."""
         return {name: array[0] for name, array in self.source.read(np.array([number.__index__()])).items()}
+
+
+@dataclass(frozen=True)
+class ExactlyOnce:
+    """The order of our runs as a sampler of `grain.DataLoader`: every record once an epoch, epochs without a gap.
+
+    The record at a place is a pure function of the seed and of the place. The places of a loader are those of all
+    processes together, dealt out in turn, so after any number of steps all processes together have read the first
+    places, each once, whatever their number; one that is made again goes on by its `get_state`. Batch k of a loader
+    in one process has the records of batch k of our own run with this seed (`multipod.data.batches.TrainBatches`).
+
+    Attributes:
+      records: how many there are.
+      seed: of the order, and of what records' own generators draw.
+      epochs: passes over the records; None: without end.
+    """
+
+    records: int
+    seed: int = 0
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.records < 1 or (self.epochs is not None and self.epochs < 1):
+            raise DataError(f"{self}: there is at least one record, and one epoch. Give 1 or more.")
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        """The record at a place, and its random numbers."""
+        if index < 0 or (self.epochs is not None and index >= self.epochs * self.records):
+            raise IndexError(f"{self} has no place {index}")
+        epoch, within = divmod(index, self.records)
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 2, index]))
+        return RecordMetadata(index=index, record_key=int(_order(self.records, self.seed, epoch)[within]), rng=rng)
+
+
+@lru_cache(maxsize=4)
+def _order(records: int, seed: int, epoch: int) -> np.ndarray:
+    return generator(seed, epoch).permutation(records)
