@@ -108,11 +108,8 @@ def merge_detections(parts: Sequence[Detections]) -> Detections:
     return Detections(image, box, score, category, masks)
 
 
-def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") -> dict[str, float]:
-    """pycocotools' twelve numbers (`NAMES`), for boxes or masks.
-
-    Holds Python's lock, and sends what pycocotools prints nowhere, which is not safe beside other threads that
-    print: `multipod.metrics.judge` does it in a process of its own. `truth` is left as it is.
+def check(truth: GroundTruth, found: Detections, kind: str) -> None:
+    """Refuses what cannot be judged.
 
     Raises:
       MetricError: `kind` is unknown, images or categories are not in `truth`, masks are missing, or `truth` is empty.
@@ -131,17 +128,55 @@ def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") 
             )
     if kind == "mask" and found.mask is None and len(found):
         raise MetricError("coco: masks are to be judged, and the detections have none. Give them `mask`.")
-    coco, evaluator = _pycocotools()
+
+
+def average_precision(truth: GroundTruth, found: Detections, kind: str = "box") -> dict[str, float]:
+    """pycocotools' twelve numbers (`NAMES`), for boxes or masks.
+
+    Holds Python's lock, and sends what pycocotools prints nowhere, which is not safe beside other threads that
+    print: `multipod.metrics.judge` does it in a process of its own. `truth` is left as it is.
+
+    Raises:
+      MetricError: `kind` is unknown, images or categories are not in `truth`, masks are missing, or `truth` is empty.
+    """
+    check(truth, found, kind)
     with contextlib.redirect_stdout(io.StringIO()):
-        right = coco()
-        # pycocotools writes `ignore` and run-length codes into the annotations.
-        right.dataset = {**truth, "annotations": [dict(one) for one in truth["annotations"]]}
-        right.createIndex()
-        judged = evaluator(right, _results(coco, right, found, kind), KINDS[kind])
-        judged.evaluate()
-        judged.accumulate()
+        judged = _judged(truth, found, kind)
         judged.summarize()
     return dict(zip(NAMES, map(float, judged.stats), strict=True))
+
+
+CURVES = {"0.50": slice(0, 1), "0.75": slice(5, 6), "0.50 to 0.95": slice(0, 10)}
+"""The IoUs of `precision_recall`, and which of pycocotools' ten thresholds they are."""
+
+
+def precision_recall(truth: GroundTruth, found: Detections, kind: str = "box") -> dict[str, np.ndarray]:
+    """Precision at recalls of 0, 0.01, ..., 1 by the IoUs of `CURVES`: means over categories, [101] each.
+
+    All sizes, and no more than 100 detections of an image, as for the `AP` of `average_precision`, which is the mean of
+    the last curve.
+
+    Raises:
+      MetricError: see `average_precision`.
+    """
+    check(truth, found, kind)
+    with contextlib.redirect_stdout(io.StringIO()):
+        precision = _judged(truth, found, kind).eval["precision"][:, :, :, 0, -1]  # [IoUs, recalls, categories]
+    there = precision[:, :, (precision >= 0).any((0, 1))]
+    return {name: there[which].mean((0, 2)) for name, which in CURVES.items()}
+
+
+def _judged(truth: GroundTruth, found: Detections, kind: str) -> Any:
+    """pycocotools' evaluator, which has judged."""
+    coco, evaluator = _pycocotools()
+    right = coco()
+    # pycocotools writes `ignore` and run-length codes into the annotations.
+    right.dataset = {**truth, "annotations": [dict(one) for one in truth["annotations"]]}
+    right.createIndex()
+    judged = evaluator(right, _results(coco, right, found, kind), KINDS[kind])
+    judged.evaluate()
+    judged.accumulate()
+    return judged
 
 
 def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:

@@ -10,6 +10,7 @@ from multipod.runs.example_log import open_example_log
 from multipod.runs.lengthening import complete_end, complete_notice
 from multipod.runs.object_store import copied
 from multipod.runs.options import RuntimeOptions
+from multipod.runs.pictures import write_pictures
 from multipod.runs.profiling import open_profile, refuse_unfit_libtpu
 from multipod.runs.request import (
     RunResult,
@@ -100,5 +101,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
                 began_s=options.started_s,
             )
             state, ended = train_program(program, context, state)
+            if not ended.interrupted:
+                write_pictures(folder, program, state)
         write_report(folder)
     return RunResult(folder.path, ended, state)

@@ -36,8 +36,7 @@ class PendingJudgement:
                 "`multipod.data.source.HasGroundTruth`, or take another objective."
             )
         self._judge = Judge(test.ground_truth("mask" in kinds), kinds, hosts)
-        found = [_of_batch(batch, mask, test, "mask" in kinds) for batch, mask in batches]
-        self._judge.submit(0, merge_detections(found))
+        self._judge.submit(0, local_detections(batches, kinds, test))
 
     def values(self, wait: bool) -> dict[str, float] | None:
         """`box_AP` and its parts, and those of masks; None while it is judged, unless it shall `wait`.
@@ -50,6 +49,11 @@ class PendingJudgement:
             return None
         self._judge.close()
         return {f"{kind}_{name}": values[name] for kind, values in finished[0].items() for name in PRECISIONS}
+
+
+def local_detections(batches: Batches, kinds: tuple[str, ...], test: HasGroundTruth) -> Detections:
+    """What this process's rows of the batches detected, without padding."""
+    return merge_detections([_of_batch(batch, mask, test, "mask" in kinds) for batch, mask in batches])
 
 
 def _of_batch(batch: dict[str, Any], mask: np.ndarray, test: HasGroundTruth, masks: bool) -> Detections:

@@ -12,9 +12,11 @@ import numpy as np
 from multipod.data.batches import evaluation_batches
 from multipod.data.global_arrays import owned_rows
 from multipod.data.reading import InputOptions
-from multipod.data.source import HostBatch, Source
+from multipod.data.source import HasGroundTruth, HostBatch, Source
 from multipod.errors import MetricError
 from multipod.layout.mesh import batch_sharding
+from multipod.metrics.coco import Detections, merge_detections
+from multipod.metrics.hosts import gather_parts
 from multipod.metrics.jax_processes import JaxProcesses
 from multipod.metrics.labels import check_labels
 from multipod.metrics.objective import Detects, JudgesAnswers, report_of
@@ -25,7 +27,7 @@ from multipod.step.evaluate import ScoredLabels
 from multipod.step.program import Program
 from multipod.step.state import State, Sums
 from multipod.train.clock import Clock
-from multipod.train.detections import PendingJudgement
+from multipod.train.detections import PendingJudgement, local_detections
 from multipod.train.events import Evaluated
 
 AHEAD = 8
@@ -49,6 +51,44 @@ def evaluate(program: Program, state: State, test: Source, reading: InputOptions
         jax.block_until_ready([earlier.sums for earlier in batches[-AHEAD - 1 : -AHEAD]])
     pending = _judgement(batches, program, test)
     return _added(batches, program.recipe) | (pending.values(wait=True) or {} if pending else {})
+
+
+def detect(program: Program, state: State, test: Source, first: int) -> Detections:
+    """What is detected in the `first` examples of `test`; the same on all processes, each of which must call it.
+
+    Raises:
+      MetricError: the objective detects nothing, or the test data have no ground truth.
+    """
+    objective = program.recipe.objective
+    if not isinstance(objective, Detects) or not isinstance(test, HasGroundTruth):
+        raise MetricError(f"{type(objective).__name__} on {type(test).__name__} detects nothing that can be judged.")
+    ready = program.evaluation.prepare(state)
+    batches = []
+    for batch in _dispatched(program, ready, First(test, first), None):
+        jax.block_until_ready(batch.sums)
+        if isinstance(batch.scores, dict):
+            batches.append((batch.scores, batch.mask))
+    found = local_detections(batches, objective.kinds, test)
+    return merge_detections(gather_parts(lambda: found, JaxProcesses()))
+
+
+@dataclass(frozen=True)
+class First:
+    """The first examples of a source, as evaluation sees them."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def read(self, numbers: np.ndarray) -> HostBatch:
+        """The examples."""
+        return self.source.read(numbers)
+
+    def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
+        """The batch itself."""
+        return batch
 
 
 class PendingBatch(NamedTuple):

@@ -1,10 +1,13 @@
 """Pictures of images with their boxes and masks, for people."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from multipod.data.detection.objects import Outline
+from multipod.data.detection.outlines import bitmap
 from multipod.data.source import HostBatch
 
 SIDE = 288
@@ -21,6 +24,44 @@ def draw_objects(batch: HostBatch, most: int) -> np.ndarray:
     n = min(most, len(batch["image"]))
     masks = batch.get("object_mask")
     return np.stack([_with_objects(batch, k, None if masks is None else masks[k]) for k in range(n)])
+
+
+class Panel(NamedTuple):
+    """What is drawn over one copy of an image.
+
+    Attributes:
+      box: [n, 4], left, top, width, height in pixels of the original image.
+      caption: in the corner of each box.
+      label: of each box; its colour goes by it.
+      faint: bool [n], boxes that are drawn thin.
+      outline: masks in pixels of the original; () for none.
+    """
+
+    box: np.ndarray
+    caption: Sequence[str]
+    label: Sequence[int]
+    faint: np.ndarray
+    outline: Sequence[Outline] = ()
+
+
+def draw_panels(batch: HostBatch, panels: Sequence[Panel]) -> np.ndarray:
+    """The first image of a batch of `DetectionImages` once for each panel, side by side, uint8 [height, width, 3]."""
+    return np.concatenate([_panel(batch, panel) for panel in panels], axis=1)
+
+
+def _panel(batch: HostBatch, panel: Panel) -> np.ndarray:
+    height, width = batch["extent"][0].tolist()
+    picture, scale = enlarged(batch["image"][0, :height, :width])
+    size = batch["size"][0].tolist()
+    colors = [COLORS[label % len(COLORS)] for label in panel.label]
+    for outline, color in zip(panel.outline, colors, strict=False):
+        shown = Image.fromarray(bitmap(outline, *size) * 110).resize(picture.size)
+        picture.paste(color, (0, 0), shown)
+    boxes = np.concatenate([panel.box[:, :2], panel.box[:, :2] + panel.box[:, 2:]], 1)
+    boxes = boxes * ([width / size[1] * scale, height / size[0] * scale] * 2)
+    for box, text, color, faint in zip(boxes, panel.caption, colors, panel.faint.tolist(), strict=True):
+        draw_boxes(picture, box[None], [text], [color], 1 if faint else 2)
+    return np.pad(np.asarray(picture), ((0, 0), (0, 4), (0, 0)), constant_values=255)
 
 
 def draw_boxes(

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,11 +133,32 @@ def _time_chart(history: RunHistory) -> Chart:
     return Chart("step time", legend, _svg(figure, "time"), notes, wide=True)
 
 
+def draw_precisions(curves: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> list[Chart]:
+    """A precision-recall chart of each kind, `box` or `mask`: by IoU, 101 precisions at recalls from 0 to 1."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "multipod"})
+        return [_precision_chart(kind, named, what, wide=len(curves) == 1) for kind, named in curves.items()]
+
+
+def _precision_chart(kind: str, named: Mapping[str, Sequence[float]], what: str, wide: bool) -> Chart:
+    figure, axes = _blank_axes(wide)
+    legend = []
+    for (name, precisions), colour in zip(named.items(), (_TRAIN, _DATA, _TEST), strict=False):
+        axes.plot(np.linspace(0, 1, len(precisions)), precisions, color=colour, linewidth=1.4)
+        legend.append((_VARIABLES[colour], f"IoU {name}: average {np.mean(precisions):.3f}"))
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+    axes.set_xlabel("recall", fontsize=8, color=_INK)
+    axes.set_ylabel("precision", fontsize=8, color=_INK)
+    return Chart(f"precision of {kind}es" if kind == "box" else f"precision of {kind}s", legend,
+                 _svg(figure, f"precision-{kind}"), [what], wide)  # fmt: skip
+
+
 def _series(events: Sequence[Any], value: Callable[[Any], float]) -> Points:
     return np.array([e.update for e in events], float), np.array([value(e) for e in events], float)
 
 
-def _axes(wide: bool, history: RunHistory) -> tuple[Figure, Axes]:
+def _blank_axes(wide: bool) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(9.3 if wide else 4.5, 2.6), layout="constrained")
     figure.patch.set_visible(False)
     axes = figure.add_subplot()
@@ -147,6 +168,11 @@ def _axes(wide: bool, history: RunHistory) -> tuple[Figure, Axes]:
     axes.grid(axis="y", color=_FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(axis="both", which="both", colors=_INK, labelsize=8, length=0)
+    return figure, axes
+
+
+def _axes(wide: bool, history: RunHistory) -> tuple[Figure, Axes]:
+    figure, axes = _blank_axes(wide)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8 if wide else 5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("update", fontsize=8, color=_INK)

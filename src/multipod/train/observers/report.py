@@ -11,6 +11,7 @@ import numpy as np
 
 from multipod.train.events import Ended
 from multipod.train.observers import charts, text
+from multipod.train.observers.found import read_found
 from multipod.train.observers.history import RunDevice, RunFacts, RunHistory, read_facts, read_history, read_recipe
 from multipod.train.observers.jsonl import replace_file
 
@@ -21,7 +22,7 @@ PROCESS_COLOURS = 8
 
 
 def write(folder: Path) -> Path:
-    """Writes `report.html` into a run folder, from its `recipe.toml`, `run.json` and `metrics.jsonl`.
+    """Writes `report.html` into a run folder, from its `recipe.toml`, `run.json`, `metrics.jsonl` and `detections/`.
 
     The page is one file without scripts and without anything from outside; the same folder gives the
     same bytes. It is replaced in one move. A run in any state will do.
@@ -31,6 +32,7 @@ def write(folder: Path) -> Path:
       OSError: the page cannot be written.
     """
     recipe, facts, history = read_recipe(folder), read_facts(folder), read_history(folder)
+    found = read_found(folder)
     page = _template().render(
         facts=facts,
         recipe=recipe,
@@ -39,7 +41,8 @@ def write(folder: Path) -> Path:
         result=_result(history),
         tiles=_tiles(history, facts),
         resume=_resume(history, folder),
-        charts=charts.draw(history),
+        charts=[*charts.draw(history), *charts.draw_precisions(found.curves, found.what)],
+        found=found,
         summary=text.summary_rows(_ended(history, facts)),
         mesh=_mesh(facts),
         sections=[
