@@ -33,6 +33,7 @@
     X(mpm_depthwise_conv_2d_s16) \
     X(mpm_depthwise_conv_2d_s8) \
     X(mpm_dequantize) \
+    X(mpm_detection_postprocess) \
     X(mpm_div) \
     X(mpm_dynamic_update_slice) \
     X(mpm_elu) \

@@ -123,8 +123,11 @@ class _File:
         )
 
     def operator_code(self, kind: str, version: int) -> int:
-        code = schema.NUMBERS[kind]
-        return self.table(_Field(0, "Int8", min(code, 127)), _Field(2, "Int32", version, 1), _Field(3, "Int32", code))
+        record = OPERATORS[kind]
+        fields = [_Field(0, "Int8", min(record.number, 127)), _Field(2, "Int32", version, 1)]
+        if record.custom:
+            fields.append(_Field(1, "UOffsetTRelative", self.builder.CreateString(record.custom)))
+        return self.table(*fields, _Field(3, "Int32", record.number))
 
     def subgraph(self, graph: Graph) -> int:
         tensors = graph.tensors
@@ -166,7 +169,9 @@ class _File:
             _Field(2, "UOffsetTRelative", self.ints([number[t] for t in op.outputs])),
         ]
         options = OPERATORS[op.kind].options
-        if options is not None:
+        if OPERATORS[op.kind].custom:
+            fields.append(_Field(5, "UOffsetTRelative", self.builder.CreateByteVector(_flexbuffer(op.options))))
+        elif options is not None:
             table = self.table(*self.options(op, options))
             fields += [_Field(3, "Uint8", options.number), _Field(4, "UOffsetTRelative", table)]
         return self.table(*fields)
@@ -200,6 +205,12 @@ class _File:
         ]
         key = self.builder.CreateString("serving_default")
         return self.table(*(_Field(number, "UOffsetTRelative", part) for number, part in enumerate((*maps, key))))
+
+
+def _flexbuffer(options: Mapping[str, Any]) -> bytes:
+    from flatbuffers import flexbuffers
+
+    return bytes(flexbuffers.Dumps(dict(options)))
 
 
 _NUMBERS: dict[str, Callable[[Any], int]] = {

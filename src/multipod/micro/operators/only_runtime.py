@@ -1,4 +1,4 @@
-"""Operators that the runtime interprets and the exporter does not write."""
+"""Operators that the runtime interprets and that are no function's: the exporter writes none but `detectors`'s."""
 
 from multipod.micro.operators.operator import Operator, Options
 
@@ -14,6 +14,7 @@ OPERATORS = (
     Operator("BROADCAST_ARGS"),
     Operator("CALL_ONCE", Options(103, {"init_subgraph_index": (0, "graph", 0)})),
     Operator("CUSTOM"),
+    Operator("DETECTION_POSTPROCESS", custom="TFLite_Detection_PostProcess"),
     Operator("DEPTH_TO_SPACE", Options(94, {"block_size": (0, "int32", 0)})),
     Operator("EMBEDDING_LOOKUP"),
     Operator("EXPAND_DIMS"),

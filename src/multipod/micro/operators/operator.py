@@ -105,6 +105,8 @@ class Operator:
       primitives: what it lowers, by JAX's name of the primitive.
       recognised: patterns of other operators that it replaces.
       formula: how it is written with other operators in float32.
+      custom: the name of one that is not in TFLite's schema and that runtimes have all the same; its options are a
+        FlexBuffer map.
     """
 
     name: str
@@ -121,15 +123,18 @@ class Operator:
     primitives: Mapping[str, PrimitiveRule] = field(default_factory=dict)
     recognised: Sequence[Rewrite] = ()
     formula: Formula | None = None
+    custom: str = ""
 
     def __post_init__(self) -> None:
-        assert self.name in NUMBERS or self.evaluate, f"{self.name}: TFLite has no such operator, and nothing runs it"
+        assert self.name in NUMBERS or self.evaluate or self.custom, (
+            f"{self.name}: TFLite has no such operator, and nothing runs it"
+        )
         assert self.evaluate or not (self.primitives or self.recognised), f"{self.name}: is written but not evaluated"
 
     @property
     def number(self) -> int:
         """The number of the operator in a file."""
-        return NUMBERS[self.name]
+        return NUMBERS["CUSTOM" if self.custom else self.name]
 
     def version(self, op: Op) -> tuple[int, str]:
         """The version of this operator that a runtime must have, and the first one that has it."""
