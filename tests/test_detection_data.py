@@ -1,5 +1,6 @@
 """Images with objects: COCO's files and drawn shapes as batches; boxes and masks follow what is shown."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -18,6 +19,7 @@ from multipod.data.detection.outlines import bitmap, mask_in_box, run_length
 from multipod.data.detection.shapes import DrawnShapes, Shapes
 from multipod.data.detection.source import DetectionImages, Random
 from multipod.data.detection.views import Crop, Fitted, SsdCrop, Stretched, centres_inside, overlaps
+from multipod.data.files.tfrecord import write_tfrecord
 from multipod.errors import DataError
 from multipod.recipe.override import override
 from multipod.recipe.text import from_text, to_text
@@ -72,7 +74,10 @@ def test_training_leaves_out_crowds_and_images_without_objects(tmp_path):
 def test_of_more_objects_than_there_is_room_for_the_largest_are_kept(tmp_path):
     sides = [4, 30, 6, 20, 25, 3, 28]
     data = write_files(tmp_path, [annotation(k, bbox=(0, 0, side, side)) for k, side in enumerate(sides)])
-    batch = data.test().read(np.zeros(1, int))
+    test = data.test()
+    (note,) = test.statistics.skipped.values()
+    assert note.reason == "1 images have more than 4 objects, of which the largest are kept: image 1"
+    batch = test.read(np.zeros(1, int))
     widths = batch["box"][0, :, 2] * 0.8
     np.testing.assert_allclose(widths, [30, 20, 25, 28], rtol=1e-6)
     assert batch["count"].tolist() == [4]
@@ -281,6 +286,71 @@ def test_drawn_shapes_are_in_coco_s_files_what_they_are_in_memory(tmp_path):
         write_coco(DrawnShapes(1), tmp_path / "train/000001.png", "train")
     with pytest.raises(DataError, match="at least 1 image of 16 pixels"):
         DrawnShapes(0)
+
+
+def write_records(path, drawn, change=lambda number, record: record):
+    """Drawn shapes in TFRecords, as MLPerf's submissions keep COCO."""
+    records = []
+    for number in range(len(drawn)):
+        height, width = drawn.size(number)
+        objects = drawn.objects(number)
+        record = {"image/encoded": png(drawn.pixels(number)), "image/height": height, "image/width": width}
+        record |= {"image/source_id": str(drawn.image_id(number)), "image/object/class/label": objects.label}
+        for k, name in enumerate(("xmin", "ymin", "xmax", "ymax")):
+            record[f"image/object/bbox/{name}"] = (objects.box[:, k] / (width, height)[k % 2]).astype(np.float32)
+        masks = [png(255 * bitmap(outline, height, width)) for outline in objects.outline]
+        records.append(change(number, record | ({"image/object/mask": masks} if masks else {})))
+    write_tfrecord(path, records)
+
+
+def png(pixels):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_tfrecords_of_images_with_objects_are_the_images(tmp_path):
+    pytest.importorskip("pycocotools")
+    pytest.importorskip("google_crc32c")
+    drawn = DrawnShapes(6, side=40)
+    write_records(tmp_path / "test-0", drawn)
+    where = str(tmp_path / "test-*")
+    data = CocoFiles(where, "", where, "", Stretched(40), limit=5, mask_pixels=12, categories=(1, 2, 3))
+    read, wanted = data.test(), DetectionImages(drawn, Stretched(40), 5, 12)
+    numbers = np.arange(6)
+    for name, array in wanted.read(numbers).items():
+        found = read.read(numbers)[name]
+        if name == "object_mask":  # of whole pixels now
+            assert np.mean(found != array) < 0.05
+        else:
+            np.testing.assert_allclose(found, array, atol=1e-4, err_msg=name)
+    truth, expected = (one.ground_truth(True)["annotations"] for one in (read, wanted))
+    for one, other in zip(truth, expected, strict=True):
+        np.testing.assert_allclose(one["bbox"], other["bbox"], atol=1e-4)
+        assert (one["image_id"], one["category_id"]) == (other["image_id"], other["category_id"])
+        assert bitmap(one["segmentation"], 40, 40).sum() == pytest.approx(bitmap(other["segmentation"], 40, 40).sum())
+    assert len(data.train()) == sum(len(drawn.objects(k)) > 0 for k in range(6))
+
+
+def test_tfrecords_that_are_wrong_are_named(tmp_path):
+    pytest.importorskip("google_crc32c")
+    drawn = DrawnShapes(4, side=40, most=3)
+    first = next(k for k in range(4) if len(drawn.objects(k)))
+    lacking = {"image/height": "'image/height'", "image/object/class/label": "its objects have"}
+    for number, (field, said) in enumerate(lacking.items()):
+        path = tmp_path / f"lacks-{number}"
+        write_records(
+            path, drawn, lambda k, record, field=field: {n: v for n, v in record.items() if n != field or k != first}
+        )
+        with pytest.raises(DataError, match=f"record {first} is no image with objects: {said}"):
+            CocoFiles(str(path), test_files=str(path), categories=(1, 2, 3)).test()
+    path = tmp_path / "damaged"
+    write_records(path, drawn)
+    path.write_bytes(path.read_bytes()[:-30])
+    test = CocoFiles(test_files=str(path), categories=(1, 2, 3)).test()
+    assert len(test) == 3
+    with pytest.raises(DataError, match="no TFRecords there"):
+        CocoFiles(test_files=str(tmp_path / "none-*")).test()
 
 
 def test_inspection_draws_boxes(tmp_path):

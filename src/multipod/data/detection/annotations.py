@@ -32,7 +32,9 @@ class CategoryEntry(msgspec.Struct):
     name: str = ""
 
 
-class _Annotation(msgspec.Struct):
+class AnnotationEntry(msgspec.Struct):
+    """An entry of `annotations`; `segmentation` stays JSON."""
+
     id: int
     image_id: int
     category_id: int
@@ -42,10 +44,12 @@ class _Annotation(msgspec.Struct):
     segmentation: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class _File(msgspec.Struct):
+class AnnotationFile(msgspec.Struct):
+    """What a file holds."""
+
     images: list[ImageEntry]
     categories: list[CategoryEntry]
-    annotations: list[_Annotation] = []
+    annotations: list[AnnotationEntry] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class Annotations:
     images: tuple[ImageEntry, ...]
     categories: tuple[CategoryEntry, ...]
     labels: dict[int, int]
-    entries: tuple[tuple[_Annotation, ...], ...]
+    entries: tuple[tuple[AnnotationEntry, ...], ...]
     faults: tuple[AnnotationFault, ...]
 
     def objects(self, number: int, masks: bool) -> Objects:
@@ -98,14 +102,22 @@ def read_annotations(path: Path, masks: bool = False, keep_ids: bool = False) ->
     Raises:
       DataError: the file is missing or no annotation file, an id stands twice, or no annotation can be used.
     """
-    parsed = _parsed(path)
+    return checked_annotations(path, _parsed(path), masks, keep_ids)
+
+
+def checked_annotations(path: Path, parsed: AnnotationFile, masks: bool = False, keep_ids: bool = False) -> Annotations:
+    """What `read_annotations` does with a file that is read, or made of another one, `path`.
+
+    Raises:
+      DataError: an id stands twice, or no annotation can be used.
+    """
     for kind, ids in (("image", [i.id for i in parsed.images]), ("category", [c.id for c in parsed.categories])):
         _check_ids(path, kind, ids)
     numbers = {image.id: number for number, image in enumerate(parsed.images)}
     categories = sorted(parsed.categories, key=lambda one: one.id)
     labels = {one.id: one.id if keep_ids else number + 1 for number, one in enumerate(categories)}
-    entries: list[list[_Annotation]] = [[] for _ in parsed.images]
-    faults: defaultdict[str, list[_Annotation]] = defaultdict(list)
+    entries: list[list[AnnotationEntry]] = [[] for _ in parsed.images]
+    faults: defaultdict[str, list[AnnotationEntry]] = defaultdict(list)
     for one in parsed.annotations:
         number = numbers.get(one.image_id)
         wrong = (
@@ -124,13 +136,13 @@ def read_annotations(path: Path, masks: bool = False, keep_ids: bool = False) ->
     return Annotations(path, tuple(parsed.images), tuple(categories), labels, tuple(map(tuple, entries)), told)
 
 
-def _parsed(path: Path) -> _File:
+def _parsed(path: Path) -> AnnotationFile:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Name a file of COCO's annotations.") from error
     try:
-        return msgspec.json.decode(data, type=_File)
+        return msgspec.json.decode(data, type=AnnotationFile)
     except msgspec.ValidationError as error:  # it ends with the place, as `$.annotations[3].bbox`
         raise DataError(f"{path} is no file of COCO's annotations: {error}. Mend the entry.") from error
     except msgspec.DecodeError as error:
@@ -154,7 +166,7 @@ def _check_ids(path: Path, kind: str, ids: list[int]) -> None:
         raise DataError(f"{path}: {kind} ids lie from {min(ids)} to {max(ids)}. Give numbers from 0 to 2**31 - 1.")
 
 
-def _wrong(one: _Annotation, image: ImageEntry, labels: dict[int, int], masks: bool) -> str:
+def _wrong(one: AnnotationEntry, image: ImageEntry, labels: dict[int, int], masks: bool) -> str:
     if one.category_id not in labels:
         return "a category that is not in the file"
     left, top, width, height = one.bbox
@@ -167,16 +179,16 @@ def _wrong(one: _Annotation, image: ImageEntry, labels: dict[int, int], masks: b
     return wrong_outline(_outline(one), image.height, image.width) if masks else ""
 
 
-def _told(kind: str, ones: list[_Annotation]) -> str:
+def _told(kind: str, ones: list[AnnotationEntry]) -> str:
     first = ", ".join(f"{one.id} (image {one.image_id})" for one in ones[:NAMED])
     return f"{len(ones):,} annotations have {kind}: {first}{', ...' if len(ones) > NAMED else ''}"
 
 
-def _outline(one: _Annotation) -> Outline:
+def _outline(one: AnnotationEntry) -> Outline:
     return msgspec.json.decode(one.segmentation)
 
 
-def _as_dict(one: _Annotation, masks: bool) -> dict[str, Any]:
+def _as_dict(one: AnnotationEntry, masks: bool) -> dict[str, Any]:
     """The annotation as COCO writes it; where it gives no area, that of its box."""
     area = one.bbox[2] * one.bbox[3] if one.area is None else one.area
     plain = {"id": one.id, "image_id": one.image_id, "category_id": one.category_id, "bbox": list(one.bbox)}

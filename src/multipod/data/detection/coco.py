@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.data.detection.annotations import Annotations
+from multipod.data.detection.annotations import NAMED, Annotations
 from multipod.data.detection.objects import AnnotationFault, Objects
 from multipod.data.files.disk import Damaged, read_whole
 from multipod.data.images.decode import decode
@@ -22,12 +22,14 @@ class CocoImages:
       annotations: of these and perhaps more.
       numbers: int64, which images of the file these are.
       masks: whether objects have their outlines.
+      limit: most objects of an image that there is room for, which changes nothing here: images of more are told of.
     """
 
     folder: Path
     annotations: Annotations
     numbers: np.ndarray
     masks: bool = False
+    limit: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -64,8 +66,16 @@ class CocoImages:
         return str(self._path(number))
 
     def faults(self) -> tuple[AnnotationFault, ...]:
-        """What was left out of the annotations."""
-        return self.annotations.faults
+        """What was left out of the annotations, and which images have too many."""
+        full = [k for k in self.numbers.tolist() if len(self.annotations.entries[k]) > self.limit > 0]
+        if not full:
+            return self.annotations.faults
+        named = ", ".join(str(self.annotations.images[k].id) for k in full[:NAMED])
+        what = (
+            f"{len(full):,} images have more than {self.limit} objects, of which the largest are kept: image {named}"
+            f"{', ...' if len(full) > NAMED else ''}"
+        )
+        return (*self.annotations.faults, AnnotationFault(str(self.annotations.path), what))
 
     def ground_truth(self, masks: bool) -> dict[str, Any]:
         """The annotations of these images."""
@@ -88,7 +98,13 @@ class CocoImages:
         return self.folder / self.annotations.images[self.numbers[number]].file_name
 
 
-def coco_images(folder: Path, annotations: Annotations, masks: bool = False, empty: bool = True) -> CocoImages:
+def coco_images(
+    folder: Path, annotations: Annotations, masks: bool = False, empty: bool = True, limit: int = 0
+) -> CocoImages:
     """All images of an annotation file; without `empty` only those with an object that is no crowd."""
-    shown = [empty or any(not one.iscrowd for one in own) for own in annotations.entries]
-    return CocoImages(folder, annotations, np.flatnonzero(shown), masks)
+    return CocoImages(folder, annotations, shown_images(annotations, empty), masks, limit)
+
+
+def shown_images(annotations: Annotations, empty: bool) -> np.ndarray:
+    """The numbers of all images, or without `empty` of those with an object that is no crowd; int64."""
+    return np.flatnonzero([empty or any(not one.iscrowd for one in own) for own in annotations.entries])

@@ -13,6 +13,7 @@ from multipod.data.detection.annotations import Annotations, read_annotations
 from multipod.data.detection.coco import coco_images
 from multipod.data.detection.jitter import ColorJitter
 from multipod.data.detection.objects import AnnotatedImages
+from multipod.data.detection.recorded import COCO_IDS, RecordedImages, recorded_images
 from multipod.data.detection.source import DetectionImages, Random, empty_batch
 from multipod.data.detection.views import Shape, SsdCrop, Stretched
 from multipod.data.source import HostBatch
@@ -24,8 +25,8 @@ class CocoFiles:
     """Images with objects in COCO's own files.
 
     Attributes:
-      train_files: the folder of the images to learn from, as `coco/train2017`.
-      train_annotations: their file, as `coco/annotations/instances_train2017.json`.
+      train_files: the folder of the images to learn from, as `coco/train2017`; or TFRecords, as `coco/train-*`.
+      train_annotations: their file, as `coco/annotations/instances_train2017.json`; none for TFRecords.
       test_files: the same, to be judged by.
       test_annotations: likewise.
       shape: how an image becomes one of a batch: `Stretched` as SSD's, or `Fitted` as Mask R-CNN's.
@@ -35,6 +36,7 @@ class CocoFiles:
       jitter: of colours in training; None: none.
       mask_pixels: height and width of a mask; 0: no masks. They need the extra `coco`.
       keep_ids: classes are the categories' ids, with their gaps; otherwise they count from 1 in the order of the ids.
+      categories: of TFRecords, which do not list them; COCO's ids.
       train_empty: whether images without objects, or with crowds only, are learnt from.
     """
 
@@ -49,6 +51,7 @@ class CocoFiles:
     jitter: ColorJitter | None = None
     mask_pixels: int = 0
     keep_ids: bool = False
+    categories: tuple[int, ...] = COCO_IDS
     train_empty: bool = False
 
     def train(self) -> DetectionImages:
@@ -65,6 +68,10 @@ class CocoFiles:
 
     def _images(self, part: str, empty: bool, random: Random | None) -> DetectionImages:
         folder, file = getattr(self, f"{part}_files"), getattr(self, f"{part}_annotations")
+        masks = self.mask_pixels > 0
+        if folder and not file and not Path(folder).expanduser().is_dir():
+            recorded = _recorded(folder, self.categories, self.keep_ids, masks, empty, self.limit)
+            return DetectionImages(recorded, self.shape, self.limit, self.mask_pixels, random)
         if not folder or not file:
             raise DataError(
                 f"the recipe does not say where its images are. Give --set data.{part}_files=FOLDER and "
@@ -74,9 +81,8 @@ class CocoFiles:
             raise DataError(
                 f"{folder} is no folder. Give the folder of the images with --set data.{part}_files=FOLDER."
             )
-        masks = self.mask_pixels > 0
         annotations = _annotations(Path(file).expanduser(), masks, self.keep_ids)
-        images = coco_images(Path(folder).expanduser(), annotations, masks, empty)
+        images = coco_images(Path(folder).expanduser(), annotations, masks, empty, self.limit)
         if not len(images):
             raise DataError(f"{file}: no image has an object. Set data.train_empty=true, or name another file.")
         return DetectionImages(images, self.shape, self.limit, self.mask_pixels, random)
@@ -86,6 +92,14 @@ class CocoFiles:
 def _annotations(path: Path, masks: bool, keep_ids: bool) -> Annotations:
     """The annotations of a file: reading 860,000 of them once is enough."""
     return read_annotations(path, masks, keep_ids)
+
+
+@lru_cache(maxsize=4)
+def _recorded(
+    files: str, categories: tuple[int, ...], keep_ids: bool, masks: bool, empty: bool, limit: int
+) -> RecordedImages:
+    """The images of TFRecords, which are read through once."""
+    return recorded_images(files, categories, keep_ids, masks, empty, limit)
 
 
 def write_coco(images: AnnotatedImages, folder: Path, part: str, report: Callable[[int], None] | None = None) -> Path:
