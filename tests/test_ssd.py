@@ -131,7 +131,9 @@ def split_over(devices):
         return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch))
 
 
-@pytest.mark.parametrize("devices", [2])
+@pytest.mark.parametrize(
+    "devices", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_images_split_along_their_height_give_the_loss_and_gradients_of_whole_ones(devices):
     (loss, statistics), gradients = split_over(1)
     (split_loss, split_statistics), split_gradients = split_over(devices)

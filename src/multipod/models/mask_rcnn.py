@@ -32,12 +32,12 @@ LOSSES = ("rpn_objectness_loss", "rpn_box_loss", "class_loss", "box_loss", "mask
 class MaskRcnn(FlaxModel):
     """Mask R-CNN R50-FPN. As it stands it has 44,401,393 parameters, and computes what torchvision's does.
 
-    All sizes are fixed, and what is missing is masked. The ResNet's norms are frozen. The stem and the first stage
-    have no gradients; leave them out of weight decay too.
+    All sizes are fixed, and what is missing is masked. As published the ResNet's norms are frozen, and the stem and the
+    first stage have no gradients (`frozen`); leave them out of weight decay too.
 
     Attributes:
       classes: with the background, which is 0.
-      depth: of the ResNet: 50 or 101.
+      depth: of the ResNet: 18 or 34 (basic blocks), 50 or 101.
       channels: colour channels of the image.
       width: features of the ResNet's first stage.
       features: of the pyramid and the mask head.
@@ -55,6 +55,8 @@ class MaskRcnn(FlaxModel):
       least_score: a detection's score is above it.
       pairs: pairs of region and class looked at for detections; 0: all, as torchvision; Google: 1,000.
       roi_align: `gather` or `einsum`.
+      frozen: as published, for a ResNet that was trained before. False: all of it learns, with batch norm; for one that
+        begins with random weights.
       dtype: of convolutions and activations. Parameters, norms, logits, offsets and losses are float32 with either.
       remat: what each block of the ResNet keeps for the backward pass.
 
@@ -67,7 +69,7 @@ class MaskRcnn(FlaxModel):
     input_dims = IMAGE_DIMS
 
     classes: int = 91
-    depth: Literal[50, 101] = 50
+    depth: Literal[18, 34, 50, 101] = 50
     channels: int = 3
     width: int = 64
     features: int = 256
@@ -82,6 +84,7 @@ class MaskRcnn(FlaxModel):
     least_score: float = 0.05
     pairs: int = 0
     roi_align: Way = "gather"
+    frozen: bool = True
     dtype: Dtype = "float32"
     remat: Remat = "none"
 
@@ -89,7 +92,7 @@ class MaskRcnn(FlaxModel):
         check_fields(
             self,
             choices={
-                "depth": (50, 101),
+                "depth": (18, 34, 50, 101),
                 "reading": READINGS,
                 "roi_align": ("gather", "einsum"),
                 "dtype": ("float32", "bfloat16"),
@@ -138,7 +141,8 @@ class MaskRcnn(FlaxModel):
     @property
     def style(self) -> Style:
         """What the ResNet's convolutions share."""
-        return Style("all", 0.9, 1e-4 if self.reading == "google" else 1e-5, "symmetric", self.dtype, frozen=True)
+        epsilon = 1e-4 if self.reading == "google" else 1e-5
+        return Style("all", 0.9, epsilon, "symmetric", self.dtype, frozen=self.frozen)
 
     def code(self, *, weights: tuple[float, float, float, float], decoded: bool = True) -> BoxCode:
         """The box code with `weights`; Google's RPN encodes otherwise than it decodes."""
@@ -177,8 +181,9 @@ class _MaskRcnn(nnx.Module):
                 stride = 2 if stage and not number else 1
                 first = spec.reading != "torchvision"
                 narrow = spec.width << stage
-                blocks.append(ResidualBlock(spec.style, True, features, narrow, stride, stride_first=first, rngs=rngs))
-                features = 4 * narrow
+                wide = spec.depth >= 50
+                blocks.append(ResidualBlock(spec.style, wide, features, narrow, stride, stride_first=first, rngs=rngs))
+                features = 4 * narrow if wide else narrow
             widths.append(features)
         self.blocks = nnx.List(blocks)
         self.fpn = FeaturePyramid(widths, spec.features, dtype=spec.dtype, rngs=rngs)
@@ -195,7 +200,7 @@ class _MaskRcnn(nnx.Module):
             x = call_layer(block, with_logical_constraint(x, "height", "width", None), remat=self.spec.remat)
             if number + 1 in ends:
                 # What lies below the second stage is as it was trained before.
-                x = x if maps else jax.lax.stop_gradient(x)
+                x = jax.lax.stop_gradient(x) if self.spec.frozen and not maps else x
                 maps.append(x)
         return self.fpn(maps)
 

@@ -44,18 +44,49 @@ def mask_rcnn() -> Recipe:
 
 def ssd_shapes() -> Recipe:
     """A small SSD, 96 x 96, on circles, triangles and rectangles that are drawn as they are needed."""
-    boxes = DefaultBoxes(96, (12, 6, 3, 1), (8, 16, 32, 96), (18, 28, 40, 54, 70), ((2,), (2,), (2,), (2,)))
-    model = Ssd(depth=18, classes=4, width=16, boxes=boxes, extra=((32, 64, 2), (32, 64, 2), (32, 64, 1)))
+    boxes = DefaultBoxes(96, (12, 6, 3), (8, 16, 32), (20, 34, 56, 80), ((2,), (2,), (2,)))
+    model = Ssd(depth=18, classes=4, width=16, boxes=boxes, extra=((64, 64, 2), (64, 64, 2)))
     return Recipe(
         name="ssd-shapes",
         model=Normalized(model),
         data=Shapes(train_images=4000, test_images=200, least_size=0.2, crop=False),
         objective=Detection(),
         optimizer=AdamW(WarmUp(Cosine(4e-3), 0.1), weight_decay=0.02),
-        batch=32,
-        updates=2000,
-        evaluate_every=500,
+        batch=16,
+        updates=3000,
+        evaluate_every=750,
         evaluation_batch=200,
+        checkpoint_every=750,
+    )
+
+
+def mask_rcnn_shapes() -> Recipe:
+    """A small Mask R-CNN, 96 x 96, that finds and outlines circles, triangles and rectangles."""
+    model = MaskRcnn(
+        classes=4,
+        depth=18,
+        width=16,
+        features=32,
+        hidden=128,
+        sizes=(16, 28, 44, 64, 96),
+        proposals=(40, 40),
+        each=(100, 100),
+        rpn_sample=(64, 32),
+        sample=(32, 16),
+        detections=20,
+        roi_align="einsum",
+        frozen=False,
+    )
+    return Recipe(
+        name="mask-rcnn-shapes",
+        model=Normalized(model),
+        data=Shapes(train_images=4000, test_images=200, least_size=0.2, crop=False, mask_pixels=28),
+        objective=Detection(masks=True),
+        optimizer=AdamW(WarmUp(Cosine(2e-3), 0.1), weight_decay=0.02),
+        batch=8,
+        updates=2500,
+        evaluate_every=1000,
+        evaluation_batch=50,
         checkpoint_every=500,
     )
 

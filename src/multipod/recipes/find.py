@@ -21,6 +21,7 @@ RECIPES = {
     "gnmt": "multipod.recipes.gnmt:gnmt",
     "gnmt-small": "multipod.recipes.gnmt:gnmt_small",
     "mask-rcnn": "multipod.recipes.detection:mask_rcnn",
+    "mask-rcnn-shapes": "multipod.recipes.detection:mask_rcnn_shapes",
     "mlp-small": "multipod.recipes.mlp_small:mlp_small",
     "resnet50": "multipod.recipes.imagenet:resnet50",
     "ssd": "multipod.recipes.detection:ssd",
