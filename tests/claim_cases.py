@@ -18,6 +18,7 @@ from multipod.experiments import (
     lars,
     layouts,
     length_buckets,
+    mlperf,
     planner,
     planner_host,
     shuffle_buffer,
@@ -125,6 +126,17 @@ _PLANNER = [
         ("ResNet-50 on 1,024 chips, batch", _effect("resnet", 0.9)),
         ("Y first", _effect("Y first", 1.0)),
     )
+]
+
+
+def _curves(last_s: float, share: float) -> mlperf.Curves:
+    points = (mlperf.Point(16, 1, 1.0, 0.02, 100.0, 100.0, 1), mlperf.Point(4096, 1, 1.0, share, last_s, 10.0, 1))
+    return {"resnet50": points, "bert": points}
+
+
+_MLPERF = [
+    ("mlperf", "speed-up from", mlperf.claims_of, _curves(10.5, 0.2), _curves(15.0, 0.2)),
+    ("mlperf", "share of sums", mlperf.claims_of, _curves(10.5, 0.2), _curves(10.5, 0.03)),
 ]
 
 _SMALL = [
@@ -425,7 +437,7 @@ _TT_REC = [
 
 CASES = [
     ClaimCase(*case)
-    for several in (_LAYOUTS, _PLANNER, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
+    for several in (_LAYOUTS, _PLANNER, _MLPERF, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
                     _PIPEMARE, _ST_MOE, _TT_REC)
     for case in several
 ]  # fmt: skip

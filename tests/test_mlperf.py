@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -25,11 +27,12 @@ from multipod.models.ssd import Ssd
 from multipod.models.transformer import Transformer
 from multipod.optim.detectors import COCO_EXAMPLES
 from multipod.optim.presets import find_preset
+from multipod.plan.tables.convergence import COUNTED, REFERENCE
 from multipod.recipe.recipe import Recipe
 from multipod.train.events import Compiled, Ended, Evaluated, Regrouped, Started, Updated
 from multipod.train.observers.mlperf import MlperfLog
 
-pytest.importorskip("mlperf_logging", reason="MLCommons' checkers: pip install 'multipod[mlperf]'")
+mlperf_logging = pytest.importorskip("mlperf_logging", reason="MLCommons' checkers: pip install 'multipod[mlperf]'")
 
 MODELS = {
     "resnet": (SmallResNet(), "resnet50-lars", {"accuracy": 0.76}),
@@ -255,3 +258,19 @@ def test_what_is_wrong_is_said(tmp_path, small):
         check(tmp_path / "log", "2.0.0")
     with pytest.raises(MlperfError, match="status 'sold'"):
         Submission("Org", "box", status="sold")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("resnet50", "resnet"), ("ssd", "ssd"), ("maskrcnn", "maskrcnn"), ("bert", "bert"), ("dlrm", "dlrm")],
+)
+def test_the_planners_reference_points_are_those_of_the_last_round(model, name):
+    """The mean without the best and the worst, as MLCommons' checker takes it."""
+    folder = Path(mlperf_logging.__file__).parent / "rcp_checker"
+    points = json.loads((folder / f"training_{BENCHMARKS[name].last}/rcps_{name}.json").read_text()).values()
+    begin = 1 if name == "dlrm" else 0  # its logs call the beginning of their epoch 1
+    expected = {point["BS"]: mean(sorted(point["Epochs to converge"])[1:-1]) - begin for point in points}
+    assert {row.batch: row.epochs for row in REFERENCE[model]} == pytest.approx(expected, rel=1e-6)
+    assert all(BENCHMARKS[name].last in row.source for row in REFERENCE[model])
+    if BENCHMARKS[name].examples:
+        assert COUNTED[model] == BENCHMARKS[name].examples

@@ -21,13 +21,15 @@ from multipod.plan.machine import Calibration, Machine, find, here, read, write
 from multipod.plan.mirror import mirroring
 from multipod.plan.predict import late_host_s, predict_step, update_s
 from multipod.plan.price import op_s
-from multipod.plan.run import Saving, epochs_to_target, predict_run, save_s
+from multipod.plan.run import Saving, predict_run, save_s
 from multipod.plan.sync import chips_of_weights, exposed_s
 from multipod.plan.tables import v3
+from multipod.plan.tables.convergence import COUNTED, REFERENCE, epochs_to_target, updates_at
 from multipod.plan.tables.layers import Conv, Image, dense, fill, product_fill
 from multipod.plan.tables.models import MODELS, resnet_layers, ssd_layers
 from multipod.plan.tables.published import EXAMPLES, SHARDED, V06, V07, pod
 from multipod.plan.traced import jaxpr
+from multipod.plan.traced.subject import known_updates
 from multipod.plan.work import Operation, Work, merged
 from multipod.topology.topology import Topology
 
@@ -332,6 +334,21 @@ def test_epochs_to_target():
     assert "beyond" in epochs_to_target("ssd", 4096)[1]
     with pytest.raises(PlanError, match=r"nobody has noted.*dlrm"):
         epochs_to_target("dlrm", 4)
+
+
+def test_reference_points_tell_the_updates_to_the_target():
+    assert updates_at("resnet50", 65536)[0] == pytest.approx(84.5 * 1_281_167 / 65536)
+    assert updates_at("bert", 8192)[0] == pytest.approx(511, rel=1e-3)  # of 560 that the published run plans
+    assert updates_at("dlrm", 32768)[0] < 100_000
+    assert updates_at("maskrcnn", 200)[1].startswith("between batches 128 and 256: reference convergence points")
+    for model, rows in REFERENCE.items():
+        by_batch = [updates_at(model, row.batch)[0] for row in rows]
+        assert by_batch == sorted(by_batch, reverse=True)  # a larger batch never needs more updates
+        assert by_batch[0] == rows[0].epochs * COUNTED[model] / rows[0].batch
+    assert known_updates("maskrcnn", 128) == updates_at("maskrcnn", 128)[0]
+    assert known_updates("resnet50", 65536) == 88 * EXAMPLES["resnet50"] / 65536
+    with pytest.raises(PlanError, match=r"how many epochs gnmt takes.*Known: resnet50, ssd, maskrcnn, bert, dlrm"):
+        updates_at("gnmt", 128)
 
 
 def test_every_run_to_predict_has_its_source():

@@ -67,6 +67,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "multipod.experiments.length_buckets:run",
         minutes=3,
     ),
+    "mlperf": Experiment(
+        "the multipod paper's curves from the planner: time, speed-up and share of sums on 16 to 4,096 chips",
+        "multipod.experiments.mlperf:run",
+        minutes=0.5,
+    ),
     "pipemare": Experiment(
         "PipeMare: limits, delays, memory, and asynchronous pipelines with the quality of synchronous ones",
         "multipod.experiments.pipemare.run:run",

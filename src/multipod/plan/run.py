@@ -1,6 +1,5 @@
 """The time of a whole run: steps, evaluations, start, late hosts, checkpoints and failures."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,67 +120,3 @@ def save_s(step: Prediction, machine: Machine, bytes_per_s: float = 1e9) -> floa
     weights = step.memory.parameters * (machine.devices if sync.fsdp else parts)
     slots = step.memory.optimizer * (machine.devices if sync.shards_update else parts)
     return (weights + slots) / machine.hosts / bytes_per_s
-
-
-@dataclass(frozen=True)
-class EpochTarget:
-    """Epochs that a model took to its target at a batch.
-
-    Attributes:
-      batch: examples in an update.
-      epochs: mean of the runs.
-      source: of the numbers.
-    """
-
-    batch: int
-    epochs: float
-    source: str
-
-
-LOG6 = "MLPerf v0.6 result logs, Google's entries"
-P2 = "arXiv:1909.09756, table of LARS variants (noted second-hand)"
-
-EPOCHS: dict[str, tuple[EpochTarget, ...]] = {
-    "resnet50": (
-        EpochTarget(4096, 60.8, LOG6),
-        EpochTarget(16384, 64.8, LOG6),
-        EpochTarget(32768, 64.0, P2 + "; 72 to 76 with the scaled form of LARS (logs)"),
-        EpochTarget(65536, 88.0, "arXiv:2011.03641"),
-    ),
-    "ssd": (
-        EpochTarget(256, 53.3, "arXiv:1909.09756: 22 % fewer than at 1,024"),
-        EpochTarget(1024, 65.0, LOG6),
-        EpochTarget(2048, 81.0, LOG6),
-    ),
-    "transformer": (
-        EpochTarget(512, 3.3, "scores over steps of the v0.6 runs"),
-        EpochTarget(2048, 5.5, "scores over steps of the v0.6 runs"),
-    ),
-}
-"""To MLPerf's targets of v0.6 and v0.7: 75.9 % top-1, 0.23 AP, BLEU 25."""
-
-
-def epochs_to_target(model: str, batch: int) -> tuple[float, str]:
-    """Epochs at `batch`, between the table's batches by their logarithms, and a remark.
-
-    Outside the table the nearest trend goes on upwards (larger batches need more), and stays level downwards.
-
-    Raises:
-      PlanError: nothing is known of this model.
-    """
-    rows = EPOCHS.get(model)
-    if not rows:
-        raise PlanError(
-            f"nobody has noted how many epochs {model} takes to its target. Give --updates. Known: {', '.join(EPOCHS)}."
-        )
-    for row in rows:
-        if row.batch == batch:
-            return row.epochs, row.source
-    if batch <= rows[0].batch:
-        return rows[0].epochs, f"as at batch {rows[0].batch:,}, the smallest known: {rows[0].source}"
-    below = max((row for row in rows[:-1] if row.batch < batch), key=lambda row: row.batch)
-    above = rows[rows.index(below) + 1]
-    slope = math.log(above.epochs / below.epochs) / math.log(above.batch / below.batch)
-    epochs = above.epochs * (batch / above.batch) ** slope
-    inside = batch < above.batch
-    return epochs, f"{'between' if inside else 'beyond'} batches {below.batch:,} and {above.batch:,}: {above.source}"

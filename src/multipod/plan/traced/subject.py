@@ -1,12 +1,13 @@
 """What a name on the command line stands for, to be planned: a recipe, the table of a published model, or both."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from multipod.errors import PlanError, RecipeError, nearest
-from multipod.plan.run import epochs_to_target
+from multipod.plan.tables.convergence import epochs_to_target, updates_at
 from multipod.plan.tables.models import MODELS
 from multipod.plan.tables.published import EXAMPLES
 from multipod.plan.traced.fields import norm_moving_of
@@ -88,8 +89,16 @@ def recipe_to_plan(
 
 
 def known_updates(name: str, batch: int) -> float:
-    """The updates that a published model took to its target; 0 if nobody noted them."""
-    try:
-        return epochs_to_target(name, batch)[0] * EXAMPLES[name] / batch
-    except PlanError:
-        return 0.0
+    """The updates that a published model took to its target, by Google's logs or else by MLPerf's reference points.
+
+    0 if nobody noted them.
+    """
+    for count in (_logged_updates, updates_at):
+        with suppress(PlanError):
+            return count(name, batch)[0]
+    return 0.0
+
+
+def _logged_updates(name: str, batch: int) -> tuple[float, str]:
+    epochs, source = epochs_to_target(name, batch)
+    return epochs * EXAMPLES[name] / batch, source
