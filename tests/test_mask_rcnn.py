@@ -7,16 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from multipod.errors import RecipeError
+from multipod.errors import WeightsError
+from multipod.interop.weights import convert
+from multipod.interop.weights.families import family_of
 from multipod.models.mask_rcnn import LOSSES, MaskRcnn
 from multipod.models.resnet import ResNet
 from multipod.models.ssd import Ssd
-from multipod.models.torchvision_weights import from_torchvision, to_torchvision
 
 NARROW = MaskRcnn(
     classes=7, features=16, hidden=32, proposals=(60, 60), each=(100, 100), rpn_sample=(10**6, 10**5),
     sample=(70, 40), detections=20, least_score=0.1,
 )  # fmt: skip
+
+
+def from_torchvision(model, state, params, statistics):
+    return convert.to_ours(family_of(model, library="torchvision"), model, state, params, statistics)
+
+
+def to_torchvision(model, params, statistics):
+    return convert.to_theirs(family_of(model, library="torchvision"), model, params, statistics)
 
 
 def reference():
@@ -99,11 +108,11 @@ def test_state_dicts_come_and_go():
     for name, tensor in state.items():
         np.testing.assert_array_equal(back[name], tensor, err_msg=name)
     theirs.load_state_dict({name: torch.tensor(tensor) for name, tensor in back.items()})
-    with pytest.raises(RecipeError, match=r"1 tensors .*rpn.head.cls_logits.bias is missing"):
+    with pytest.raises(WeightsError, match=r"1 tensors .*\n  rpn.head.cls_logits.bias: missing"):
         from_torchvision(
             NARROW, {k: v for k, v in state.items() if k != "rpn.head.cls_logits.bias"}, params, statistics
         )
-    with pytest.raises(RecipeError, match="and the model needs"):
+    with pytest.raises(WeightsError, match="and the model needs"):
         from_torchvision(MaskRcnn(8, features=16, hidden=32), state, *jax.eval_shape(
             MaskRcnn(8, features=16, hidden=32).init, jax.random.key(0)))  # fmt: skip
 

@@ -15,7 +15,7 @@ from multipod.layout.sync import Sync
 from multipod.optim.pipemare import PipeMare, RescheduleState, VelocityState
 from multipod.optim.rates import Cosine
 from multipod.optim.sgd import Sgd
-from multipod.runs.start_from import check_convertible, convert_checkpoint
+from multipod.runs.converting import check_convertible, convert_checkpoint
 from multipod.step.convert import convert
 from multipod.step.program import program_of
 from multipod.train.checkpoints.checkpoint import Checkpoints

@@ -58,6 +58,10 @@ class MlperfError(MultipodError, ValueError):
     """A run that is no MLPerf benchmark, or a log of one that cannot be read, checked or handed in."""
 
 
+class WeightsError(MultipodError, ValueError):
+    """Weights of another library that cannot be found or read, or that do not fit the model."""
+
+
 class MicroError(MultipodError, ValueError):
     """A `.tflite` file that the embedded runtime refuses, or values that do not fit it."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[default: RUN/model.tflite]"
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: RUN/model.tflite, or RUN/LIBRARY]"
 )
 @click.option("--int8", "activations", flag_value="int8", help="Quantise weights and activations to int8.")
 @click.option("--int16", "activations", flag_value="int16", help="Activations in int16, weights in int8.")
@@ -43,12 +43,26 @@ if TYPE_CHECKING:
     help="Also write the first N test examples as FILE.0.npy, ..., stored as the file wants them.",
 )  # fmt: skip
 @click.option("--at", type=click.IntRange(0), metavar="UPDATE", help="This checkpoint, not the newest.")
+@click.option(
+    "--to", "library", metavar="LIBRARY",
+    help="Safetensors in place of .tflite, as torchvision, timm, transformers or dlrm (DLRM's authors) load them: FILE "
+    "ends in .safetensors, or is a folder.",
+)  # fmt: skip
 @where_options
 def export(
     run: Path, out: Path | None, activations: str | None, int4_weights: bool, calibrate: int, ranges: str,
-    float_io: bool, finetune: int | None, examples: int, at: int | None, where: RuntimeOptions,
+    float_io: bool, finetune: int | None, examples: int, at: int | None, library: str | None, where: RuntimeOptions,
 ) -> None:  # fmt: skip
-    """Write the model in the folder RUN as a .tflite file, and say what that costs in accuracy."""
+    """Write the model in the folder RUN as a .tflite file, and say what that costs in accuracy.
+
+    With --to its weights are written for another library, number for number.
+    """
+    if library is not None:
+        if activations is not None or int4_weights or float_io or finetune is not None or examples:
+            raise click.UsageError("--to writes float32 weights: leave out what makes a .tflite file of them.")
+        for path in runs.export_weights(run, out or run / library, library=library, at=at, options=where):
+            click.echo(f"{path}: {path.stat().st_size:,} bytes")
+        return
     quantisation = None
     if activations is not None or int4_weights:
         quantisation = runs.Quantisation(

@@ -15,6 +15,7 @@ _started_s = time.monotonic()
 
 COMMANDS = {
     "train": "multipod.cli.train:train",
+    "import": "multipod.cli.weights:import_weights",
     "finetune": "multipod.cli.finetune:finetune",
     "eval": "multipod.cli.evaluate:evaluate",
     "average": "multipod.cli.average:average",
@@ -28,6 +29,7 @@ COMMANDS = {
     "plan": "multipod.cli.plan:plan",
     "pipeline": "multipod.cli.schedules.pipeline:pipeline",
     "export": "multipod.cli.export:export",
+    "hub": "multipod.cli.weights:hub",
     "micro": "multipod.cli.micro:micro",
     "launch": "multipod.cli.launch:launch",
     "agent": "multipod.cli.agent:agent",

@@ -94,6 +94,24 @@ def what_options(command: F) -> F:
     return with_changes  # type: ignore[return-value]
 
 
+def start_options(command: F) -> F:
+    """Adds --fresh, --without and --library: what of another library's weights is taken."""
+    options = (
+        click.option(
+            "--fresh", multiple=True, metavar="NAMES", help="Tensors of ours that begin fresh, as 'head/*'. Repeatable."
+        ),
+        click.option(
+            "--without", multiple=True, metavar="NAMES", help="Tensors of theirs to leave out, as 'fc.*'. Repeatable."
+        ),
+        click.option(
+            "--library", default="", metavar="LIBRARY", help="Whose weights they are.  [default: told by their names]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def plan_file(layout: str | None) -> Path | None:
     """The plan that --layout names; None where it spells a layout."""
     return Path(layout) if layout and layout.endswith(".json") else None

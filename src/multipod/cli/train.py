@@ -11,7 +11,7 @@ from rich.console import Console
 
 from multipod import runs
 from multipod.cli.main import discard_output
-from multipod.cli.options import plan_file, what_options, where_options
+from multipod.cli.options import plan_file, start_options, what_options, where_options
 from multipod.cli.reading import reading_options
 from multipod.errors import PlanError
 from multipod.plan.saved import read_plan
@@ -40,6 +40,12 @@ INTERRUPTED = 130
     metavar="RUN",
     help="Go on, in a new folder, from the run in this one, laid out otherwise: other stages, or none.",
 )
+@click.option(
+    "--start-from",
+    metavar="WEIGHTS",
+    help="Begin with another library's weights: a .safetensors, .pt or .pth file, a folder, hf:ORG/NAME.",
+)
+@start_options
 @click.option(
     "--at",
     type=click.IntRange(0),
@@ -82,6 +88,10 @@ def train(
     out: Path | None,
     resume: Path | None,
     begin_from: Path | None,
+    start_from: str | None,
+    fresh: tuple[str, ...],
+    without: tuple[str, ...],
+    library: str,
     at: int | None,
     copy_to: str,
     stop_after: int | None,
@@ -101,6 +111,11 @@ def train(
     Ctrl-C finishes the update that is running, saves, and prints the command that goes on.
     """
     refuse_contradictions(recipe, out, resume, begin_from, at, where)
+    weights = runs.ForeignStart(start_from, fresh, without, library) if start_from else None
+    if weights is not None and (resume is not None or begin_from is not None):
+        raise click.UsageError("--start-from begins a new run: leave out --resume and --from.")
+    if weights is not None and (where.cluster.survives or where.cluster.waits):
+        raise click.UsageError("--start-from begins without --survive: stop the run once it has saved, then go on.")
     if profile is not None and (where.cluster.survives or where.cluster.waits):
         raise click.UsageError("--profile goes without --survive, where processes come and go.")
     recipe = absolute_recipe(recipe or "")
@@ -130,7 +145,7 @@ def train(
         from multipod.cli.standby import stand_by
 
         return stand_by(request, where)
-    return exit_code_of(runs.train_request(request, where, start_from=begin_from))
+    return exit_code_of(runs.train_request(request, where, start_from=begin_from, weights=weights))
 
 
 def refuse_contradictions(

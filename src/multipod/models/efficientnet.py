@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,8 @@ class EfficientNet(FlaxModel):
     """Inverted residual blocks with depthwise convolutions and squeeze-and-excitation, scaled from B0.
 
     `efficientnet("b5")` has the published numbers. Initialisers, padding (TensorFlow's `SAME`), batch norm (epsilon
-    1e-3, momentum 0.99) and the rates of stochastic depth are those of the authors' TensorFlow code.
+    1e-3, momentum 0.99) and the rates of stochastic depth are those of the authors' TensorFlow code. PyTorch's versions
+    have `padding="symmetric"`, and epsilon 1e-5 up to b4; timm's with names that begin with `tf_` are the authors'.
 
     Attributes:
       width: factor of the features, rounded by `round_features`.
@@ -91,6 +92,8 @@ class EfficientNet(FlaxModel):
       batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments. 0.99 wants some hundreds of updates before an evaluation.
+      padding: of convolutions with strides, see `multipod.nn.images.conv_norm.Style`.
+      epsilon: of batch norms.
       dtype: of convolutions and activations. Parameters, batch norm and the head are float32 with either.
       remat: what each block keeps for the backward pass.
 
@@ -110,15 +113,17 @@ class EfficientNet(FlaxModel):
     batch_norm_moving: Moving = "pooled"
     batch_norm_tiles: int = 1
     batch_norm_momentum: float = 0.99
+    padding: Literal["same", "symmetric"] = "same"
+    epsilon: float = 1e-3
     dtype: Dtype = "float32"
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
         check_fields(
             self,
-            choices={"dtype": ("float32", "bfloat16"), "remat": REMATS},
+            choices={"dtype": ("float32", "bfloat16"), "padding": ("same", "symmetric"), "remat": REMATS},
             least={"width": 0.01, "depth": 0.01, "channels": 1, "classes": 1},
-            rates=("dropout", "stochastic_depth", "batch_norm_momentum"),
+            rates=("dropout", "stochastic_depth", "batch_norm_momentum", "epsilon"),
         )
 
     def module(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -133,7 +138,13 @@ class EfficientNet(FlaxModel):
     def style(self) -> Style:
         """What all its convolutions share."""
         moving, tiles = self.batch_norm_moving, self.batch_norm_tiles
-        return Style(self.batch_norm_tile, self.batch_norm_momentum, 1e-3, "same", self.dtype, moving, tiles)
+        tile, momentum = self.batch_norm_tile, self.batch_norm_momentum
+        return Style(tile, momentum, self.epsilon, self.padding, self.dtype, moving, tiles)
+
+    @property
+    def stage_blocks(self) -> tuple[int, ...]:
+        """The number of blocks in each of the seven stages; the first stage's blocks have no `expand`."""
+        return tuple(round_repeats(stage.repeats, self.depth) for stage in _STAGES)
 
 
 def efficientnet(name: str, **fields: Any) -> EfficientNet:

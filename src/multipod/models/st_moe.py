@@ -9,7 +9,7 @@ from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import RecipeError
-from multipod.nn.dense import ComputeDtype, Dense, GatedMlp, RMSNorm, dropout_layer
+from multipod.nn.dense import Activation, ComputeDtype, Dense, FeedForward, GatedMlp, RMSNorm, dropout_layer
 from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
 from multipod.nn.merge import merge_model
@@ -37,7 +37,9 @@ class StMoe(FlaxModel):
 
     A decoder layer's tokens take their slots one after the other (`decoder_order`), since by the paper's order of
     choices a token would depend on later ones. Departures from the released code: queries are divided by the root of
-    their size, which T5 has in its initial values instead.
+    their size, which T5 has in its initial values instead (`scaled_attention`).
+
+    The same class is T5 (`every=0`) and Switch Transformers: `t5_like` has the fields that make it so.
 
     Attributes:
       vocab: entries of the embedding, and of the last layer, which is another table.
@@ -52,6 +54,10 @@ class StMoe(FlaxModel):
       decoder_order: `order` of the decoder's routing.
       scaled: experts have a learnt factor for each hidden feature.
       gated: GEGLU in all blocks of experts.
+      dense_gated: GEGLU in dense blocks; false: one kernel in.
+      activation: of the gates, or of the one kernel.
+      scaled_attention: scores are divided by the root of `kv`.
+      tied: logits are products of x / sqrt(features) with the embedding's table; false: the last layer has its own.
       dropout: share dropped of embeddings and behind each block.
       expert_dropout: share dropped of the experts' hidden features.
       path: how tokens get to experts.
@@ -73,6 +79,10 @@ class StMoe(FlaxModel):
     decoder_order: Order = "tokens"
     scaled: bool = True
     gated: bool = True
+    dense_gated: bool = True
+    activation: Activation = "gelu"
+    scaled_attention: bool = True
+    tied: bool = False
     dropout: float = 0.0
     expert_dropout: float = 0.0
     path: Path = "sorted"
@@ -146,7 +156,8 @@ class StMoe(FlaxModel):
 
     def parameters(self, *, served: float | None = None) -> int:
         """How many there are; with `served`, so many experts are counted in each sparse layer."""
-        return sum(self._block_sizes(served, cross)[0] for cross in (False, True)) + 2 * self.vocab * self.features
+        tables = (1 if self.tied else 2) * self.vocab * self.features
+        return sum(self._block_sizes(served, cross)[0] for cross in (False, True)) + tables
 
     def flops(self, source: int, target: int) -> float:
         """Multiplications and additions of the products of a forward pass, for one sequence.
@@ -169,7 +180,7 @@ class StMoe(FlaxModel):
         sparse = sum(self.is_sparse(layer) for layer in range(self.layers))
         dense = self.layers - sparse + (sparse if self.beside else 0)
         attention = 4 * self.features * self.heads * self.kv * (2 if cross else 1)
-        block = 3 * self.features * self.hidden
+        block = (3 if self.dense_gated else 2) * self.features * self.hidden
         expert = (3 if self.gated else 2) * self.features * self.hidden
         factor = self.hidden if self.scaled else 0
         weights = self.layers * attention + dense * block + sparse * served * expert
@@ -183,6 +194,17 @@ def st_moe_large(**changes: Any) -> StMoe:
     """ST-MoE-L: 4.1 billion parameters, the work of T5-Large."""
     sizes = {"features": 1024, "hidden": 2816, "heads": 16, "kv": 64, "routing": Routing(32)}
     return StMoe(**{**sizes, **changes})
+
+
+def t5_like(**changes: Any) -> StMoe:
+    """T5 1.1 as it was released: no experts, tanh in its GEGLU, scores that are not divided. The sizes are T5-base's.
+
+    T5 1.0 has `dense_gated=False, activation="relu", tied=True`, and Switch Transformers those and `every=2`,
+    `gated=False`, and a `routing` with `chosen=1` and, as it is evaluated there, `group_rows=1`.
+    """
+    sizes = {"features": 768, "hidden": 2048, "heads": 12, "kv": 64, "layers": 12, "every": 0}
+    kinds = {"beside": False, "scaled": False, "activation": "gelu_tanh", "scaled_attention": False}
+    return StMoe(**{**sizes, **kinds, **changes})
 
 
 def small_st_moe(vocab: int, **changes: Any) -> StMoe:
@@ -206,7 +228,8 @@ class _Layer(nnx.Module):
     """Self-attention, in a decoder attention to the source, and a dense block or experts, or both."""
 
     def __init__(self, spec: StMoe, sparse: bool, cross: bool, rngs: nnx.Rngs) -> None:
-        attention = {"kv": spec.kv, "kernel": spec.attention, "dtype": spec.dtype, "rngs": rngs}
+        scaled = spec.scaled_attention
+        attention = {"scaled": scaled, "kv": spec.kv, "kernel": spec.attention, "dtype": spec.dtype, "rngs": rngs}
         self.attention = Attention(spec.features, spec.heads, **attention)
         self.attention_residual = _Residual(spec, rngs)
         self.cross = Attention(spec.features, spec.heads, **attention) if cross else None
@@ -217,6 +240,7 @@ class _Layer(nnx.Module):
             spec.hidden,
             gated=spec.gated,
             scaled=spec.scaled,
+            activation=spec.activation,
             dropout=spec.expert_dropout,
             path=spec.path,
             dtype=spec.dtype,
@@ -224,8 +248,7 @@ class _Layer(nnx.Module):
         self.sparse = SparseMlp(experts, spec.features, rngs) if sparse else None
         self.sparse_residual = _Residual(spec, rngs) if sparse else None
         dense = spec.beside or not sparse
-        block = {"dropout": spec.dropout, "init": KERNELS, "dtype": spec.dtype, "rngs": rngs}
-        self.mlp = GatedMlp(spec.features, spec.hidden, **block) if dense else None
+        self.mlp = _dense_block(spec, rngs) if dense else None
         self.mlp_residual = _Residual(spec, rngs) if dense else None
         self.group_rows = spec.group_rows
 
@@ -253,6 +276,13 @@ class _Layer(nnx.Module):
         return x, report
 
 
+def _dense_block(spec: StMoe, rngs: nnx.Rngs) -> GatedMlp | FeedForward:
+    block = {"activation": spec.activation, "dropout": spec.dropout, "init": KERNELS, "dtype": spec.dtype, "rngs": rngs}
+    if spec.dense_gated:
+        return GatedMlp(spec.features, spec.hidden, **block)
+    return FeedForward(spec.features, spec.hidden, bias=False, **block)
+
+
 class _StMoe(nnx.Module):
     def __init__(self, spec: StMoe, rngs: nnx.Rngs) -> None:
         self.spec = spec
@@ -264,7 +294,7 @@ class _StMoe(nnx.Module):
         self.decoder = nnx.List([_Layer(spec, spec.is_sparse(i), True, rngs) for i in range(spec.layers)])
         self.encoder_norm, self.decoder_norm = RMSNorm(spec.features), RMSNorm(spec.features)
         options = {"bias": False, "init": KERNELS, "dtype": spec.dtype, "rngs": rngs}
-        self.head = Dense({"embed": spec.features}, {"vocab": spec.vocab}, **options)
+        self.head = None if spec.tied else Dense({"embed": spec.features}, {"vocab": spec.vocab}, **options)
 
     def encode(self, batch: Batch) -> tuple[jax.Array, dict[str, Report]]:
         """The encoder's output, and its routers' reports."""
@@ -289,8 +319,12 @@ class _StMoe(nnx.Module):
         for number, layer in enumerate(self.decoder):
             x, report = call_layer(layer, x, mask, position, is_token, encoded, cross_mask, remat=self.spec.remat)
             reports |= {f"decoder/{number}": report} if report else {}
-        logits = self.head(self.dropout(self.decoder_norm(x)))
-        return logits.astype(jnp.float32), reports
+        return self._logits(self.dropout(self.decoder_norm(x))), reports
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        if self.head is None:
+            return self.embedding.scores(x * self.spec.features**-0.5)
+        return self.head(x).astype(jnp.float32)
 
 
 def _is_token(tokens: jax.Array, *, starts: bool = False) -> jax.Array:

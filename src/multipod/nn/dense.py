@@ -14,13 +14,14 @@ from jax.nn.initializers import Initializer, variance_scaling
 from multipod.nn.dims import constant, param
 from multipod.nn.logical_axes import with_logical_constraint
 
-Activation = Literal["relu", "gelu", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nnx.relu,
     "gelu": lambda x: nnx.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
     "silu": nnx.silu,
 }
-"""`gelu` is the exact one, with erf."""
+"""`gelu` is the exact one, with erf; `gelu_tanh` the approximation by tanh (arXiv:1606.08415, section 2)."""
 
 ComputeDtype = Literal["float32", "bfloat16"]
 
@@ -160,15 +161,16 @@ class FeedForward(nnx.Module):
         hidden: int,
         *,
         activation: Activation = "relu",
+        bias: bool = True,
         dropout: float = 0.0,
         init: Initializer | None = None,
         dtype: ComputeDtype = "float32",
         rngs: nnx.Rngs,
     ) -> None:
         self.activation = activation
-        self.inner = Dense({"embed": features}, {"mlp": hidden}, init=init, dtype=dtype, rngs=rngs)
+        self.inner = Dense({"embed": features}, {"mlp": hidden}, bias=bias, init=init, dtype=dtype, rngs=rngs)
         self.dropout = dropout_layer(dropout, rngs)
-        self.outer = Dense({"mlp": hidden}, {"embed": features}, init=init, dtype=dtype, rngs=rngs)
+        self.outer = Dense({"mlp": hidden}, {"embed": features}, bias=bias, init=init, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Computes in `dtype`."""

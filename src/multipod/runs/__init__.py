@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from multipod.runs.request import RunResult, TrainRequest
     from multipod.runs.training import train_request
     from multipod.runs.training import train_run as train
+    from multipod.runs.weights.exporting import export_weights
+    from multipod.runs.weights.hub import load_run as hub_load
+    from multipod.runs.weights.hub import push_run as hub_push
+    from multipod.runs.weights.hub import save_run as hub_save
+    from multipod.runs.weights.importing import ForeignStart, import_run
+    from multipod.runs.weights.importing import begin_from as start_from
 
 _PUBLIC = {
     "train": "multipod.runs.training:train_run",
@@ -38,7 +44,14 @@ _PUBLIC = {
     "finetune": "multipod.runs.finetuning:finetune_run",
     "average": "multipod.runs.averaging:average_run",
     "export": "multipod.runs.exporting:export_run",
+    "start_from": "multipod.runs.weights.importing:begin_from",
+    "import_run": "multipod.runs.weights.importing:import_run",
+    "export_weights": "multipod.runs.weights.exporting:export_weights",
+    "hub_save": "multipod.runs.weights.hub:save_run",
+    "hub_load": "multipod.runs.weights.hub:load_run",
+    "hub_push": "multipod.runs.weights.hub:push_run",
     "ExportRequest": "multipod.runs.exporting:ExportRequest",
+    "ForeignStart": "multipod.runs.weights.importing:ForeignStart",
     "OpenedRun": "multipod.runs.opening:OpenedRun",
     "RunResult": "multipod.runs.request:RunResult",
     "RuntimeOptions": "multipod.runs.options:RuntimeOptions",
@@ -54,6 +67,7 @@ _PUBLIC = {
 __all__ = [
     "ExportRequest",
     "FineTuning",
+    "ForeignStart",
     "OpenedRun",
     "Quantisation",
     "RunResult",
@@ -63,8 +77,14 @@ __all__ = [
     "configure_recipe",
     "evaluate",
     "export",
+    "export_weights",
     "finetune",
+    "hub_load",
+    "hub_push",
+    "hub_save",
+    "import_run",
     "open",
+    "start_from",
     "tell_answers",
     "train",
     "train_request",

@@ -8,9 +8,9 @@ from typing import Any
 from multipod.errors import RecipeError
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
+from multipod.runs.converting import convert_checkpoint
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
-from multipod.runs.start_from import convert_checkpoint
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoints.checkpoint import Checkpoints

@@ -47,6 +47,7 @@ class TrainRequest:
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, on a copy of the weights.
       begin: makes the first state of a new run; None starts from scratch.
+      origin: where the first weights came from, for `run.json`; empty: drawn, or another run's.
       log_examples: write which examples each update used to the run's folder.
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
       profile: the updates to profile; None profiles none.
@@ -67,6 +68,7 @@ class TrainRequest:
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     begin: Callable[[Program], State] | None = None
+    origin: str = ""
     log_examples: bool = False
     inject: Path | None = None
     profile: ProfiledUpdates | None = None

@@ -91,6 +91,7 @@ def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) 
     cache = str(options.cache or "off")
     known = facts(program, recipe_name(request), request.all_changes, options.command, cache)
     known |= {} if isinstance(request.recipe, str) else {"recipe_is_value": True}
+    known |= {"weights_from": request.origin} if request.origin else {}
     return known if request.plan is None else known | {"plan": dict(request.plan.prediction)}
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from multipod.errors import RecipeError, RunFolderError
 from multipod.recipe.recipe import Recipe
 from multipod.runs.alone import run_alone
+from multipod.runs.converting import start_from as take_over
 from multipod.runs.elastic import run_elastic
 from multipod.runs.object_store import fetched, refuse_object_store
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.stages import translate_lost_peers
-from multipod.runs.start_from import start_from as take_over
+from multipod.runs.weights.importing import ForeignStart, begin_from
 from multipod.train.events import EventSink
 from multipod.train.run_folder import RunFolder
 
@@ -23,6 +24,7 @@ def train_run(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     start_from: str | Path | None = None,
+    weights: str | Path | ForeignStart | None = None,
     at: int | None = None,
     copy_to: str = "",
     changes: Sequence[str] = (),
@@ -42,6 +44,8 @@ def train_run(
       out: the folder of a new run; None takes the next free one under runs/.
       resume: the folder of a run to go on with.
       start_from: the folder of a run whose recipe and state a new run takes over, laid out otherwise.
+      weights: the file, folder or `hf:org/name` with weights of another library that a new run begins with; or a
+        `ForeignStart`, which also says what stays fresh.
       at: with `resume` or `start_from`, the checkpoint to go on from; None takes the newest.
       copy_to: an address in an object store, as `s3://bucket/run`, at which a copy of the run is kept.
       changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
@@ -74,15 +78,22 @@ def train_run(
         loggers=log,
         observers=tell,
     )
-    return train_request(request, options, start_from=start_from)
+    if isinstance(weights, str | Path):
+        weights = ForeignStart(weights)
+    return train_request(request, options, start_from=start_from, weights=weights)
 
 
 def train_request(
-    request: TrainRequest, options: RuntimeOptions | None = None, *, start_from: str | Path | None = None
+    request: TrainRequest,
+    options: RuntimeOptions | None = None,
+    *,
+    start_from: str | Path | None = None,
+    weights: ForeignStart | None = None,
 ) -> RunResult:
     """Trains what `request` asks for, alone or in processes that come and go.
 
-    With `start_from`, a new run takes over the recipe and the state of the run in that folder.
+    With `start_from`, a new run takes over the recipe and the state of the run in that folder; with `weights` it begins
+    with another library's.
 
     Raises:
       MultipodError: it cannot be.
@@ -92,6 +103,8 @@ def train_request(
         if start_from is not None:
             request = take_over(request, Path(start_from), options)
             request = replace(request, at=None)
+        if weights is not None:
+            request = begin_from(request, weights, options)
         if options.cluster.survives:
             refuse_object_store(request)
         else:

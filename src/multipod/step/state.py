@@ -63,11 +63,17 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
 def fresh_state(recipe: Recipe, optimizer: optax.GradientTransformation) -> State:
     """The state before the first update; a pure function of the recipe."""
     params_key, train_key = jax.random.split(jax.random.key(recipe.seed))
-    params, statistics = init_model(recipe, params_key)
+    return begin_with(optimizer, *init_model(recipe, params_key), jax.random.key_data(train_key))
+
+
+def begin_with(
+    optimizer: optax.GradientTransformation, params: Params, statistics: Statistics, key: jax.Array
+) -> State:
+    """The state before the first update that begins with these weights; `key` as in `State`."""
     zero = jnp.zeros((), jnp.int32)
     kept = optimizer.init(params)
     kept = kept._replace(statistics=statistics) if isinstance(kept, EmaState) else kept
-    return State(params, statistics, kept, jax.random.key_data(train_key), zero, zero)
+    return State(params, statistics, kept, key, zero, zero)
 
 
 def update_key(state: State) -> jax.Array:

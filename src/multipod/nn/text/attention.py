@@ -74,7 +74,8 @@ def attend_by(
 class Attention(nnx.Module):
     """Projections to queries, keys and values, `attend_by`, and a projection back.
 
-    A head has `kv` features; 0 takes features / heads.
+    A head has `kv` features; 0 takes features / heads. Scores are divided by the root of `kv` unless `scaled` is false,
+    as in T5 (arXiv:1910.10683), whose initial values have that factor.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Attention(nnx.Module):
         heads: int,
         *,
         bias: bool = False,
+        scaled: bool = True,
         kv: int = 0,
         dropout: float = 0.0,
         kernel: AttentionKernel = "auto",
@@ -99,6 +101,8 @@ class Attention(nnx.Module):
         self.out = Dense(inside, outside, **options)
         self.dropout = dropout_layer(dropout, rngs)
         self.kernel = kernel
+        # `attend` and the fused kernels divide by this root.
+        self.factor = 1.0 if scaled else inside["kv"] ** 0.5
 
     def __call__(
         self,
@@ -108,12 +112,17 @@ class Attention(nnx.Module):
         position: jax.Array | None = None,
     ) -> jax.Array:
         """Each of x [n, q, embed] attends to `memory`; [n, q, embed]. `position` is added to the scores."""
-        return self.out(attend_by(self.kernel, self.query(x), memory, mask, self.dropout, position))
+        query = self._unscaled(self.query(x))
+        return self.out(attend_by(self.kernel, query, memory, mask, self.dropout, position))
 
     def to_itself(self, x: jax.Array, mask: Segments | jax.Array | None = None) -> jax.Array:
         """Each of x [n, q, embed] attends to all of x."""
         query, key, value = multiply_together(x, self.query, self.key, self.value)
+        query = self._unscaled(query)
         return self.out(attend_by(self.kernel, query, KeysValues(key, value), mask, self.dropout))
+
+    def _unscaled(self, query: jax.Array) -> jax.Array:
+        return query if self.factor == 1 else query * self.factor
 
     def memory(self, x: jax.Array) -> KeysValues:
         """The keys and values of x [n, k, embed]."""
