@@ -258,7 +258,7 @@ SWITCH = t5_like(
 
 
 class ReferenceDlrm(torch.nn.Module):
-    """The layers of the authors' `DLRM_Net` under their names, with one id a field."""
+    """The layers of the authors' network under their names, with one id a field."""
 
     def __init__(self, model):
         super().__init__()

@@ -77,7 +77,7 @@ class EfficientNet(FlaxModel):
 
     `efficientnet("b5")` has the published numbers. Initialisers, padding (TensorFlow's `SAME`), batch norm (epsilon
     1e-3, momentum 0.99) and the rates of stochastic depth are those of the authors' TensorFlow code. PyTorch's versions
-    have `padding="symmetric"`, and epsilon 1e-5 up to b4; timm's with names that begin with `tf_` are the authors'.
+    have `padding="symmetric"`, and epsilon 1e-5 up to b4; timm's with names that begin with tf are the authors'.
 
     Attributes:
       width: factor of the features, rounded by `round_features`.

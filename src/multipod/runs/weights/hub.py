@@ -33,7 +33,7 @@ def save_run(
 ) -> Path:
     """Writes a run, opened or in its folder, as it lies on the hub; returns the folder.
 
-    That is `config.json` with the recipe, `model.safetensors` with parameters and statistics by our names (under `ema`
+    That is `config.json` with the recipe, safetensors with parameters and statistics by our names (under `ema`
     the averages), and `README.md`, the model card. No optimizer state.
 
     Raises:
