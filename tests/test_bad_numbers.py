@@ -1,16 +1,22 @@
 """Numbers that are not finite: a run stops, says whose fault it is, and keeps its good checkpoints."""
 
+import json
+import socket
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import jax
 import numpy as np
+import one_bad_image
 import pytest
+from one_bad_image import BAD
+from processes import clean_environment
 from tiny_recipe import Perceptron, tiny
 
 from multipod.data.batches import TrainBatches
-from multipod.data.digits import Digits, ShiftedImages
 from multipod.errors import PoisonedError
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
@@ -27,20 +33,6 @@ from multipod.train.context import RunContext, RunInfo
 from multipod.train.events import BadUpdate, Ended, SaveFailed
 from multipod.train.loop import train
 
-BAD = 700
-"""The number of the image that is not finite."""
-
-
-@dataclass(frozen=True)
-class OneBadImage(Digits):
-    """The digits, of which one training image has a pixel that is not finite."""
-
-    def train(self) -> ShiftedImages:
-        """The examples to learn from."""
-        images = super().train()
-        images.arrays["image"][BAD, 4, 4] = np.nan
-        return images
-
 
 @dataclass(frozen=True)
 class Unbounded(Perceptron):
@@ -52,7 +44,7 @@ class Unbounded(Perceptron):
 
 
 def poisoned(layout: Layout) -> Recipe:
-    return replace(tiny(), data=OneBadImage(), layout=layout, updates=30, evaluate_every=0, checkpoint_every=4)
+    return replace(one_bad_image.poisoned(), layout=layout)
 
 
 def run(recipe: Recipe, folder) -> tuple[Exception | None, list, list[int]]:
@@ -76,6 +68,45 @@ def update_with(example: int, recipe: Recipe) -> int:
     """The number of the update that first uses an example."""
     batches = TrainBatches(recipe.data.train(), recipe.batch, recipe.seed, np.arange(recipe.batch), False)
     return 1 + next(position for position in range(recipe.updates) if example in batches.numbers(position))
+
+
+@pytest.mark.processes
+def test_two_processes_stop_at_the_update_of_an_image_that_one_of_them_reads(tmp_path):
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = [
+        "train",
+        f"{one_bad_image.__file__}:poisoned",
+        "--mesh",
+        "1x2",
+        "--cpu-devices",
+        "1",
+        "--out",
+        "run",
+        "--quiet",
+    ]
+    world = clean_environment() | {"JAX_COORDINATOR_ADDRESS": address, "MULTIPOD_PROCESSES": "2"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "multipod", *words],
+            cwd=tmp_path, env=world | {"MULTIPOD_PROCESS_ID": number}, stderr=subprocess.PIPE, text=True,
+        )
+        for number in "01"
+    ]  # fmt: skip
+    said = [process.communicate(timeout=200)[1] for process in both]
+    recipe = replace(one_bad_image.poisoned(), layout=Layout((1, 2)))
+    bad = update_with(BAD, recipe)
+    assert [process.returncode for process in both] == [2, 2], said
+    for text in said:
+        assert (
+            f"multipod: update {bad}: not finite (loss nan, gradient_norm nan). bad batch: example {BAD} (image" in text
+        )
+        assert "Traceback" not in text
+    events = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    (event,) = [event for event in events if event["event"] == "troubled"]
+    assert (event["update"], event["examples"], event["action"]) == (bad, [BAD], "stop")
+    assert (tmp_path / "run" / "checkpoints" / str(bad) / "checksums.json").is_file()
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "fsdp"])

@@ -312,9 +312,8 @@ def test_a_run_reports_auc_and_stops_at_its_target():
     recipe = load("dlrm-small")
     data = Synthetic(rows=(3000, 300, 8), examples=3000, tests=515)
     model = replace(recipe.model, rows=data.rows, bottom=(8,), top=(8,), features=8, tt_rows=3000, tt_rank=4)
-    objective = replace(recipe.objective, target_auc=0.55)
     recipe = replace(
-        recipe, data=data, model=model, objective=objective, batch=200, updates=60, evaluate_every=10,
+        recipe, data=data, model=model, target="auc >= 0.55", batch=200, updates=60, evaluate_every=10,
         evaluation_batch=64, checkpoint_every=0, layout=replace(recipe.layout, mesh=(1, 2)),
     )  # fmt: skip
     program = program_of(recipe, make_mesh(recipe.layout))

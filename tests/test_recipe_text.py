@@ -146,6 +146,17 @@ def test_a_run_from_before_presets_goes_on_with_its_numbers(tmp_path):
     assert recipe.updates == 2 * 8764
 
 
+def test_the_targets_of_objectives_are_the_recipes():
+    text = to_text(load("mask-rcnn"))
+    target = 'target = "box_AP >= 0.377 and mask_AP >= 0.339"\n'
+    assert target in text
+    old = text.replace(target, "").replace(
+        "masks = true\n", "masks = true\ntarget_box_ap = 0.377\ntarget_mask_ap = 0.339\n"
+    )
+    assert from_text(old) == load("mask-rcnn")
+    assert differences(old, text) == []
+
+
 def test_a_warm_up_of_no_length_is_none():
     old = (OLD / "digits.toml").read_text().replace("warmup = 0.2", "warmup = 0.0")
     assert from_text(old).optimizer.rate == Cosine(4e-3)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from multipod.data.clicks.prepare import Settings, default_rows
 from multipod.data.clicks.prepare import prepare as run
+from multipod.data.clicks.published import take as take_files
 from multipod.data.clicks.synthetic import Synthetic, criteo_lines
 from multipod.errors import DataError
 
@@ -56,11 +57,7 @@ def prepare(
     or a full disk, the same command goes on where it was.
     """
 
-    try:
-        sizes = _sizes(rows)
-    except ValueError as error:
-        raise DataError(f"--rows {rows!r}: {error}. Give one number, 26 between commas, or a set's name.") from error
-    settings = Settings(files, sizes, ids, threshold, days, bad_share, part_lines)  # type: ignore[arg-type]
+    settings = Settings(files, _sizes_of(rows), ids, threshold, days, bad_share, part_lines)  # type: ignore[arg-type]
     try:
         with _bar(quiet) as report:
             found = run(settings, out, report)
@@ -71,6 +68,18 @@ def prepare(
         click.echo(
             f"{out}: {found['examples']:,} examples of {found['lines']:,} lines, {found['malformed']:,} malformed"
         )
+
+
+@clicks.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder of the records.")
+@click.option("--rows", default="", help="As of prepare.  [default: what day_fea_count.npz says, or the largest ids]")
+@click.option("--days", default=7, show_default=True, type=click.IntRange(2), help="That a single .npz is cut into.")
+def take(files: tuple[Path, ...], out: Path, rows: str, days: int) -> None:
+    """Turn FILES that DLRM's or MLPerf's own programs made into records: .npz, one a day, or the three .bin."""
+
+    parts = take_files(files, out, _sizes_of(rows) if rows else (), days)
+    click.echo(f"{out}: {sum(parts.values()):,} examples of {len(parts)} files")
 
 
 @clicks.command()
@@ -91,6 +100,13 @@ def generate(out: Path, examples: int, truth: str, zipf: float, seed: int) -> No
         for block in criteo_lines(spec, examples):
             file.write(block)
     click.echo(f"{out}: {examples:,} lines")
+
+
+def _sizes_of(rows: str) -> tuple[int, ...]:
+    try:
+        return _sizes(rows)
+    except ValueError as error:
+        raise DataError(f"--rows {rows!r}: {error}. Give one number, 26 between commas, or a set's name.") from error
 
 
 def _sizes(rows: str) -> tuple[int, ...]:

@@ -68,6 +68,13 @@ INTERRUPTED = 130
     metavar="N",
     help="Updates given to the devices ahead of the one that is waited for.  [default: 2; 0 where that could deadlock]",
 )
+@click.option(
+    "--steps-per-call",
+    type=click.IntRange(1, 1000),
+    default=1,
+    metavar="N",
+    help="Updates in one program, one after the other on the devices.  [default: 1]",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--evaluate-beside", is_flag=True, help="Evaluate while training goes on, on a copy of the weights.")
 @click.option("--log-examples", is_flag=True, help="Write which examples each update used to the run's folder.")
@@ -96,6 +103,7 @@ def train(
     copy_to: str,
     stop_after: int | None,
     run_ahead: int | None,
+    steps_per_call: int,
     quiet: bool,
     evaluate_beside: bool,
     log_examples: bool,
@@ -132,6 +140,7 @@ def train(
         copy_to=copy_to,
         stop_after=stop_after or 0,
         run_ahead=run_ahead,
+        steps_per_call=steps_per_call,
         reading=reading,
         evaluate_beside=evaluate_beside,
         log_examples=log_examples,

@@ -15,12 +15,7 @@ class BinaryClassification:
     """Logistic loss of logits [examples], with accuracy and the exact area under the ROC curve.
 
     Accuracy is that of the rounded probability, as DLRM's own code has it: a logit of 0 counts as no click.
-
-    Attributes:
-      target_auc: an evaluation that reaches it ends the run; 0 never does. (MLPerf's DLRM: 0.8025.)
     """
-
-    target_auc: float = 0.0
 
     def __call__(self, outputs: jax.Array, batch: Batch) -> Values:
         """`loss` and `accuracy` of each example; `label` is 0 or 1. Any other label makes the loss NaN."""
@@ -37,7 +32,3 @@ class BinaryClassification:
         """Means, and `auc` where there is one."""
         values = means({name: value for name, value in sums.items() if name != "auc"})
         return values | ({"auc": float(sums["auc"])} if "auc" in sums else {})
-
-    def reached(self, values: dict[str, float]) -> bool:
-        """Whether an evaluation with these values ends the run."""
-        return 0 < self.target_auc <= values.get("auc", 0.0)

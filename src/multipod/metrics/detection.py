@@ -22,14 +22,9 @@ class Detection:
 
     Attributes:
       masks: judge masks beside boxes.
-      target_box_ap: an evaluation that reaches it, and the other, ends the run; 0 asks nothing. (MLPerf's SSD: 0.23,
-        Mask R-CNN: 0.377.)
-      target_mask_ap: likewise. (MLPerf's Mask R-CNN: 0.339.)
     """
 
     masks: bool = False
-    target_box_ap: float = 0.0
-    target_mask_ap: float = 0.0
 
     def __call__(self, outputs: dict[str, jax.Array], batch: Batch) -> Values:
         """All outputs of one number an example, `loss` among them, float32."""
@@ -52,9 +47,3 @@ class Detection:
         """Means over the examples, and the precisions where there are some."""
         plain = {name: value for name, value in sums.items() if PRECISION not in name}
         return means(plain) | {name: float(value) for name, value in sums.items() if PRECISION in name}
-
-    def reached(self, values: dict[str, float]) -> bool:
-        """Whether an evaluation with these values ends the run."""
-        asked = {"box_AP": self.target_box_ap, "mask_AP": self.target_mask_ap}
-        asked = {name: least for name, least in asked.items() if least > 0}
-        return bool(asked) and all(values.get(name, 0.0) >= least for name, least in asked.items())

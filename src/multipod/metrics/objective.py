@@ -31,7 +31,7 @@ class Objective(Protocol):
     """What training minimises and evaluation reports, example by example.
 
     More methods are optional, one for each protocol below: what it `Reports`, that it `Scores` examples or `Detects`
-    objects, that it `JudgesAnswers` of the model, that it `EndsRun`.
+    objects, that it `JudgesAnswers` of the model.
     """
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Values:
@@ -98,15 +98,6 @@ class JudgesAnswers(Protocol):
         Raises:
           MetricError: an answer that cannot be judged, or a library that is not installed.
         """
-        ...
-
-
-@runtime_checkable
-class EndsRun(Protocol):
-    """An objective that can be reached before the last update."""
-
-    def reached(self, values: dict[str, float]) -> bool:
-        """Whether an evaluation with these values ends the run."""
         ...
 
 
@@ -276,11 +267,6 @@ def answers_of(
     if isinstance(objective, JudgesAnswers):
         return *objective.answer(model, params, outputs, batch, data), mask
     return scores_of(objective, outputs, batch)
-
-
-def ends_run(objective: Objective, values: dict[str, float]) -> bool:
-    """Whether an evaluation with these values ends the run; never if the objective does not say."""
-    return isinstance(objective, EndsRun) and objective.reached(values)
 
 
 def _is_class(labels: jax.Array, logits: jax.Array) -> jax.Array:

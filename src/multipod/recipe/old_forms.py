@@ -17,6 +17,9 @@ Table = dict[str, Any]
 RATE_FIELDS = {"peak": "rate", "end": "end_rate", "factor": "decay_rate", "every": "decay_every", "at": "drops"}
 """What the fields of rates were called when they were an optimizer's; the others have kept their names."""
 
+TARGETS = {"target_auc": "auc", "target_box_ap": "box_AP", "target_mask_ap": "mask_AP"}
+"""What the fields of objectives asked for that are now a part of the recipe's `target`."""
+
 
 def upgrade(table: Table) -> Table:
     """Returns the table of a recipe, or of a part of one, in today's form; `kind` says what a part is of."""
@@ -31,8 +34,17 @@ def _upgraded(value: Any) -> Any:
 
 
 def _recipe(old: Table) -> Table:
-    """Renames the field `trouble`. (A recipe is a table without a kind, as are dicts, which have no such name.)"""
-    return {{"trouble": "bad_updates"}.get(name, name): value for name, value in old.items()}
+    """Renames the field `trouble`, and takes the targets that were the objective's.
+
+    (A recipe is a table without a kind, as are dicts, which have no such names.)
+    """
+    new = {{"trouble": "bad_updates"}.get(name, name): value for name, value in old.items()}
+    objective = new.get("objective")
+    if isinstance(objective, dict):
+        asked = [f"{TARGETS[name]} >= {value}" for name, value in objective.items() if name in TARGETS and value > 0]
+        new |= {"target": " and ".join([*filter(None, [new.get("target", "")]), *asked])} if asked else {}
+        new["objective"] = {name: value for name, value in objective.items() if name not in TARGETS}
+    return new
 
 
 def _optimizer(old: Table) -> Table:

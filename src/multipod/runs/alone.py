@@ -35,24 +35,32 @@ from multipod.runs.stages import (
     write_report,
 )
 from multipod.train.checkpoints.checkpoint import Checkpoints
+from multipod.train.clock import StartTimes
 from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.hooks import ignore_phase, no_faults
 from multipod.train.loop import train as train_program
 from multipod.train.multihost import barrier
-from multipod.train.updating import run_ahead_of
+from multipod.train.updating import run_ahead_of, steps_per_call_of
 
 IN_ORDER = "a fault that is injected happens when so many updates are done"
 
 
 def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     """Prepares the run, trains, and writes its report."""
+    start = StartTimes(options.started_s)
+    start.mark("import")
+    jax.devices()
+    start.mark("devices")
     request, options = remember(request, options)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     program = prepare_program(request, options, faults)
+    start.mark("trace")
     recipe = program.recipe
     if request.profile is not None:
         request.profile.check(recipe.updates)
         refuse_unfit_libtpu(jax.config.jax_platforms)  # type: ignore[attr-defined]
+    in_order = IN_ORDER if request.inject else ""
+    together = steps_per_call_of(request.steps_per_call, recipe, request.reading.image_order, in_order)
     folder = prepare_folder(request, options, program)
     with copied(folder, request, recipe.keep_checkpoints, print_warning) as copy_checkpoint:
         with ExitStack() as stack:
@@ -80,6 +88,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
             profile = stack.enter_context(open_profile(request.profile, folder, request.planned_parts))
             arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
             arguments += pace_arguments(request) + copy_arguments(request)
+            start.mark("folder")
             context = RunContext(
                 checkpoints=checkpoints,
                 observers=observers,
@@ -95,9 +104,11 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
                 ),
                 stop=stop,
                 stop_after=request.stop_after,
-                run_ahead=run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER if request.inject else ""),
+                run_ahead=run_ahead_of(request.run_ahead, recipe.bad_updates, in_order),
+                steps_per_call=together,
                 evaluate_beside=request.evaluate_beside,
                 reading=request.reading,
+                start=start,
                 began_s=options.started_s,
             )
             state, ended = train_program(program, context, state)

@@ -46,7 +46,7 @@ from multipod.step.checks import layout_use
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
 from multipod.train.checkpoints.checkpoint import Checkpoints
-from multipod.train.clock import UpdateTimes
+from multipod.train.clock import StartTimes, UpdateTimes
 from multipod.train.context import LoopHooks, Resumption, RunContext, RunInfo
 from multipod.train.events import Ended, Observer, Updated
 from multipod.train.goodput import past_seconds
@@ -55,7 +55,7 @@ from multipod.train.loop import train as train_program
 from multipod.train.observers import jsonl
 from multipod.train.run_folder import RunFolder
 from multipod.train.stop import StopRequest
-from multipod.train.updating import run_ahead_of
+from multipod.train.updating import run_ahead_of, steps_per_call_of
 
 IN_ORDER = "a run that survives copies its state between two updates"
 
@@ -73,6 +73,9 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     recipe = requested_recipe(request, replace(options, fail=()))
     refuse_inelastic(recipe, options)
     run_ahead_of(request.run_ahead, recipe.bad_updates, IN_ORDER)  # none, and refused if asked for
+    steps_per_call_of(request.steps_per_call, recipe, in_order=IN_ORDER)  # one, likewise
+    if request.profile is not None:
+        raise ClusterError("--profile goes without --survive, where processes come and go. Leave it out.")
     worker = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     folder = HeldFolder(options.command)
@@ -179,6 +182,9 @@ class ElasticRun:
                 log.on_update(state, event, leaving)
                 return copied_s
 
+            started_s = began_s if world.generation else self.options.started_s
+            start = StartTimes(started_s)
+            start.mark("world")
             context = RunContext(
                 checkpoints=checkpoints,  # type: ignore[arg-type]
                 observers=observers,
@@ -200,7 +206,8 @@ class ElasticRun:
                 stop_after=self.request.stop_after,
                 reading=self.request.reading,
                 evaluate_beside=self.request.evaluate_beside,
-                began_s=began_s if world.generation else self.options.started_s,
+                start=start,
+                began_s=started_s,
             )
             _, ended = train_program(program, context, state)
             checkpoints.close()

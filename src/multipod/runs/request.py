@@ -44,6 +44,7 @@ class TrainRequest:
       stop_after: stop and save after this update; 0 never does.
       run_ahead: how many updates are given to the devices ahead of the one that is waited for; None is as many as are
         safe there (`multipod.train.updating.default_run_ahead`). It changes no result.
+      steps_per_call: how many updates are one program, which the host calls once; 1 is a program for each update.
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, on a copy of the weights.
       begin: makes the first state of a new run; None starts from scratch.
@@ -65,6 +66,7 @@ class TrainRequest:
     copy_to: str = ""
     stop_after: int = 0
     run_ahead: int | None = None
+    steps_per_call: int = 1
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     begin: Callable[[Program], State] | None = None
@@ -177,8 +179,9 @@ def relocation_arguments(request: TrainRequest, layout: Layout) -> str:
 
 
 def pace_arguments(request: TrainRequest) -> str:
-    """The arguments that say again how far updates run ahead, if the user said it."""
-    return "" if request.run_ahead is None else f" --run-ahead {request.run_ahead}"
+    """The arguments that say again how updates are given to the devices, as far as the user said it."""
+    ahead = "" if request.run_ahead is None else f" --run-ahead {request.run_ahead}"
+    return ahead + (f" --steps-per-call {request.steps_per_call}" if request.steps_per_call > 1 else "")
 
 
 def copy_arguments(request: TrainRequest) -> str:

@@ -10,7 +10,7 @@ from multipod.runs.alone import run_alone
 from multipod.runs.converting import start_from as take_over
 from multipod.runs.elastic import run_elastic
 from multipod.runs.object_store import fetched, refuse_object_store
-from multipod.runs.options import RuntimeOptions
+from multipod.runs.options import RuntimeOptions, parse_profiled
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.stages import translate_lost_peers
 from multipod.runs.weights.importing import ForeignStart, begin_from
@@ -30,6 +30,8 @@ def train_run(
     changes: Sequence[str] = (),
     stop_after: int = 0,
     run_ahead: int | None = None,
+    steps_per_call: int = 1,
+    profile: str = "",
     log: Sequence[str] = (),
     observers: Sequence[EventSink] = (),
     options: RuntimeOptions | None = None,
@@ -51,6 +53,8 @@ def train_run(
       changes: typed changes to the recipe, each `name=value`, as `optimizer.rate=0.2`.
       stop_after: stop and save after this update; 0 never does.
       run_ahead: how many updates are given to the devices ahead of the one waited for; None: as many as are safe.
+      steps_per_call: how many updates are one program, which the host calls once; refused where it cannot be.
+      profile: the updates to profile, as `10:13`; empty profiles none.
       log: names of loggers beside the run's own files (`multipod.train.observers.table.OBSERVERS`), as `csv`.
       observers: called with each event (`multipod.train.events`), on process 0.
       options: mesh, devices, time-outs and cache; None is this process on all of JAX's devices.
@@ -75,6 +79,8 @@ def train_run(
         copy_to=copy_to,
         stop_after=stop_after,
         run_ahead=run_ahead,
+        steps_per_call=steps_per_call,
+        profile=parse_profiled(profile) if profile else None,
         loggers=log,
         observers=tell,
     )

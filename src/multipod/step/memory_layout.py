@@ -35,14 +35,18 @@ def format_of(layout: MemoryLayout, leaf: jax.ShapeDtypeStruct) -> NamedSharding
 def lower_update(
     update: Callable[..., Any],
     state: Shapes,
-    batch: Mapping[str, jax.ShapeDtypeStruct],
+    batch: Mapping[str, jax.ShapeDtypeStruct] | tuple[Shapes, ...],
     controls: Shapes,
     out_shardings: Shardings,
     layout: MemoryLayout = "",
 ) -> jax.stages.Lowered:
-    """`update` of (state, batch, controls), which are shapes with shardings, traced; the state is given up."""
+    """`update` of (state, batch, controls), which are shapes with shardings, traced; the state is given up.
+
+    `batch` may be several, for an update that takes such; those have no `layout`.
+    """
     if not layout:
         return jax.jit(update, donate_argnums=0, out_shardings=out_shardings).lower(state, batch, controls)
+    assert isinstance(batch, Mapping)
     where = [jax.tree.map(lambda leaf: leaf.sharding, tree) for tree in (state, controls)]
     images = {name: format_of(layout, leaf) for name, leaf in batch.items()}
     bare = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)

@@ -15,6 +15,7 @@ from multipod.step.examine import Examination
 from multipod.step.guard import NO_LIMITS, Controls
 from multipod.step.memory_layout import InputFormats, MemoryLayout
 from multipod.step.replay import Replay
+from multipod.step.several import SeveralUpdates
 from multipod.step.staged.program import StagedProgram
 from multipod.step.state import PortableState, State, Sums
 from multipod.step.unstaged import UnstagedProgram
@@ -164,6 +165,14 @@ class Program(Protocol):
 
         Raises:
           LayoutError: as for `lowered`, or a memory layout that the program does not take.
+        """
+        ...
+
+    def compile_several(self, count: int) -> SeveralUpdates:
+        """So many updates, compiled as one program.
+
+        Raises:
+          DataError: the data have batches of several sizes.
         """
         ...
 

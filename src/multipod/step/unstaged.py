@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from multipod.data.source import HostBatch
+from multipod.errors import DataError
 from multipod.layout.mesh import replicated
 from multipod.layout.shares import is_flat_tensor
 from multipod.pytrees import Batch, Params, Shapes
@@ -21,6 +22,7 @@ from multipod.step.memory_layout import InputFormats, MemoryLayout, lower_update
 from multipod.step.placement import MeshPlacement
 from multipod.step.post_update import post_update_of
 from multipod.step.replay import Replay, replay_of
+from multipod.step.several import SeveralUpdates, several
 from multipod.step.sizes import BySize
 from multipod.step.specs import WHOLE, keep, sharded, whole_tensors
 from multipod.step.state import PortableState, State, Sums, fresh_state
@@ -162,6 +164,14 @@ class UnstagedProgram:
         compiled = [self._lowered(example, layout).compile() for example in smaller]
         compiled.append((self._lowered(largest, layout) if layout else self.lowered).compile())
         return BySize(compiled) if smaller else compiled[0]
+
+    def compile_several(self, count: int) -> SeveralUpdates:
+        """So many updates, compiled as one program."""
+        if len(self.placement.batches.examples) > 1:
+            raise DataError("batches of several sizes cannot be used in one call. Leave out --steps-per-call.")
+        out = jax.tree.map(lambda leaf: leaf.sharding, self.shapes), replicated(self.mesh)
+        batches, controls = (self.placement.batches.shapes(),) * count, self.step.guard.control_shapes()
+        return lower_update(several(self.update), self.shapes, batches, controls, out).compile()
 
     def check(self, sums: Sums) -> None:
         """Refuses an update of which the sums tell that a device's tensors were not finite (Adasum)."""

@@ -1,10 +1,37 @@
 """Where the time of a run goes. All times are seconds of a monotonic clock, taken when results are there."""
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Clock = Callable[[], float]
+
+
+@dataclass
+class StartTimes:
+    """Where the time goes from the start of a process to the end of its first update, part by part.
+
+    The parts, in their order: `import` of JAX and of this package, and joining the other processes; `devices`, until
+    JAX has them; `trace`, the recipe and the step as a program; `folder`, made or opened, with the state of a run that
+    goes on; in a run that survives `world`, all of these; `state`, the first one; `data`, opened, and the first batch
+    of them; `compile`, the step; `update`, the first.
+
+    Attributes:
+      since_s: what the clock said at the last mark.
+      parts_s: seconds of each part so far.
+    """
+
+    since_s: float = field(default_factory=time.monotonic)
+    parts_s: dict[str, float] = field(default_factory=dict)
+
+    def mark(self, part: str, clock: Clock = time.monotonic) -> None:
+        """Counts the time since the last mark to `part`; nothing once the first update is done."""
+        if "update" in self.parts_s:
+            return
+        now_s = clock()
+        self.parts_s[part] = self.parts_s.get(part, 0.0) + max(0.0, now_s - self.since_s)
+        self.since_s = now_s
 
 
 @dataclass

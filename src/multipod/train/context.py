@@ -8,7 +8,7 @@ from typing import Any
 from multipod.data.reading import InputOptions
 from multipod.step.state import State
 from multipod.train.checkpoints.checkpoint import Checkpoints
-from multipod.train.clock import Clock, UpdateTimes
+from multipod.train.clock import Clock, StartTimes, UpdateTimes
 from multipod.train.events import Event, EventSink, Updated
 from multipod.train.hooks import Faults, PhaseHook, ignore_phase, no_faults
 from multipod.train.stop import StopRequest
@@ -79,12 +79,15 @@ class RunContext:
       info: what observers are told of the run.
       stop: set by Ctrl-C.
       stop_after: stop, as if asked, after this many updates; 0 never does.
-      run_ahead: how many updates are given to the devices ahead of the one that is waited for; the same in all
+      run_ahead: how many calls are given to the devices ahead of the one that is waited for; the same in all
         processes. It changes no result.
+      steps_per_call: how many updates are given to the devices in one call (`Program.compile_several`), where nothing
+        is due between them; the same in all processes.
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, one batch behind each update, on a copy of the weights. An
         evaluation is told when it is done; before a checkpoint and at the end it is waited for.
       times: where the times of updates are collected.
+      start: where the time went until here, and goes until the first update is done.
       clock: a monotonic clock in seconds.
       began_s: what the clock said when the process started.
     """
@@ -97,9 +100,11 @@ class RunContext:
     stop: StopRequest = field(default_factory=StopRequest)
     stop_after: int = 0
     run_ahead: int = 0
+    steps_per_call: int = 1
     reading: InputOptions = field(default_factory=InputOptions)
     evaluate_beside: bool = False
     times: UpdateTimes = field(default_factory=UpdateTimes)
+    start: StartTimes = field(default_factory=StartTimes)
     clock: Clock = time.monotonic
     began_s: float = field(default_factory=time.monotonic)
 

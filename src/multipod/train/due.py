@@ -40,5 +40,9 @@ class DueDates:
             self.recipe.checkpoint_every, update
         )  # fmt: skip
 
+    def call(self, update: int, most: int) -> int:
+        """How many updates may follow `update` in one call: `most`, or one where a pause lies among those."""
+        return 1 if any(self.is_pause(update + k) for k in range(1, most)) else most
+
     def _is_due(self, every: int, update: int) -> bool:
         return every > 0 and update % every == 0 and update < self.recipe.updates

@@ -191,6 +191,7 @@ class Ended:
       median_step_s: over all updates after the first.
       first_step_s: from the start of the process to the end of the first update.
       compile_s: of these, compiling the step.
+      start_s: all of these, by what they went into (`train.clock.StartTimes`); empty where it is not known.
       gradient_sum_share: time of the gradient sum, run alone, over the median step.
       data_share: time in which the devices waited for data over the time of all updates.
       outside_share: time of the loop outside the compiled step, over the time of all updates.
@@ -232,6 +233,7 @@ class Ended:
     run_s: float = 0.0
     repeated: int = 0
     troubled: dict[str, int] = field(default_factory=dict)
+    start_s: dict[str, float] = field(default_factory=dict)
 
 
 Event = Started | Compiled | Updated | Evaluated | Skipped | Saved | SaveFailed | BadUpdate | Regrouped | Ended

@@ -1,6 +1,7 @@
 """The loop's input: the next batch on the mesh, and which examples this process gives to it."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from multipod.data.batches import Prefetcher, TrainBatches
 from multipod.data.global_arrays import owned_rows
@@ -45,3 +46,29 @@ class TrainInput:
 
     def _place(self, host: HostBatch) -> Batch:
         return self.program.place_batch(host, self.rows, self.program.rows, self.formats)
+
+
+class WaitingBatches:
+    """Batches on the mesh that the devices get next, in their order."""
+
+    def __init__(self, source: TrainInput, incoming: Iterator[HostBatch]) -> None:
+        self._source, self._incoming = source, incoming
+        self._waiting: deque[Batch] = deque()
+
+    def fill(self, count: int) -> float:
+        """Fetches until so many wait; returns the seconds spent waiting for them."""
+        waited_s = 0.0
+        while len(self._waiting) < count:
+            batch, seconds = self._source.next_batch(self._incoming)
+            self._waiting.append(batch)
+            waited_s += seconds
+        return waited_s
+
+    def take(self, count: int) -> list[Batch]:
+        """The next so many."""
+        self.fill(count)  # after a bad update there may be fewer
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def give_back(self, batches: Sequence[Batch]) -> None:
+        """Puts those first that were taken for nothing."""
+        self._waiting.extendleft(reversed(batches))

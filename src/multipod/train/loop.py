@@ -1,13 +1,9 @@
 """The training loop: compile, update, evaluate, save, tell the observers. Read this file from the top."""
 
 import contextlib
-import time
-from collections import deque
 from dataclasses import replace
-from typing import Any
 
 import jax
-import numpy as np
 
 from multipod import runtime
 from multipod.data.batches import Prefetcher
@@ -16,7 +12,8 @@ from multipod.pytrees import Batch
 from multipod.step.fits import refuse_too_large
 from multipod.step.memory_layout import input_formats
 from multipod.step.program import Program
-from multipod.step.state import State, Sums, device_bytes
+from multipod.step.several import SeveralUpdates
+from multipod.step.state import State, device_bytes
 from multipod.train.bad_numbers.bad_updates import (
     CompiledUpdate,
     JudgedUpdate,
@@ -24,20 +21,19 @@ from multipod.train.bad_numbers.bad_updates import (
     refuse_bad_update,
     roll_back,
 )
-from multipod.train.bad_numbers.poisoned import means_of_training
+from multipod.train.bad_numbers.told import told_values
 from multipod.train.checkpoints.fitness import FiniteCheck
 from multipod.train.checkpoints.saving import RetryingSaver
-from multipod.train.clock import Clock
 from multipod.train.context import RunContext
 from multipod.train.due import DueDates
 from multipod.train.evaluation import check_not_empty
 from multipod.train.events import BadUpdate, Compiled, Ended, Updated
 from multipod.train.hooks import WorldLeft
-from multipod.train.input import TrainInput
-from multipod.train.reporter import RunReporter
+from multipod.train.input import TrainInput, WaitingBatches
+from multipod.train.reporter import RunReporter, measure_sum_s
 from multipod.train.scheduled_evaluation import ScheduledEvaluation
 from multipod.train.stop import ExitWish
-from multipod.train.updating import UpdateRunner
+from multipod.train.updating import SettledUpdate, UpdateRunner
 
 
 def train(program: Program, context: RunContext, state: State | None = None) -> tuple[State, Ended]:
@@ -50,7 +46,7 @@ def train(program: Program, context: RunContext, state: State | None = None) -> 
     """
     run = _Run(program, context, state)
     run.reporter.report_start(run.update)
-    runner = UpdateRunner(program, run.compile(), context.clock, run.input.batches.numbers)
+    runner = UpdateRunner(program, *run.compile(), context.clock, run.input.batches.numbers)
     with contextlib.closing(run.input.start(int(run.state.position))) as incoming:
         run.do_updates(runner, incoming)
     run.save_last()
@@ -64,6 +60,7 @@ class _Run:
         self.program, self.recipe, self.context = program, program.recipe, context
         context.hooks.on_phase("starting", 0)
         self.state = program.init() if state is None else state
+        self.mark("state")
         self.update, self.position = int(self.state.update), int(self.state.position)
         self.stopped = self.leaving = False
         self.unreported: Updated | None = None
@@ -82,13 +79,19 @@ class _Run:
         )
         self.evaluation = ScheduledEvaluation(program, context, test, self.reporter)
         self.due = DueDates(self.recipe, self.saving, context.stop_after)
+        self.mark("data")
 
-    def compile(self) -> CompiledUpdate:
-        """Compiles the update, and waits until all processes have."""
+    def mark(self, part: str) -> None:
+        """Counts the time until here to a part of the start."""
+        self.context.start.mark(part, self.context.clock)
+
+    def compile(self) -> tuple[CompiledUpdate, SeveralUpdates | None]:
+        """Compiles the update, and several as one program if a call has several; waits until all processes have."""
         self.context.hooks.on_phase("compiling", self.update)
         start_s = self.context.clock()
         order = self.context.reading.image_order
-        compiled = self.program.compile_update(order)
+        compiled, count = self.program.compile_update(order), self.context.steps_per_call
+        together = self.program.compile_several(count) if count > 1 else None
         if self.context.checkpoints is not None:
             self.fitness.compile()
         self.input.formats = input_formats(compiled) if order else None
@@ -97,30 +100,28 @@ class _Run:
         refuse_too_large(self.program, compiled)
         self.context.hooks.barrier("compiled")
         self.reporter.notify(Compiled(self.reporter.compile_s))
-        return compiled
+        self.mark("compile")
+        return compiled, together
 
     def do_updates(self, runner: UpdateRunner, incoming: Prefetcher) -> None:
         """Does all updates. While the devices work on some, the host reports those before and feeds the next."""
-        batch, waited_s = self.input.next_batch(incoming)
-        self.reporter.account.lose("input", waited_s)
+        waiting, bad = WaitingBatches(self.input, incoming), None
+        self.reporter.account.lose("input", waiting.fill(self.next_call(runner)))
+        self.mark("data")
         if self.context.resumption.due_first:
             self.evaluate_and_save()
-        waiting, bad = deque([batch]), None
         self.ended_s = self.context.clock()
         while not self.is_over():
-            self.dispatch(runner, waiting.popleft())
+            self.dispatch(runner, waiting.take(self.next_call(runner)))
             self.report()
             self.evaluation.advance(self.update)
-            waited_s = 0.0
-            if not waiting:
-                batch, waited_s = self.input.next_batch(incoming)
-                waiting.append(batch)
+            waited_s = waiting.fill(self.next_call(runner))
             if runner.is_busy:
                 waited_s = 0.0  # the devices were busy meanwhile
-            while len(runner) > self.most_ahead(len(runner)):
-                bad, undone = self.settle(runner, incoming, waited_s)
-                waiting.extendleft(reversed(undone))
-                waited_s = 0.0
+            while runner.calls > self.most_ahead(len(runner)):
+                settled = self.settle(runner, incoming, waited_s)
+                bad, waited_s = settled.judged.bad, 0.0
+                waiting.give_back(settled.undone)
             if not len(runner):
                 self.pause(bad)
         self.report()
@@ -130,36 +131,41 @@ class _Run:
         """Whether no update follows."""
         return self.update >= self.recipe.updates or self.stopped or self.evaluation.reached
 
+    def next_call(self, runner: UpdateRunner) -> int:
+        """How many updates are given to the devices next, at once: as many as a call has, or else one."""
+        return self.due.call(self.update + len(runner), self.context.steps_per_call)
+
     def most_ahead(self, under_way: int) -> int:
-        """How many updates may stay under way: none if the state is wanted as it is after the last of them."""
+        """How many calls may stay under way: none if the state is wanted as it is after the last of them."""
         wanted = self.is_over() or self.leaving or self.due.is_owed(self.update)
         return 0 if wanted or self.due.is_pause(self.update + under_way) else self.context.run_ahead
 
-    def dispatch(self, runner: UpdateRunner, batch: Batch) -> None:
-        """Gives the devices the next update."""
+    def dispatch(self, runner: UpdateRunner, batches: list[Batch]) -> None:
+        """Gives the devices the next update, or the next few at once."""
         hooks, update = self.context.hooks, self.update + len(runner)
-        hooks.on_phase("updating", update)
+        for k in range(len(batches)):
+            hooks.on_phase("updating", update + k)
         flip = hooks.faults.before(update, lambda: self.input.example_numbers(self.position))
-        wish = ExitWish(self.context.stop.asked or self.due.stops(update + 1), hooks.wants_restart())
-        self.state = runner.dispatch(self.state, batch, wish, flip)
-        self.position += 1
+        wish = ExitWish(self.context.stop.asked or self.due.stops(update + len(batches)), hooks.wants_restart())
+        self.state = runner.dispatch(self.state, batches, wish, flip)
+        self.position += len(batches)
 
-    def settle(
-        self, runner: UpdateRunner, incoming: Prefetcher, waited_s: float
-    ) -> tuple[BadUpdate | None, list[Batch]]:
-        """Waits for the oldest update and counts it; returns what was bad, and what is to be given again if it was."""
+    def settle(self, runner: UpdateRunner, incoming: Prefetcher, waited_s: float) -> SettledUpdate:
+        """Waits for the oldest update and counts it. Updates of one call have equal shares of its time."""
         reporter = self.reporter
-        judged, since_s, undone = runner.settle(self.state, self.context.hooks.faults.sticky)
+        settled = runner.settle(self.state, self.context.hooks.faults.sticky)
         now_s = self.context.clock()
-        step_s = now_s - self.ended_s
-        reporter.times.add(step_s, now_s - max(since_s, self.ended_s) - waited_s, waited_s)
+        step_s = (now_s - self.ended_s) / settled.together
+        waited_s = min(waited_s, step_s)
+        inside_s = (now_s - max(settled.since_s, self.ended_s)) / settled.together
+        reporter.times.add(step_s, inside_s - waited_s, waited_s)
         incoming.adapt(waited_s, step_s)
-        self.position -= len(undone)
+        self.position -= len(settled.undone)
         self.report()
-        self.unreported = self.count(judged, step_s, waited_s, last=not len(runner))
+        self.unreported = self.count(settled.judged, step_s, waited_s, last=not len(runner))
         reporter.report_skipped(self.input.source, self.update)
-        self.ended_s = now_s
-        return judged.bad, undone
+        self.ended_s += step_s
+        return settled
 
     def pause(self, bad: BadUpdate | None) -> None:
         """Nothing is under way: does what is due after this update, and leaves if all processes do."""
@@ -184,19 +190,10 @@ class _Run:
         self.leaving &= not self.is_over()
         hooks, reporter = self.context.hooks, self.reporter
         hooks.faults.after(self.update)
-        rate, values = self.recipe.batch / step_s, self.values_of(judged)
+        rate, values = self.recipe.batch / step_s, told_values(self.context, self.recipe, judged, self.update)
         event = Updated(self.update, values, step_s, waited_s, rate, reporter.copied_s)
         reporter.copied_s = 0.0 if judged.bad else hooks.on_update(self.state, event, last and self.leaving)
         return event
-
-    def values_of(self, judged: JudgedUpdate) -> dict[str, float]:
-        """What is told of an update; a pipe that fills has nothing to tell yet."""
-        sums = judged.sums
-        if judged.bad and int(sums["bad"]):
-            return _bare_means(sums)
-        if not int(sums["count"]):
-            return {}
-        return means_of_training(self.context, self.recipe, _values(sums), self.update)
 
     def report(self) -> None:
         """Tells the observers of the last update, if it was not told before."""
@@ -278,25 +275,3 @@ class _Run:
             unshared=self.program.unshared,
             notes=model.notes(self.state.statistics) if isinstance(model, WritesNotes) else {},
         )
-
-
-def measure_sum_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
-    """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
-    alone = program.sum_alone()
-    jax.block_until_ready(alone(state.params))
-    seconds = []
-    for _ in range(times):
-        start_s = clock()
-        jax.block_until_ready(alone(state.params))
-        seconds.append(clock() - start_s)
-    return float(np.median(seconds))
-
-
-def _values(sums: Sums) -> dict[str, Any]:
-    return {name: value for name, value in jax.device_get(sums).items() if name not in ("stop", "poisoned", "bad")}
-
-
-def _bare_means(sums: Sums) -> dict[str, float]:
-    """Means of an update that objectives may refuse to make anything of."""
-    count = float(sums["count"])
-    return {name: float(sums[name]) / count for name in ("loss", "gradient_norm")}

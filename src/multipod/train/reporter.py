@@ -1,12 +1,17 @@
 """What a run tells its observers, and what it counts for its summary."""
 
+import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from multipod.data.reading import statistics_of
 from multipod.data.source import Source
 from multipod.recipe.recipe import Recipe
+from multipod.step.program import Program
+from multipod.step.state import State
+from multipod.train.clock import Clock
 from multipod.train.context import RunContext
 from multipod.train.events import Ended, Evaluated, Event, Skipped, Started
 from multipod.train.goodput import GoodputAccount
@@ -52,6 +57,7 @@ class RunReporter:
 
     def note_first_step(self) -> None:
         """Notes the time to the first update, after it."""
+        self.context.start.mark("update", self.context.clock)
         self.times.first_step_s = self.times.first_step_s or self.context.clock() - self.context.began_s
 
     def report_end(
@@ -94,6 +100,19 @@ class RunReporter:
             run_s=run_s,
             repeated=self.account.repeated,
             troubled=self.account.troubled,
+            start_s=self.context.start.parts_s,
         )
         self.notify(event)
         return event
+
+
+def measure_sum_s(program: Program, state: State, clock: Clock = time.monotonic, times: int = 10) -> float:
+    """Median seconds of the gradient sum run on its own, with nothing to hide behind."""
+    alone = program.sum_alone()
+    jax.block_until_ready(alone(state.params))
+    seconds = []
+    for _ in range(times):
+        start_s = clock()
+        jax.block_until_ready(alone(state.params))
+        seconds.append(clock() - start_s)
+    return float(np.median(seconds))

@@ -1,7 +1,6 @@
 """The evaluations of a run: at once, or beside the updates that follow."""
 
 from multipod.data.source import Source
-from multipod.metrics.objective import ends_run
 from multipod.recipe.target import is_reached
 from multipod.step.program import Program
 from multipod.step.state import State
@@ -17,7 +16,7 @@ class ScheduledEvaluation:
 
     Attributes:
       last: the newest evaluation that is done.
-      reached: it reached what the recipe's target or its objective asks for, and the run ends.
+      reached: it reached what the recipe's target asks for, and the run ends.
     """
 
     def __init__(self, program: Program, context: RunContext, test: Source, reporter: RunReporter) -> None:
@@ -58,5 +57,4 @@ class ScheduledEvaluation:
         self.reporter.report_skipped(self.test, update)
         self.reporter.notify(event)
         self.last = event
-        recipe = self.program.recipe
-        self.reached = ends_run(recipe.objective, event.values) or is_reached(recipe.target, event.values)
+        self.reached = is_reached(self.program.recipe.target, event.values)

@@ -1,6 +1,7 @@
 """Updates on their way: given to the devices some ahead of what is known, waited for in their order, judged."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ import jax
 from multipod.errors import ClusterError
 from multipod.pytrees import Batch
 from multipod.recipe.bad_updates import BadUpdateRules
+from multipod.recipe.recipe import Recipe
 from multipod.step.guard import Controls
 from multipod.step.program import Program
+from multipod.step.several import SeveralUpdates
 from multipod.step.state import State, Sums
 from multipod.train.bad_numbers.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
 from multipod.train.bad_numbers.culprit import Numbers
@@ -55,12 +58,44 @@ def run_ahead_of(asked: int | None, rules: BadUpdateRules, in_order: str = "") -
     return default_run_ahead(len(local), local[0].platform, jax.__version_info__) if asked is None else asked
 
 
+def steps_per_call_of(asked: int, recipe: Recipe, image_order: str = "", in_order: str = "") -> int:
+    """How many updates a run gives its devices in one call: as many as the user asked for, or a refusal.
+
+    Args:
+      image_order: in which the devices want images (`InputOptions`), which is found out for single updates alone.
+      in_order: why each update must be done before the next begins; empty if it need not.
+
+    Raises:
+      ClusterError: says what is in the way, and what to leave out or to give.
+    """
+    if asked == 1:
+        return 1
+    if recipe.bad_updates.spike:
+        in_order = "bad_updates.spike compares each update with those before it"
+    if image_order:
+        in_order = f"--image-order {image_order} is of single updates"
+    if in_order:
+        raise ClusterError(f"--steps-per-call {asked}: {in_order}. Leave out --steps-per-call.")
+    pauses = {
+        "updates": recipe.updates,
+        "evaluate_every": recipe.evaluate_every,
+        "checkpoint_every": recipe.checkpoint_every,
+    }
+    name, shortest = min(((name, every) for name, every in pauses.items() if every), key=lambda pause: pause[1])
+    if asked > shortest:
+        raise ClusterError(
+            f"--steps-per-call {asked}: {name}={shortest}, so no call would have so many. Give at most {shortest}."
+        )
+    return asked
+
+
 @dataclass(frozen=True)
 class InFlightUpdate:
     """An update that the devices work on or will: what they were given, what they will return, and since when.
 
     Attributes:
       batch: what it was given, if it may have to be given it again.
+      together: how many updates of its call are done with it or after it.
     """
 
     batch: "Batch | None"
@@ -68,6 +103,7 @@ class InFlightUpdate:
     controls: Controls
     sums: Sums
     since_s: float
+    together: int = 1
 
 
 class SettledUpdate(NamedTuple):
@@ -77,18 +113,32 @@ class SettledUpdate(NamedTuple):
       judged: the state and the sums that count, and what was bad about it.
       since_s: when it was given to the devices.
       undone: the batches of those that were under way behind it, if it was bad: they changed nothing.
+      together: how many updates came back with it, itself among them, that were not settled before.
     """
 
     judged: JudgedUpdate
     since_s: float
     undone: list[Batch]
+    together: int
 
 
 class UpdateRunner:
-    """Runs the compiled update of a program, and judges what comes out if the program is watched."""
+    """Runs the compiled update of a program, and judges what comes out if the program is watched.
 
-    def __init__(self, program: Program, compiled: CompiledUpdate, clock: Clock, numbers: Numbers) -> None:
-        self.program, self.compiled, self.clock = program, compiled, clock
+    Args:
+      several: several updates as one program; None where every call has one.
+      numbers: of the examples of a batch.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        compiled: CompiledUpdate,
+        several: SeveralUpdates | None,
+        clock: Clock,
+        numbers: Numbers,
+    ) -> None:
+        self.program, self.compiled, self.several, self.clock = program, compiled, several, clock
         self.policy = BadUpdatePolicy(program, numbers, clock)
         self._under_way: deque[InFlightUpdate] = deque()
 
@@ -97,21 +147,32 @@ class UpdateRunner:
         return len(self._under_way)
 
     @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return sum(update.together == 1 for update in self._under_way)
+
+    @property
     def is_busy(self) -> bool:
         """Whether the devices have something to do."""
         return bool(self._under_way) and not self._under_way[-1].sums["count"].is_ready()  # type: ignore[attr-defined]
 
-    def dispatch(self, state: State, batch: Batch, wish: ExitWish, flip: int) -> State:
-        """Gives the devices an update to do, and the state up; returns the next one, and does not wait for it.
+    def dispatch(self, state: State, batches: Sequence[Batch], wish: ExitWish, flip: int) -> State:
+        """Gives the devices an update to do for each batch, and the state up; returns the last one, without waiting.
 
-        If the update before turns out to be bad, this one changes nothing: the devices see to that themselves.
+        If the update before turns out to be bad, those behind change nothing: the devices see to that themselves.
         """
         since_s, number = self.clock(), wish.encode()
         watched = self.program.watched
         halt = self._under_way[-1].sums["bad"] if watched and self._under_way else None
         controls = self.policy.controls(number, flip, halt)
-        state, sums = self.compiled(state, batch, controls)
-        self._under_way.append(InFlightUpdate(batch if watched else None, number, controls, sums, since_s))
+        if len(batches) == 1:
+            state, alone = self.compiled(state, batches[0], controls)
+            all_sums: tuple[Sums, ...] = (alone,)
+        else:
+            assert self.several is not None
+            state, all_sums = self.several(state, tuple(batches), controls)
+        for left, batch, sums in zip(range(len(batches), 0, -1), batches, all_sums, strict=True):
+            self._under_way.append(InFlightUpdate(batch if watched else None, number, controls, sums, since_s, left))
         return state
 
     def settle(self, state: State, sticky: bool) -> SettledUpdate:
@@ -123,12 +184,13 @@ class UpdateRunner:
         jax.block_until_ready(update.sums if self._under_way else (state, update.sums))
         self.program.check(update.sums)
         if not self.program.watched:
-            return SettledUpdate(JudgedUpdate(state, update.sums, None), update.since_s, [])
+            return SettledUpdate(JudgedUpdate(state, update.sums, None), update.since_s, [], update.together)
         again = self.policy.controls(update.wish) if int(update.sums["bad"]) and not sticky else None
         assert update.batch is not None
         judged = self.policy(self.compiled, state, update.sums, update.batch, update.controls, again)
-        undone = []
+        undone, together = [], update.together
         if judged.bad is not None:
             undone = [later.batch for later in self._under_way if later.batch is not None]
             self._under_way.clear()
-        return SettledUpdate(judged, update.since_s, undone)
+            together = 1
+        return SettledUpdate(judged, update.since_s, undone, together)

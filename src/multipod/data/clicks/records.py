@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.clicks.text import COLUMNS, DENSE, FIELDS
+from multipod.data.files.match import refuse_address
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 from multipod.pytrees import IdRange
@@ -143,6 +144,7 @@ class Clicks:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """`clicks.json` of a folder, its parts checked for their sizes; see `Clicks.description`."""
+    refuse_address(str(folder))
     try:
         found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

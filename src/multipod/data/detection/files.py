@@ -16,6 +16,7 @@ from multipod.data.detection.objects import AnnotatedImages
 from multipod.data.detection.recorded import COCO_IDS, RecordedImages, recorded_images
 from multipod.data.detection.source import DetectionImages, Random, empty_batch
 from multipod.data.detection.views import Shape, SsdCrop, Stretched
+from multipod.data.files.match import refuse_address
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 
@@ -77,6 +78,8 @@ class CocoFiles:
                 f"the recipe does not say where its images are. Give --set data.{part}_files=FOLDER and "
                 f"--set data.{part}_annotations=FILE.json, in COCO's form; `multipod data shapes` draws some."
             )
+        refuse_address(folder)
+        refuse_address(file)
         if not Path(folder).expanduser().is_dir():
             raise DataError(
                 f"{folder} is no folder. Give the folder of the images with --set data.{part}_files=FOLDER."

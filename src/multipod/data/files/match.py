@@ -9,6 +9,7 @@ from pathlib import Path
 from multipod.errors import DataError
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_ADDRESS = re.compile(r"(?!hub:)([a-z][a-z0-9+.-]+):/")  # one slash is left where it has been a Path
 SHOWN = 5
 
 
@@ -18,8 +19,9 @@ def match_files(where: str, what: str) -> tuple[Path, ...]:
     Without braces they are in the order of their names; with braces, in the order in which these say them.
 
     Raises:
-      DataError: there is none, one cannot be read, or one that braces name is missing.
+      DataError: there is none, one cannot be read, one that braces name is missing, or it is an address of a store.
     """
+    refuse_address(where)
     patterns = expand_braces(where)
     found = {pattern: _matches(pattern) for pattern in patterns}
     missing = [pattern for pattern, files in found.items() if not files]
@@ -35,6 +37,21 @@ def match_files(where: str, what: str) -> tuple[Path, ...]:
             "Bring them, or name those that are there."
         )
     return tuple(dict.fromkeys(path for files in found.values() for path in files))
+
+
+def refuse_address(where: str) -> None:
+    """Refuses the address of an object store, where a path is wanted: examples are read by their places in files.
+
+    Raises:
+      DataError: says how to bring the files near.
+    """
+    found = _ADDRESS.match(where)
+    if found is not None:
+        copy = {"s3": "aws s3 sync", "gs": "gcloud storage rsync -r"}.get(found[1], "rclone copy")
+        raise DataError(
+            f"{where}: data are read from disks, in any order, and this is an address. Copy them near ({copy} ...), or "
+            "mount the store (mountpoint-s3, gcsfuse), and name that folder."
+        )
 
 
 def expand_braces(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from multipod.pytrees import Batch, Grads, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.guard import NO_LIMITS, Controls, Unguarded
 from multipod.step.memory_layout import InputFormats, MemoryLayout, lower_update
+from multipod.step.several import SeveralUpdates, several
 from multipod.step.staged.convert import StagedConversion
 from multipod.step.staged.evaluate import StagedEvaluation
 from multipod.step.staged.micro_batches import STAGE_AXIS, cut_rows, micro_keys, over_stages
@@ -141,6 +142,11 @@ class StagedProgram:
         if layout:
             raise LayoutError(f"a run in stages takes images row by row, not {layout}. Leave out --image-order.")
         return self.lowered.compile()
+
+    def compile_several(self, count: int) -> SeveralUpdates:
+        """So many updates, compiled as one program."""
+        out, batches = (self.placement.shardings, replicated(self.mesh)), (self.placement.batch_shapes(),) * count
+        return lower_update(several(self.update), self.shapes, batches, self._guard.control_shapes(), out).compile()
 
     def check(self, sums: Sums) -> None:
         """Nothing: Adasum, whose sums tell of tensors that are not finite, is refused in stages."""

@@ -47,6 +47,7 @@ def write(folder: Path) -> Path:
         mesh=_mesh(facts),
         sections=[
             *_sections(facts),
+            *_start(history),
             *_availability(history),
             *_left_out(history),
             *_planned(facts, _ended(history, facts)),
@@ -201,6 +202,13 @@ def _sections(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     filled = [(heading, [row for row in rows if row[1]]) for heading, rows in named]
     return [(heading, rows) for heading, rows in filled if rows]
+
+
+def _start(history: RunHistory) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the time to the first update of the last process went into."""
+    parts = history.ended.start_s if history.ended is not None else {}
+    rows = [(part, text.duration(seconds)) for part, seconds in parts.items() if seconds >= 0.05]
+    return [("time to the first update", rows)] if rows else []
 
 
 def _availability(history: RunHistory) -> list[tuple[str, list[tuple[str, str]]]]:

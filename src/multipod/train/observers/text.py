@@ -10,6 +10,12 @@ UNKNOWN = "–"
 """Stands where nothing was measured."""
 
 
+def start_rows(ended: Ended) -> list[tuple[str, str]]:
+    """What the time to the first step went into, as one row; none where it is not known."""
+    parts = ", ".join(f"{part} {duration(seconds)}" for part, seconds in ended.start_s.items() if seconds >= 0.05)
+    return [("  of these", parts)] if parts else []
+
+
 def summary_rows(ended: Ended) -> list[tuple[str, str]]:
     """The names and values of the summary, as text."""
     compiling = f" (compiling {duration(ended.compile_s)})" if math.isfinite(ended.compile_s) else ""
@@ -22,6 +28,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
         (f"{ended.unit}/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
         ("median step time", milliseconds(ended.median_step_s) if ended.median_step_s > 0 else UNKNOWN),
         ("time to first step", duration(ended.first_step_s) + compiling),
+        *start_rows(ended),
         ("gradient sum", share_text(ended.gradient_sum_share, "of the step")),
         ("waiting for data", share_text(ended.data_share, "of the time")),
         ("outside the compiled step", share_text(ended.outside_share, "of the time")),
