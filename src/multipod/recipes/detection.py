@@ -84,8 +84,8 @@ def mask_rcnn_shapes() -> Recipe:
         objective=Detection(masks=True),
         optimizer=AdamW(WarmUp(Cosine(2e-3), 0.1), weight_decay=0.02),
         batch=8,
-        updates=2500,
-        evaluate_every=1000,
+        updates=1500,
+        evaluate_every=500,
         evaluation_batch=50,
         checkpoint_every=500,
     )
