@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from multipod.data.tasks import Task, read_pairs
-from multipod.errors import RecipeError
+from multipod.data.text.files import TextFiles
+from multipod.errors import DataError, RecipeError
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import Partly
 from multipod.optim.rates import Constant
@@ -61,6 +63,45 @@ def test_a_task_has_sentinels_and_a_test_part(tmp_path):
     assert plain["label"].shape[1] == row["label"].shape[0] - 1
     with pytest.raises(RecipeError, match=r"10 of 10 texts 'input' need more than 3 tokens, the longest \d+. Cut them"):
         replace(task, longest=3).train()
+
+
+@pytest.fixture
+def any_text(tmp_path):
+    """A pre-training by spans on a file of one's own."""
+    pytest.importorskip("tokenizers")
+    text = written(tmp_path / "text.txt", [f"double {n} is {2 * n}, and the half of {2 * n} is {n}" for n in range(40)])
+    return TextFiles(train_files=str(text), test_files=str(text), length=16, vocab=300, spans=True)
+
+
+def test_a_task_follows_a_pre_training_on_any_text(tmp_path, any_text):
+    """Rows end, begin and are marked as in that vocabulary; the recipe is read back from its text."""
+    before = load("st-moe-small")
+    before = replace(before, data=any_text, model=replace(before.model, vocab=300))
+    recipe = make_finetuning(before, FineTuning(str(written(tmp_path / "task.jsonl", PAIRS))))
+    assert from_text(to_text(recipe)) == recipe
+    row = {name: array[0] for name, array in recipe.data.train().arrays.items()}
+    shown, told = any_text.train().read(np.arange(1)), recipe.data.text_tokens()
+    assert row["label"][0] == shown["label"][0, 0] == told.sentinel == 299
+    assert row["target"][0] == shown["target"][0, 0] == told.start
+    assert row["source"][(row["source"] != 0).sum() - 1] == told.end
+    assert recipe.data.decode(row["source"]).startswith("double 1<299>")
+    assert recipe.data.decode(row["label"]).startswith("<299>2")
+    with pytest.raises(
+        RecipeError, match=r"TextFiles\. Text-to-text tasks need an StMoe that was trained to tell hidden"
+    ):
+        make_finetuning(replace(before, data=replace(any_text, spans=False)), FineTuning("t.jsonl"))
+
+
+def test_a_data_set_of_hugging_face_is_a_task(tmp_path, any_text):
+    datasets = pytest.importorskip("datasets")
+    rows = {"question": [pair["input"] for pair in PAIRS], "answer": [pair["target"] for pair in PAIRS]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    task = Task(str(tmp_path / "saved"), any_text, input_field="question", target_field="answer")
+    lines = Task(str(written(tmp_path / "task.jsonl", PAIRS)), any_text)
+    for name, array in lines.train().arrays.items():
+        np.testing.assert_array_equal(task.train().arrays[name], array)
+    with pytest.raises(DataError, match="input"):
+        replace(task, input_field="input").train()
 
 
 def test_the_recipe_of_a_fine_tuning_is_read_back_from_its_text(tmp_path):

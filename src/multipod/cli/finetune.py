@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pretrained", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--task", required=True, type=click.Path(path_type=Path), metavar="FILE",
-              help='JSON lines, each {"input": "...", "target": "..."}.')  # fmt: skip
+@click.option("--task", required=True, metavar="FILE",
+              help='JSON lines, each {"input": "...", "target": "..."}; or hub:NAME:SPLIT, or a folder.')  # fmt: skip
 @click.option("--train", "parts", default="all", show_default=True, metavar="PARTS",
               help="What is updated: all, experts, sparse, non-experts, non-sparse, dense, attention, non-attention, "
               "router, or parts of paths as encoder/0/; several with commas.")  # fmt: skip
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @where_options
 def finetune(
     pretrained: Path,
-    task: Path,
+    task: str,
     parts: str,
     no_sentinels: bool,
     reset_optimizer: bool,
@@ -56,7 +56,8 @@ def finetune(
     like any other: `multipod train --resume`, `multipod eval`.
     """
     train = tuple(part.strip() for part in parts.split(",") if part.strip())
-    asked = runs.FineTuning(str(task.absolute()), train, sentinels=not no_sentinels, **numbers)
+    file = task if task.startswith("hub:") else str(Path(task).absolute())
+    asked = runs.FineTuning(file, train, sentinels=not no_sentinels, **numbers)
     request = runs.TrainRequest(
         changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where)
     )

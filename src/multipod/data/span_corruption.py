@@ -4,12 +4,22 @@ Source: Raffel et al., 2019, arXiv:1910.10683, section 3.1.4.
 """
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from multipod.data.source import HostBatch
-from multipod.data.stdlib_text import END, START, StdlibText, Tokenizer, split_texts, tokens_of, train_tokenizer
+from multipod.data.stdlib_text import (
+    END,
+    START,
+    StdlibText,
+    Tokenizer,
+    encode,
+    split_texts,
+    tokens_of,
+    train_tokenizer,
+)
+from multipod.data.text.text_tokens import TextTokens
 from multipod.errors import RecipeError
 from multipod.pytrees import IdRange
 
@@ -115,9 +125,9 @@ class CorruptedRows:
         return teacher_forced(source, label)
 
 
-def teacher_forced(source: np.ndarray, label: np.ndarray) -> HostBatch:
-    """`source`, `target` (what the decoder reads: `label` behind `START`), `label`, `weight`."""
-    target = np.concatenate([np.full((len(label), 1), START, label.dtype), label[:, :-1]], 1)
+def teacher_forced(source: np.ndarray, label: np.ndarray, start: int = START) -> HostBatch:
+    """`source`, `target` (what the decoder reads: `label` behind `start`), `label`, `weight`."""
+    target = np.concatenate([np.full((len(label), 1), start, label.dtype), label[:, :-1]], 1)
     return {"source": source, "target": target, "label": label, "weight": (label != 0).astype(np.int32)}
 
 
@@ -153,6 +163,10 @@ class SpanCorruption:
     def tokenizer(self) -> Tokenizer:
         """What cuts text into tokens."""
         return _tokenizer(self.text)
+
+    def text_tokens(self) -> TextTokens:
+        """What a task is cut with that follows this pre-training."""
+        return TextTokens(partial(encode, self.tokenizer()), START, END, self.vocab - 1)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the end of the row; sentinels as <1>, <2>, ..."""

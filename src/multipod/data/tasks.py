@@ -1,4 +1,4 @@
-"""Text-to-text tasks from a file of JSON lines: `{"input": "...", "target": "..."}`."""
+"""Text-to-text tasks: JSON lines, `{"input": "...", "target": "..."}`, or two columns of a Hugging Face data set."""
 
 import json
 from dataclasses import dataclass, field
@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from multipod.data.files.formats import open_records
+from multipod.data.files.hub import PREFIX
 from multipod.data.source import ArraySource
 from multipod.data.span_corruption import SpanCorruption, teacher_forced
-from multipod.data.stdlib_text import END, encode
+from multipod.data.text.files import TextFiles
+from multipod.data.text.kept_tokens import text_of
+from multipod.data.text.text_tokens import TextTokens
 from multipod.errors import RecipeError
 from multipod.pytrees import IdRange
 
@@ -21,19 +25,24 @@ class Task:
     """Pairs of texts to fine-tune on, cut into tokens as the pre-training's text was.
 
     Attributes:
-      file: a file of JSON lines, each with the texts `input` and `target`.
-      pretrained: the data of the pre-training, for its tokens and its vocabulary.
+      file: a file of JSON lines, each with the texts `input` and `target`; or a data set, `hub:NAME:SPLIT` or a folder
+        that `Dataset.save_to_disk` wrote.
+      pretrained: the data of the pre-training, for its tokens and its vocabulary; `TextFiles` with spans.
       test_every: every so many lines one is for testing, from the first on.
       sentinels: `input` ends with a sentinel and `target` begins with it, as a span that is to be told; it helps tasks
         that resemble span corruption (arXiv:2202.08906, table 7).
       longest: rows are as long as the longest text needs, and no text may need more tokens than this.
+      input_field: of a data set, the column with the inputs.
+      target_field: the same of the targets.
     """
 
     file: str
-    pretrained: SpanCorruption = field(default_factory=SpanCorruption)
+    pretrained: SpanCorruption | TextFiles = field(default_factory=SpanCorruption)
     test_every: int = 5
     sentinels: bool = True
     longest: int = 1024
+    input_field: str = "input"
+    target_field: str = "target"
 
     def __post_init__(self) -> None:
         if self.test_every < 2:
@@ -42,6 +51,17 @@ class Task:
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; see `SpanCorruption.decode`."""
         return self.pretrained.decode(tokens)
+
+    def text_tokens(self) -> TextTokens:
+        """The tokens of the pre-training.
+
+        Raises:
+          RecipeError: it hides no spans, so that its vocabulary has no sentinels.
+        """
+        tokens = self.pretrained.text_tokens()
+        if tokens is None:
+            raise RecipeError("task: the text of the pre-training hides no spans. Pre-train with data.spans=true.")
+        return tokens
 
     def ids_given(self) -> dict[str, IdRange]:
         """Tokens and sentinels of the pre-training."""
@@ -108,15 +128,27 @@ def _pair(line: str) -> tuple[str, str] | str:
     return value["input"], value["target"]
 
 
+def _pairs(task: Task) -> list[tuple[str, str]]:
+    """The pairs of a file, or of the rows of a data set.
+
+    Raises:
+      RecipeError: see `read_pairs`.
+      DataError: no such data set, or a row without one of the two texts.
+    """
+    if not task.file.startswith(PREFIX) and not Path(task.file).is_dir():
+        return read_pairs(Path(task.file))
+    rows = open_records(task.file)
+    return [(text_of(rows, n, task.input_field), text_of(rows, n, task.target_field)) for n in range(len(rows))]
+
+
 @lru_cache(maxsize=4)
 def _arrays(task: Task) -> dict[str, np.ndarray]:
-    pairs = read_pairs(Path(task.file))
-    tokenizer = task.pretrained.tokenizer()
-    sentinel = [task.pretrained.vocab - 1] if task.sentinels else []
-    inputs, targets = (encode(tokenizer, several) for several in zip(*pairs, strict=True))
-    sources = [np.array([*one, *sentinel, END], np.int32) for one in inputs]
-    labels = [np.array([*sentinel, *one, END], np.int32) for one in targets]
-    return teacher_forced(_padded(sources, task, "input"), _padded(labels, task, "target"))
+    pairs, tokens = _pairs(task), task.text_tokens()
+    sentinel = [tokens.sentinel] if task.sentinels else []
+    inputs, targets = (tokens.encode(several) for several in zip(*pairs, strict=True))
+    sources = [np.array([*one, *sentinel, tokens.end], np.int32) for one in inputs]
+    labels = [np.array([*sentinel, *one, tokens.end], np.int32) for one in targets]
+    return teacher_forced(_padded(sources, task, "input"), _padded(labels, task, "target"), tokens.start)
 
 
 def _padded(rows: list[np.ndarray], task: Task, name: str) -> np.ndarray:

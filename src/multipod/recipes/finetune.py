@@ -5,6 +5,7 @@ from typing import Any
 
 from multipod.data.span_corruption import SpanCorruption
 from multipod.data.tasks import Task
+from multipod.data.text.files import TextFiles
 from multipod.errors import RecipeError
 from multipod.metrics.sparse import SparseTokens
 from multipod.models.st_moe import StMoe
@@ -19,7 +20,7 @@ class FineTuning:
     """What is asked for. The defaults are those that were best for sparse models (arXiv:2202.08906).
 
     Attributes:
-      task: the file of the task.
+      task: the file of the task, or its data set; `multipod.data.tasks.Task` says which.
       train: which parameters are updated, see `multipod.optim.partly.SUBSETS`.
       rate: the constant learning rate.
       batch: examples of an update.
@@ -48,10 +49,12 @@ def make_finetuning(before: Recipe, asked: FineTuning) -> Recipe:
       RecipeError: the run is not of a model that can be fine-tuned so.
     """
     model, data, optimizer = before.model, before.data, _make_constant(before.optimizer, asked.rate)
-    if not isinstance(model, StMoe) or not isinstance(data, SpanCorruption):
+    pretrained = data if isinstance(data, SpanCorruption) or (isinstance(data, TextFiles) and data.spans) else None
+    if not isinstance(model, StMoe) or pretrained is None:
         raise RecipeError(
             f"fine-tuning {before.name}: it is a {type(model).__name__} on {type(data).__name__}. Text-to-text tasks "
-            "need an StMoe that was trained by SpanCorruption: st-moe-small, or your own."
+            "need an StMoe that was trained to tell hidden spans: st-moe-small, or your own on TextFiles with "
+            "data.spans=true."
         )
     routing = replace(model.routing, evaluation_capacity=asked.capacity)
     model = replace(model, dropout=asked.dropout, expert_dropout=asked.expert_dropout, routing=routing, group_rows=0)
@@ -59,7 +62,7 @@ def make_finetuning(before: Recipe, asked: FineTuning) -> Recipe:
         before,
         name=f"{before.name}-finetuned",
         model=model,
-        data=Task(asked.task, data, sentinels=asked.sentinels),
+        data=Task(asked.task, pretrained, sentinels=asked.sentinels),
         objective=SparseTokens(),
         optimizer=Partly(optimizer, asked.train),
         batch=asked.batch,

@@ -12,6 +12,7 @@ import numpy as np
 from multipod.data.source import DecodesTokens
 from multipod.data.span_corruption import START
 from multipod.data.stdlib_text import END
+from multipod.data.text.text_tokens import HidesSpans
 from multipod.errors import RecipeError
 from multipod.metrics.objective import report_of
 from multipod.nn.model import Generates
@@ -81,9 +82,11 @@ def tell_answers(run: OpenedRun, count: int) -> Sequence[Answer]:
     batch = source.read(np.arange(min(count, len(source))))
     label = batch["label"]
     source_tokens = {"source": jnp.asarray(batch["source"])}
-    answer = jax.jit(lambda params: model.generate(params, source_tokens, start=START, end=END, length=label.shape[1]))
-    tokens = np.asarray(answer(run.params))
+    tokens = data.text_tokens() if isinstance(data, HidesSpans) else None
+    start, end = (tokens.start, tokens.end) if tokens else (START, END)
+    answer = jax.jit(lambda params: model.generate(params, source_tokens, start=start, end=end, length=label.shape[1]))
+    answers = np.asarray(answer(run.params))
     return [
         Answer(data.decode(asked), data.decode(told), data.decode(wanted), bool((told == wanted).all()))
-        for asked, told, wanted in zip(batch["source"], tokens, label, strict=True)
+        for asked, told, wanted in zip(batch["source"], answers, label, strict=True)
     ]

@@ -10,6 +10,7 @@ from multipod.data.source import HostBatch
 from multipod.data.stdlib_text import SPECIAL, Masking
 from multipod.data.text.corpus import Corpus, open_text
 from multipod.data.text.kept_tokens import KeptTokens, TextField, cut_texts, keep_tokens, key_of
+from multipod.data.text.text_tokens import TextTokens
 from multipod.data.text.vocabulary import Vocabulary
 from multipod.errors import DataError
 from multipod.pytrees import IdRange
@@ -76,6 +77,13 @@ class TextFiles:
         """Tokens of the vocabulary."""
         names = ("source", "target", "label") if self.spans else ("token", "label")
         return dict.fromkeys(names, IdRange((self.vocab,), "vocab"))
+
+    def text_tokens(self) -> TextTokens | None:
+        """What a task is cut with that follows a pre-training by spans; None without spans."""
+        if not self.spans:
+            return None
+        vocabulary = self._corpus.cutter()
+        return TextTokens(vocabulary.encode, vocabulary.start, vocabulary.end, self.corruption.sentinel)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, sentinels as <NUMBER>, and special ones by their role."""
