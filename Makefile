@@ -9,7 +9,7 @@ JOBS ?= 2
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
 EXTRAS ?= bench mpi bleu coco text tpu micro data hub weights remote mlperf models ray
 
-.PHONY: train test check format install extras firmware-test clean
+.PHONY: train test check format install extras firmware-test wheel clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
@@ -46,6 +46,10 @@ extras: $(EXTRAS:%=$(VENV)/%.extra)
 $(VENV)/%.extra: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@ \
 	  || echo "make: the extra '$*' could not be installed; the tests that need it are skipped."
+
+# Wheels for Linux on x86-64 and on 64-bit ARM, with the compiled parts inside, in dist/.
+wheel: $(VENV)/wheel.extra
+	for machine in x86_64 aarch64; do MULTIPOD_WHEEL_FOR=$$machine $(BIN)/python -m hatchling build -t wheel || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

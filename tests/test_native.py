@@ -1,6 +1,7 @@
 """The system's compiler, called at first use."""
 
 import ctypes
+import platform
 import re
 import stat
 import subprocess
@@ -42,6 +43,29 @@ def test_compiles_once_and_again_when_anything_changes(tmp_path):
     header.write_text("#define BY 3\n", encoding="utf-8")
     assert combine(compiled("-O1")) == 126
     assert sorted(path.suffix for path in cache.iterdir()) == [".so"] * 3  # no lock, no half-written file is left
+
+
+def test_a_wheels_library_is_taken_where_there_is_no_compiler_or_nothing_to_tune(tmp_path, monkeypatch):
+    source = write(tmp_path, "add.c", ADD)
+    (shipped := tmp_path / "compiled").mkdir()
+    monkeypatch.setattr(native, "SHIPPED", shipped)
+    monkeypatch.setattr(native, "_processor", lambda: "flags : fma avx2 bmi2")
+    made = native.library("add", [source], cache=tmp_path / "cache")
+    ours = made.rename(shipped / native.shipped_name("add", [source], ["-O2"]))
+    assert native.library("add", [source], cache=tmp_path / "cache") == ours
+    assert native.library("add", [source], flags=["-O3"], cache=tmp_path / "cache") == ours
+    tuned, defined = ["-march=native"], ["-DVERSION=2"]
+    assert native.library("add", [source], flags=tuned, cache=tmp_path / "cache").parent == tmp_path / "cache"
+    assert native.library("add", [source], flags=defined, cache=tmp_path / "cache").parent == tmp_path / "cache"
+    assert native.library("add", [source], flags=tuned, compiler="no-such-compiler") == ours
+    with pytest.raises(NativeError, match="no C compiler"):
+        native.library("add", [source], flags=defined, compiler="no-such-compiler")
+    if platform.machine() == "x86_64":
+        monkeypatch.setattr(native, "_processor", lambda: "flags : sse2")
+        with pytest.raises(NativeError, match="no C compiler"):
+            native.library("add", [source], flags=tuned, compiler="no-such-compiler")
+    source.write_text(ADD.replace("+", "-"), encoding="utf-8")
+    assert native.library("add", [source], cache=tmp_path / "cache").parent == tmp_path / "cache"
 
 
 def test_cxx_by_suffix(tmp_path):

@@ -5,11 +5,19 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from processes import clean_environment
 from tree_names import PACKAGE, ROOT
+
+from multipod import native
+from multipod.errors import NativeError
+from multipod.execute.adasum import native as adasum
+from multipod.micro import library as micro
+from multipod.nn.experts import native as experts
+from multipod.nn.tables import tensor_train_native
 
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 
@@ -36,6 +44,28 @@ def test_the_wheel_leaves_the_experiments_out():
     assert WHEEL["force-include"] == {"c": "multipod/micro/c"}
 
 
+def test_what_a_wheel_for_a_platform_holds_is_what_the_package_asks_for(monkeypatch):
+    """Names hold the bytes of sources and headers in the order in which callers give them."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    import hatch_build
+
+    asked = {}
+
+    def library(name, sources, *, headers=(), flags=(), **rest):
+        asked[name] = native.shipped_name(name, [*sources, *headers], flags)
+        raise NativeError("only asked")
+
+    monkeypatch.setattr(native, "library", library)
+    monkeypatch.setattr(adasum, "library", library)
+    for ask in (micro.load, adasum._library, tensor_train_native.register, experts.register):
+        with suppress(NativeError):
+            ask.__wrapped__()
+    parts = list(hatch_build.parts())
+    named = {part.name: native.shipped_name(part.name, [*part.sources, *part.headers], part.flags) for part in parts}
+    assert named == asked
+    assert len(named) == 4
+
+
 def test_an_installed_package_says_where_the_experiments_are(installed):
     done = run(installed, "-m", "multipod", "reproduce", "lars")
     assert (done.returncode, done.stdout) == (2, "")
@@ -59,4 +89,5 @@ def test_the_wheel_is_built_so(tmp_path):
     (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     names = zipfile.ZipFile(built).namelist()
     assert not [name for name in names if name.startswith("multipod/experiments")]
+    assert {"multipod/py.typed", "multipod/data/digits.npz"} <= {*names}
     assert {"multipod/cli/main.py", "multipod/micro/c/include/mpm.h", "multipod/nn/tables/tensor_train.cc"} <= {*names}

@@ -1,8 +1,9 @@
-"""Compiles C and C++ sources that ship with multipod, at first use, into the user's cache.
+"""Finds the C and C++ that ship with multipod as shared libraries: those in the wheel, or compiled at first use.
 
-`library` returns the path of a shared library, for `ctypes` or `jax.ffi`. It is compiled once for each
-set of sources, flags and compiler; the next call finds it there in about a millisecond. Where there is
-no compiler it raises `NativeError`, and callers that have another way then take it.
+`library` returns the path of a shared library, for `ctypes` or `jax.ffi`. A wheel for a platform has it inside. Else,
+and where it is to be tuned to this processor (`-march=native`) and there is a compiler, it is compiled into the
+user's cache, once for each set of sources, flags and compiler; the next call finds it there in about a millisecond.
+Where there is neither, `NativeError` is raised, and callers that have another way then take it.
 """
 
 import contextlib
@@ -23,6 +24,12 @@ from multipod.errors import NativeError
 
 SHOWN_LINES = 30
 
+SHIPPED = Path(__file__).with_name("compiled")
+"""Where a wheel for a platform has its libraries; `hatch_build.py` puts them there."""
+
+LEVEL_3 = {"avx2", "bmi2", "fma"}
+"""Flags of x86 processors that the shipped libraries need which are tuned when they are compiled here (x86-64-v3)."""
+
 
 def library(
     name: str,
@@ -34,7 +41,7 @@ def library(
     compiler: str | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The path of the shared library made of `sources`, compiled now if the cache does not have it.
+    """The path of the shared library made of `sources`: the wheel's, the cache's, or compiled now.
 
     Safe with several processes at once: one compiles, the others wait for it, and a half-written file
     never bears the final name. A file in the cache is never changed afterwards.
@@ -54,6 +61,53 @@ def library(
     """
     if not sources:
         raise ValueError(f"{name}: no sources")
+    shipped = shipped_library(name, [*sources, *headers], flags)
+    if shipped is not None and compiler is None and not is_tuned(flags):
+        return shipped
+    try:
+        return _compiled_library(name, sources, headers, includes, flags, compiler, cache)
+    except NativeError:
+        if shipped is None:
+            raise
+        return shipped
+
+
+def shipped_name(name: str, files: Sequence[Path], flags: Sequence[str]) -> str:
+    """The file name of a library in a wheel: it changes with the bytes of `files` and with the definitions in `flags`.
+
+    Other flags may differ from those that are compiled with at first use.
+    """
+    digest = hashlib.sha256("\0".join(flag for flag in flags if flag.startswith("-D")).encode())
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return f"{name}-{digest.hexdigest()[:16]}.so"
+
+
+def shipped_library(name: str, files: Sequence[Path], flags: Sequence[str]) -> Path | None:
+    """The library that came with the wheel; None if there is none of these sources that this processor can run."""
+    if not SHIPPED.is_dir():
+        return None
+    path = SHIPPED / shipped_name(name, files, flags)
+    if is_tuned(flags) and platform.machine() == "x86_64" and not {*_processor().split()} >= LEVEL_3:
+        return None
+    return path if path.is_file() else None
+
+
+def is_tuned(flags: Sequence[str]) -> bool:
+    """Whether a library is compiled for the very processor that it runs on."""
+    return any("native" in flag for flag in flags)
+
+
+def _compiled_library(
+    name: str,
+    sources: Sequence[Path],
+    headers: Sequence[Path],
+    includes: Sequence[str | Path],
+    flags: Sequence[str],
+    compiler: str | None,
+    cache: Path | None,
+) -> Path:
+    """The path of the library in the cache, compiled now if it is not there."""
     command = _compiler(sources, compiler, name)
     arguments = ["-shared", "-fPIC", *flags, *(f"-I{folder}" for folder in includes)]
     folder = cache or runtime.native_cache()
@@ -111,7 +165,7 @@ def _processor() -> str:
 def _key(command: tuple[str, ...], arguments: list[str], files: Sequence[Path]) -> str:
     """Sixteen hex digits that change whenever the library could."""
     digest = hashlib.sha256()
-    native = _processor() if any("native" in argument for argument in arguments) else ""
+    native = _processor() if is_tuned(arguments) else ""
     for text in (*command, _version(command), *arguments, platform.machine(), native):
         digest.update(text.encode() + b"\0")
     for file in files:

@@ -1,0 +1,91 @@
+"""Puts the compiled parts into a wheel for a platform: `make wheel`.
+
+Without MULTIPOD_WHEEL_FOR the wheel is pure Python and compiles its C and C++ at first use (`multipod.native`). With it
+as `x86_64` or `aarch64`, Zig's C compiler (the package `ziglang`) makes the libraries for Linux with glibc 2.17 or
+newer, on whatever machine this is.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+PACKAGE = ROOT / "src" / "multipod"
+GLIBC = "2.17"
+TUNED = {"x86_64": "-mcpu=x86_64_v3", "aarch64": "-mcpu=generic"}
+"""In place of `-march=native`, for what is tuned to the processor where it is compiled at first use."""
+
+
+class NativePart(NamedTuple):
+    """A library as `multipod` asks `multipod.native` for it, and the flags that it is compiled with here."""
+
+    name: str
+    sources: list[Path]
+    headers: list[Path]
+    includes: list[str]
+    flags: list[str]
+    tuned: bool
+
+
+def parts() -> Iterator[NativePart]:
+    """All compiled parts but the one that needs the system's libjpeg; those for JAX only where JAX is installed."""
+    c = ROOT / "c"
+    sources = sorted([*c.glob("src/**/*.c"), *c.glob("host/*.c")])
+    headers = sorted(c.glob("**/*.h"))
+    yield NativePart("multipod-micro", sources, headers, [str(c / "include")], ["-std=c11", "-O3", "-lm"], False)
+    adasum = PACKAGE / "execute" / "adasum" / "adasum.c"
+    flags = ["-O3", "-std=c11", "-fopenmp-simd", "-fno-trapping-math"]
+    yield NativePart("multipod-adasum", [adasum], [], [], flags, True)
+    try:
+        import jax
+    except ImportError:
+        print("no JAX in the environment of the build: its kernels compile at first use", file=sys.stderr)
+        return
+    version = f"-DJAX_{jax.__version__.replace('.', '_')}"
+    flags = ["-O3", "-ffp-contract=fast", "-std=c++17", version]
+    include = jax.ffi.include_dir()
+    tables, experts = PACKAGE / "nn" / "tables", PACKAGE / "nn" / "experts"
+    kernels = (
+        ("multipod-tensor-train", tables / "tensor_train.cc", tables / "tensor_train_math.h"),
+        ("multipod-experts", experts / "grouped.cc", experts / "tiles.h"),
+    )
+    for name, source, header in kernels:
+        yield NativePart(name, [source], [header], [include], flags, True)
+
+
+def compile_part(part: NativePart, machine: str, folder: Path) -> Path:
+    """Compiles one part for `machine`; returns its path in `folder`, named as `multipod.native` looks for it."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from multipod.native import shipped_name
+
+    target = folder / shipped_name(part.name, [*part.sources, *part.headers], part.flags)
+    language = "cc" if part.sources[0].suffix == ".c" else "c++"
+    line = [sys.executable, "-m", "ziglang", language, "-target", f"{machine}-linux-gnu.{GLIBC}"]
+    line += ["-shared", "-fPIC", "-s", "-fno-sanitize=undefined", *part.flags, *([TUNED[machine]] * part.tuned)]
+    line += [f"-I{folder}" for folder in part.includes] + [str(source) for source in part.sources]
+    subprocess.run([*line, "-o", str(target)], check=True)
+    return target
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Hatchling's hook, by the name that it looks for."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compiles the parts and marks the wheel as one for a platform, if one is asked for."""
+        machine = os.environ.get("MULTIPOD_WHEEL_FOR", "")
+        if self.target_name != "wheel" or version != "standard" or not machine:
+            return
+        if machine not in TUNED:
+            raise SystemExit(f"MULTIPOD_WHEEL_FOR={machine}: no such machine. Known: {', '.join(TUNED)}.")
+        self._folder = tempfile.TemporaryDirectory()
+        for part in parts():
+            library = compile_part(part, machine, Path(self._folder.name))
+            build_data["force_include"][str(library)] = f"multipod/compiled/{library.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
