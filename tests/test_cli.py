@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from processes import clean_environment
 
 from multipod.cli import train
-from multipod.cli.main import COMMANDS, main
+from multipod.cli.main import COMMANDS, cli, main
 from multipod.cli.options import print_unless_closed
 from multipod.cli.printing.self_tests import SCHEDULES
 from multipod.execute.sums import SUMS
@@ -255,6 +256,15 @@ def test_every_command_explains_itself(capsys, monkeypatch):
             main()
         assert done.value.code == 0
         assert "Usage:" in capsys.readouterr().out
+
+
+def test_the_help_groups_all_commands_and_cuts_no_sentence():
+    context = click.Context(cli, info_name="multipod", terminal_width=100)
+    text = cli.get_help(context)
+    whole = "Train RECIPE in several processes while things go wrong, and compare it with a run in which nothing does."
+    assert whole in " ".join(text.split())
+    shown = re.findall(r"^  ([a-z-]+)  ", text.partition("Train:")[2], re.MULTILINE)
+    assert sorted(shown) == sorted(name for name in COMMANDS if not cli.get_command(context, name).hidden)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,14 @@ COMMANDS = {
 }
 """Every command: its name, and the click command behind it. Modules are imported only when called."""
 
+GROUPS = {
+    "Train": ("train", "finetune", "eval", "average", "report", "export", "list", "show", "data"),
+    "Plan and simulate": ("plan", "simulate", "schedule", "topology", "pipeline"),
+    "Many processes": ("launch", "agent", "chaos", "doctor"),
+    "Microcontrollers": ("micro",),
+}
+"""The commands as `multipod --help` groups them; those that are named nowhere come last."""
+
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
@@ -77,6 +85,16 @@ class _Lazy(click.Group):
             return None
         module, name = COMMANDS[cmd_name].split(":")
         return getattr(importlib.import_module(module), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands in their groups, each with its whole first sentence."""
+        named = {name for names in GROUPS.values() for name in names}
+        groups = {**GROUPS, "Others": tuple(name for name in COMMANDS if name not in named)}
+        for title, names in groups.items():
+            known = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
+            rows = [(name, command.get_short_help_str(limit=400)) for name, command in known if not command.hidden]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
