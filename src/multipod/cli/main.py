@@ -35,6 +35,7 @@ COMMANDS = {
     "agent": "multipod.cli.agent:agent",
     "rank-proxy": "multipod.cli.agent:rank_proxy",
     "chaos": "multipod.cli.chaos:chaos",
+    "verify": "multipod.cli.verify:verify",
     "reproduce": "multipod.cli.reproduce:reproduce",
     "clicks": "multipod.cli.clicks:clicks",
     "mlperf": "multipod.cli.mlperf:mlperf",
