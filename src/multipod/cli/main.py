@@ -44,7 +44,9 @@ COMMANDS = {
 """Every command: its name, and the click command behind it. Modules are imported only when called."""
 
 GROUPS = {
-    "Train": ("train", "finetune", "eval", "average", "report", "export", "list", "show", "data"),
+    "Train": ("train", "finetune", "eval", "average", "report", "export", "list", "show", "data", "clicks"),
+    "Weights of others": ("import", "hub"),
+    "Check": ("verify", "reproduce", "mlperf"),
     "Plan and simulate": ("plan", "simulate", "schedule", "topology", "pipeline"),
     "Many processes": ("launch", "agent", "chaos", "doctor"),
     "Microcontrollers": ("micro",),
@@ -94,8 +96,9 @@ class _Lazy(click.Group):
         for title, names in groups.items():
             known = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
             rows = [(name, command.get_short_help_str(limit=400)) for name, command in known if not command.hidden]
-            with formatter.section(title):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

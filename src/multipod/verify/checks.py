@@ -11,9 +11,9 @@ from multipod.layout.mesh import data_devices
 from multipod.step.program import Program
 from multipod.step.state import PortableState, State, device_bytes
 from multipod.train.evaluation import evaluate
-from multipod.verify.errors import EPS, LIMIT, difference, may_differ_by_one
 from multipod.verify.moving import HostStates
 from multipod.verify.reference import Reference
+from multipod.verify.rounding import EPS, LIMIT, difference, may_differ_by_one
 
 SHARE, ROOM = 1.02, 1024
 """A split state takes its share times `SHARE`, and `ROOM` bytes for each tensor (`docs/design/layouts.md`)."""

@@ -1,4 +1,4 @@
-"""The same question of any JAX function: does it make the same when its arguments are split?"""
+"""Whether any JAX function makes with split arguments what it makes on one device."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from multipod.pytrees import Pytree, Shardings
-from multipod.verify.errors import EPS, LIMIT, relative_errors, shaken
+from multipod.verify.rounding import EPS, LIMIT, relative_errors, shaken
 from multipod.verify.widened import widened
 
 SAMPLES = 3
@@ -15,7 +15,7 @@ SAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SplitComparison:
     """What a function made in one way of splitting its arguments.
 
     Attributes:
@@ -40,7 +40,7 @@ def compare(
     layouts: Mapping[str, Shardings],
     reference: Callable[..., Pytree] | None = None,
     seed: int = 0,
-) -> list[Comparison]:
+) -> list[SplitComparison]:
     """Holds what a function makes of split arguments against the same on one device in float64.
 
     Args:
@@ -67,8 +67,8 @@ def compare(
 
 def _compared(
     name: str, step: Callable[..., Pytree], arguments: Pytree, exact: Pytree, noise: Mapping[str, float]
-) -> Comparison:
+) -> SplitComparison:
     errors = relative_errors("", jax.jit(step)(*arguments), exact)
     ratios = {of: error / noise[of] if np.isfinite(error) else np.inf for of, error in errors.items()}
     worst = max(ratios, key=lambda of: ratios[of])
-    return Comparison(name, float(ratios[worst]), worst)
+    return SplitComparison(name, float(ratios[worst]), worst)

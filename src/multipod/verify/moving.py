@@ -12,7 +12,7 @@ from multipod.data.source import Source
 from multipod.pytrees import Batch
 from multipod.step.program import Program
 from multipod.step.state import PortableState, State
-from multipod.verify.errors import Made
+from multipod.verify.rounding import UpdateResult
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class HostStates:
         made = TrainBatches(source, recipe.batch, recipe.seed, rows, program.padded)[update]
         return program.place_batch(made, rows, program.rows)
 
-    def made(self, state: State, batch: Batch) -> tuple[State, Made]:
+    def made(self, state: State, batch: Batch) -> tuple[State, UpdateResult]:
         """An update: the new state where it lies, and what it made on the host. Gives `state` up."""
         new, sums = self._update(state, batch, self.program.controls())
-        return new, Made(self.read(new), jax.device_get(sums))
+        return new, UpdateResult(self.read(new), jax.device_get(sums))
 
     @cached_property
     def _update(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:

@@ -12,8 +12,8 @@ from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import program_of
 from multipod.step.state import PortableState, State, Sums
-from multipod.verify.errors import EPS, Errors, Made, errors_of, shaken
 from multipod.verify.moving import HostStates
+from multipod.verify.rounding import EPS, Errors, UpdateResult, errors_of, shaken
 from multipod.verify.widened import widened
 
 SHAKEN = 2
@@ -46,12 +46,12 @@ class Reference:
         self.source = recipe.data.train()
         self._rng = np.random.default_rng(0)
 
-    def exact(self, before: PortableState, update: int) -> Made:
+    def exact(self, before: PortableState, update: int) -> UpdateResult:
         """The update of this number, the first being 0, of the state `before`, in float64."""
         program = self.states.program
         state = self.states.write(before)
         new, sums = self._widened(state, self.states.batch(self.source, update), program.controls())
-        return Made(program.conversion.to_portable(new), jax.device_get(sums))
+        return UpdateResult(program.conversion.to_portable(new), jax.device_get(sums))
 
     @cached_property
     def walk(self) -> Walk:
@@ -75,7 +75,7 @@ class Reference:
         """`state` with each parameter up to half a unit in the last place of float32 larger or smaller."""
         return state._replace(params=shaken(state.params, self._rng))
 
-    def _rounded(self, before: PortableState, update: int) -> Made:
+    def _rounded(self, before: PortableState, update: int) -> UpdateResult:
         return self.states.made(self.states.write(before), self.states.batch(self.source, update))[1]
 
     @cached_property

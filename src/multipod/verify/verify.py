@@ -13,10 +13,10 @@ from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program, program_of
 from multipod.verify.checks import evaluates, optimizer_bytes, repeats, replicas_agree, same_beginning
 from multipod.verify.drawing import LayoutDraws
-from multipod.verify.errors import EPS, LIMIT, Errors, errors_of
 from multipod.verify.moving import HostStates
 from multipod.verify.recording import recording
 from multipod.verify.reference import Reference
+from multipod.verify.rounding import EPS, LIMIT, Errors, errors_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LayoutResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RecipeVerdict:
     """What became of a recipe.
 
     Attributes:
@@ -73,7 +73,7 @@ def verify(
     devices: int = 8,
     seed: int = 0,
     report: Callable[[LayoutResult], None] = lambda _: None,
-) -> Verdict:
+) -> RecipeVerdict:
     """Trains a recipe for some updates in other layouts, and holds each update against float64.
 
     Every update of a layout begins with the state that the layout itself came to, so that errors do not grow from one
@@ -99,7 +99,7 @@ def verify(
     for program in programs:
         results.append(hold(program, reference))
         report(results[-1])
-    return Verdict(recipe.name, updates, tuple(results), dict(refused))
+    return RecipeVerdict(recipe.name, updates, tuple(results), dict(refused))
 
 
 def _programs(recipe: Recipe, layouts: Sequence[Layout]) -> Iterator[Program]:

@@ -1,7 +1,7 @@
 """What `multipod verify` says, as text."""
 
-from multipod.verify.errors import LIMIT
-from multipod.verify.verify import LayoutResult, Verdict
+from multipod.verify.rounding import LIMIT
+from multipod.verify.verify import LayoutResult, RecipeVerdict
 
 
 def result_text(result: LayoutResult) -> str:
@@ -11,7 +11,7 @@ def result_text(result: LayoutResult) -> str:
     return "\n".join([line, *(f"         {wrong}" for wrong in result.wrong)])
 
 
-def verdict_text(verdict: Verdict) -> str:
+def verdict_text(verdict: RecipeVerdict) -> str:
     """What became of all layouts, in a few sentences."""
     count, wrong = len(verdict.results), sum(bool(result.wrong) for result in verdict.results)
     largest = max((result.ratio for result in verdict.results), default=0.0)

@@ -28,7 +28,7 @@ Scale = Callable[[str, np.ndarray], float]
 """What the error of a leaf is measured in, of its name and its exact value."""
 
 
-class Made(NamedTuple):
+class UpdateResult(NamedTuple):
     """What an update makes, on the host.
 
     Attributes:
@@ -40,7 +40,7 @@ class Made(NamedTuple):
     sums: Mapping[str, Any]
 
 
-def errors_of(made: Made, exact: Made, before: PortableState) -> Errors:
+def errors_of(made: UpdateResult, exact: UpdateResult, before: PortableState) -> Errors:
     """The errors of an update against the same update in float64, from the same state `before`.
 
     Of a tensor it is the norm of the difference over the norm: of the gradient; of the change of a parameter; of a
