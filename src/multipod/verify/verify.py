@@ -135,11 +135,9 @@ def hold(program: Program, reference: Reference) -> LayoutResult:
     return LayoutResult(_text(program), program.mesh.size, ratio, of, at, curve, (promised, held), tuple(wrong))
 
 
-def _largest(errors: Errors, noise: Errors) -> tuple[str, float]:
+def _largest(found: Errors, noise: Errors) -> tuple[str, float]:
     """The thing whose error is largest beside that of one device, and how many times it is that."""
-    ratios = {
-        name: error / noise.get(name, EPS) if math.isfinite(error) else math.inf for name, error in errors.items()
-    }
+    ratios = {name: error / noise.get(name, EPS) if math.isfinite(error) else math.inf for name, error in found.items()}
     name = max(ratios, key=lambda one: ratios[one])
     return name, ratios[name]
 
