@@ -9,7 +9,7 @@ JOBS ?= 2
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
 EXTRAS ?= bench mpi bleu coco text tpu micro data hub weights remote mlperf models ray
 
-.PHONY: train test check format install extras firmware-test wheel clean
+.PHONY: train test check format install extras firmware-test docs wheel clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
@@ -47,9 +47,14 @@ $(VENV)/%.extra: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@ \
 	  || echo "make: the extra '$*' could not be installed; the tests that need it are skipped."
 
+# The documentation site, in docs/_build/html; a warning, as of a link that leads nowhere, is an error.
+docs: $(VENV)/docs.extra
+	@test -e $< || { echo "make docs needs the extra 'docs', which could not be installed."; exit 1; }
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+
 # Wheels for Linux on x86-64 and on 64-bit ARM, with the compiled parts inside, in dist/.
 wheel: $(VENV)/wheel.extra
 	for machine in x86_64 aarch64; do MULTIPOD_WHEEL_FOR=$$machine $(BIN)/python -m hatchling build -t wheel || exit 1; done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) docs/_build docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -75,6 +75,9 @@ def test_what_is_spelled_is_read_again(mesh, model, spatial, update):
         ("modle=2", "no 'modle' in a layout. Nearest: model."),
         ("buckets=lots", "buckets='lots' is no number of bytes. Write 4MB"),
         ("gather=bfloat16", "nothing is gathered"),
+        ("data=", "'data' has no value"),
+        ("tp", "'tp' has no value"),
+        ("zero1=", "'zero1' has no value"),
     ],
 )
 def test_what_means_nothing_is_refused(text, words):

@@ -82,15 +82,17 @@ def layout_changes(text: str) -> list[str]:
     """The changes to a recipe, `layout.model=4` and so on, that `text` asks for.
 
     Raises:
-      LayoutError: a word that means nothing here.
+      LayoutError: a word that means nothing here, or without the value that it needs.
     """
     changes = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition("=")
+        name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in BY_NAME:
             raise LayoutError(f"--layout: no {name!r} in a layout. {nearest(name, BY_NAME)} As {EXAMPLE}.")
         word = BY_NAME[name]
-        changes.append(f"layout.{word.field}={word.read(value.strip())}")
+        if not value and (equals or word.field not in FLAGS):
+            raise LayoutError(f"--layout: {name!r} has no value ({word.about}). As {EXAMPLE}.")
+        changes.append(f"layout.{word.field}={word.read(value)}")
     return changes
 
 
