@@ -211,9 +211,14 @@ def test_evaluating_a_run_gives_what_training_reported(multipod, finished):
     run, _ = finished
     last = lines(run, "evaluated")[-1]
     for mesh in ("2x4", "1x7"):
-        done = multipod("eval", str(run), "--mesh", mesh)
+        done = multipod("eval", str(run), "--mesh", mesh, *["--json"] * (mesh == "1x7"))
         assert done.returncode == 0, done.stderr
-        assert f"({int(last['sums']['accuracy'])}/360)" in done.stdout
+        if mesh == "2x4":
+            assert f"({int(last['sums']['accuracy'])}/360)" in done.stdout
+        else:
+            judged = json.loads(done.stdout)
+            assert (judged["update"], judged["examples"]) == (last["update"], 360)
+            assert judged["values"]["accuracy"] == last["sums"]["accuracy"] / 360
 
 
 @pytest.mark.jax_version

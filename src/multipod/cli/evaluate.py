@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from multipod import runs
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import where_options
 from multipod.layout.text import layout_changes
 from multipod.runs.options import RuntimeOptions
@@ -29,13 +30,21 @@ if TYPE_CHECKING:
     metavar="LAYOUT",
     help="Lay the run otherwise than it was trained, as for `train`; model=1,stage=1 is a whole model on a device.",
 )
+@json_option
 @where_options
-def evaluate(run: Path, at: int | None, tell: int, layout: str, where: RuntimeOptions) -> None:
+def evaluate(run: Path, at: int | None, tell: int, layout: str, as_json: bool, where: RuntimeOptions) -> None:
     """Evaluate the newest checkpoint in the folder RUN on all test examples, each counted once."""
     opened = runs.open(run, at=at, changes=layout_changes(layout), options=where)
-    Console().print(values_table(run, runs.evaluate(opened)))
+    evaluation = runs.evaluate(opened)
+    answers = runs.tell_answers(opened, tell) if tell else []
+    if as_json:
+        told = [{"input": one.source, "answer": one.told, "wanted": one.wanted} for one in answers]
+        judged = {"run": str(run), "update": evaluation.update, "examples": evaluation.count}
+        print_json(judged | {"values": evaluation.values} | ({"answers": told} if tell else {}))
+        return
+    Console().print(values_table(run, evaluation))
     if tell:
-        Console().print(answers_table(runs.tell_answers(opened, tell)))
+        Console().print(answers_table(answers))
 
 
 def values_table(run: Path, evaluation: "EvaluationResult") -> Table:

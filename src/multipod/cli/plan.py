@@ -15,6 +15,7 @@ from rich.table import Table
 
 from multipod import runtime
 from multipod.cli import plan_text
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
 from multipod.errors import PlanError
@@ -121,6 +122,7 @@ def machine_options(command: Any) -> Any:
 @click.option("--trace", type=FILE, metavar="OUT.json", help="A step, for ui.perfetto.dev: the best, or --explain's.")
 @click.option("--splits", is_flag=True, help="Also split a recipe's model: compiles its step here, once for each.")
 @click.option("--compile", "compiled", is_flag=True, help="Also ask XLA: compile a recipe's step for this TPU.")
+@json_option
 def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
     """Plan RECIPE on a machine: a table of layouts, the quickest first, without the machine.
 
@@ -134,6 +136,10 @@ def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
         raise click.UsageError("there is no machine. Give --on, as --on tpu-v3-pod:8x8.")
     if asked["updates"] is not None and not asked["updates"] > 0:
         raise click.UsageError(f"--updates {asked['updates']:g} is no run. Give a number above 0.")
+    others = ("scale", "draw", "explain", "save", "trace", "compiled")
+    given = [f"--{'compile' if name == 'compiled' else name}" for name in others if asked[name]]
+    if asked["as_json"] and given:
+        raise click.UsageError(f"--json prints the layouts alone. Leave out {' and '.join(given)}, or --json.")
     for name in ("draw", "save", "trace"):
         if asked[name] is not None and not asked[name].absolute().parent.is_dir():
             raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
@@ -181,6 +187,9 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     often = Every(every, asked["mirror_every"])
     number, chosen = asked_for(asked["explain"] or "1", found, workload, machine, batch, often)
     asked["updates"] = updates = asked["updates"] or updates
+    if asked["as_json"]:
+        _print_figures(told_of, found, machine, asked)
+        return
     for line in told_of.remarks:
         console.print(line, highlight=False, markup=False)
     plan_text.table(console, found, machine, asked["top"], _run_of(machine, asked))
@@ -198,6 +207,22 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         click.echo(f"a step of {which} in {asked['trace']}: open it in ui.perfetto.dev")
     if asked["save"] is not None:
         _save(told_of, asked, machine, chosen)
+
+
+def _print_figures(told_of: "ToPlan", found: "Found", machine: "Machine", asked: dict[str, Any]) -> None:
+    """What `--json` prints: the quickest layouts, each with its words for `--layout` and its run."""
+    run = _run_of(machine, asked)
+    layouts = [
+        step.data()
+        | {"layout": spelled(on_machine(step.layout, machine), always=("gradient_sum", "shard_update"))}
+        | {"fits": step.fits, "run": run(step).data() if run else None}
+        for step in found.predictions[: asked["top"]]
+    ]
+    print_json({
+        "recipe": told_of.name, "machine": asked["on"], "devices": machine.devices, "batch": found.best.batch,
+        "updates": asked["updates"], "remarks": told_of.remarks, "priced": found.tried, "left_out": found.left_out,
+        "layouts": layouts,
+    })  # fmt: skip
 
 
 def _machine(asked: dict[str, Any]) -> "Machine":

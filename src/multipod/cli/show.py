@@ -7,19 +7,25 @@ from rich.console import Console
 from rich.table import Table
 
 from multipod import runs, runtime
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import what_options, where_options
 from multipod.runs.options import RuntimeOptions
 
 
 @click.command("list")
-def list_recipes() -> None:
+@json_option
+def list_recipes(as_json: bool) -> None:
     """List the recipes, one line each, and the presets that `--set preset=NAME` takes."""
-    from multipod.optim.presets import preset_lines
+    from multipod.optim.presets import PRESETS, preset_lines
     from multipod.recipes.find import RECIPES, find
 
-    for name in sorted(RECIPES):
-        first = (inspect.getdoc(find(name)) or "").splitlines()[0]
-        click.echo(f"{name:{max(map(len, RECIPES))}}  {first}")
+    summaries = {name: (inspect.getdoc(find(name)) or "").splitlines()[0] for name in sorted(RECIPES)}
+    if as_json:
+        batches = {name: [run.batch for run in preset.runs] for name, preset in PRESETS.items()}
+        print_json({"recipes": summaries, "presets": batches})
+        return
+    for name, summary in summaries.items():
+        click.echo(f"{name:{max(map(len, summaries))}}  {summary}")
     click.echo("\npresets: an optimizer, its rate and a length that go with the batch, as --set preset=NAME\n")
     for line in preset_lines():
         click.echo(line)

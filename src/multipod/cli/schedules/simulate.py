@@ -1,13 +1,14 @@
 """`multipod simulate`: how long collectives take on a machine, without the machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.schedules.machine import BYTES, failure_options
 from multipod.collectives.schedule import COLLECTIVES
 from multipod.collectives.text import read
@@ -43,6 +44,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the link loads of the fastest.")
 @click.option("--trace", type=FILE, metavar="OUT.json", help="Write the fastest as a trace for ui.perfetto.dev.")
+@json_option
 def simulate(
     collective: str | None,
     on: str | None,
@@ -54,6 +56,7 @@ def simulate(
     mode: str,
     draw: Path | None,
     trace: Path | None,
+    as_json: bool,
 ) -> None:
     """Simulate COLLECTIVE (all-reduce if none is given) on a machine, by every algorithm, fastest first.
 
@@ -78,13 +81,16 @@ def simulate(
         else:
             raise click.UsageError("there is no machine. Give --on, as --on mesh:8x8, or --schedule FILE.")
         fastest = next(iter(compared.simulations.values()))
+    if as_json:
+        print_json(_figures(compared, fastest))
+    else:
         _print(console, compared, fastest)
     if draw is not None:
         write_picture(fastest, draw)
-        click.echo(f"link loads of {fastest.schedule.algorithm} drawn in {draw}")
+        click.echo(f"link loads of {fastest.schedule.algorithm} drawn in {draw}", err=as_json)
     if trace is not None:
         write_trace(fastest, trace)
-        click.echo(f"trace of {fastest.schedule.algorithm} in {trace}: open it at https://ui.perfetto.dev")
+        click.echo(f"trace of {fastest.schedule.algorithm} in {trace}: open it at https://ui.perfetto.dev", err=as_json)
 
 
 def _from_file(
@@ -125,16 +131,37 @@ def _compared(
     return compared
 
 
-def _print(console: "Console", compared: "Comparison", fastest: "Simulation") -> None:
+def _busiest_link(simulation: "Simulation") -> dict[str, Any]:
+    """The ends of the busiest link, its bytes, and the share of the time that it is held; {} if all are idle."""
+    if simulation.busiest is None:
+        return {}
+    return {
+        "busiest_link": [node_name(simulation.topology, node) for node in simulation.busiest],
+        "link_bytes": float(simulation.link_bytes[simulation.busiest]),
+        "link_held": float(max(simulation.arc_busy_s) / simulation.seconds),
+    }
 
-    def link(simulation: "Simulation") -> tuple[str, str, str]:
-        """The busiest link, what it carries, and how much of the time it is held."""
-        if simulation.busiest is None:
-            return "none", "", ""
-        tail, head = (node_name(simulation.topology, node) for node in simulation.busiest)
-        share = float(max(simulation.arc_busy_s) / simulation.seconds)
-        carried = simulation.link_bytes[simulation.busiest]
-        return f"{tail} → {head}", bytes_text(float(carried)), f"{100 * share:.0f} %"
+
+def _figures(compared: "Comparison", fastest: "Simulation") -> dict[str, Any]:
+    """What `--json` prints: the bounds, and each algorithm, the fastest first."""
+    limits = fastest.bounds
+    algorithms = [
+        {"algorithm": name, "seconds": one.seconds, "steps": one.steps, "of_bound": one.percent_of_bound / 100}
+        | _busiest_link(one)
+        for name, one in compared.simulations.items()
+    ]
+    return {
+        "collective": fastest.schedule.collective,
+        "machine": str(fastest.topology),
+        "bytes": fastest.nbytes,
+        "mode": fastest.mode,
+        "bound": {name: getattr(limits, name) for name in ("seconds", "latency_s", "cut_s", "strength_s")},
+        "algorithms": algorithms,
+        "left_out": compared.refusals,
+    }
+
+
+def _print(console: "Console", compared: "Comparison", fastest: "Simulation") -> None:
 
     about = (
         f"{fastest.schedule.collective} of {bytes_text(float(fastest.nbytes))} on {fastest.topology}, {fastest.mode}"
@@ -154,11 +181,14 @@ def _print(console: "Console", compared: "Comparison", fastest: "Simulation") ->
         collapse_padding=True,
     )
     for name, simulation in compared.simulations.items():
+        link = _busiest_link(simulation)
         table.add_row(
             name,
             time_text(float(simulation.seconds)),
             f"{simulation.steps:,}",
-            *link(simulation),
+            " → ".join(link["busiest_link"]) if link else "none",
+            bytes_text(link["link_bytes"]) if link else "",
+            f"{100 * link['link_held']:.0f} %" if link else "",
             f"{simulation.percent_of_bound:.1f} %",
         )
     console.print(table)
