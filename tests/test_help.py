@@ -26,7 +26,8 @@ def helps(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def whole_help() -> str:
     """All of it, for a terminal of 100 columns."""
-    return "\n".join(helps(cli, click.Context(cli, info_name="multipod", terminal_width=100, max_content_width=100)))
+    width = {"terminal_width": 100, "max_content_width": 100}
+    return "\n".join(helps(cli, click.Context(cli, info_name="multipod", **cli.context_settings, **width)))
 
 
 def test_help_is_as_it_was_agreed():

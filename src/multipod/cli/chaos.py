@@ -33,6 +33,7 @@ from multipod.chaos.effects import (
 from multipod.chaos.fault_plan import FaultPlan, RandomFaults, read_plan
 from multipod.chaos.hosts import LINK, NetworkHosts, make_hosts
 from multipod.chaos.inject import KINDS, Fault, records
+from multipod.cli import completion
 from multipod.cli.launching.child_command import read_child
 from multipod.cli.launching.workers import make_workers
 from multipod.elastic.launcher.membership import ElasticPolicy
@@ -53,7 +54,7 @@ CALM = "undisturbed.json"
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @click.option(
     "--plan", type=click.Path(path_type=Path), help="What goes wrong when, as TOML: see docs/availability.md."
 )

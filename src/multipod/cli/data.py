@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
+from multipod.cli import completion
 from multipod.cli.options import what_options
 from multipod.cli.reading import reading_options
 from multipod.data.batches import TrainBatches
@@ -45,7 +46,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @click.option("--batches", type=click.IntRange(2), default=4, show_default=True, help="How many to read.")
 @click.option("--rows", type=click.IntRange(1), default=32, show_default=True, help="Examples in each of them.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Contact sheet of a batch, a PNG.")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from multipod import runtime
-from multipod.cli import cluster
+from multipod.cli import cluster, completion
 from multipod.cli.main import started_s
 from multipod.elastic.heartbeat import CONTROL_FD, Heartbeat
 from multipod.layout.layout import parse_shape
@@ -70,7 +70,10 @@ def what_options(command: F) -> F:
     )
     @click.option("--seed", type=click.IntRange(0), help="The same as --set seed=N.")
     @click.option(
-        "--gradient-sum", metavar="NAME", help="The same as --set layout.gradient_sum=NAME, as ring or tree-packing."
+        "--gradient-sum",
+        shell_complete=completion.gradient_sums,
+        metavar="NAME",
+        help="The same as --set layout.gradient_sum=NAME, as ring or tree-packing.",
     )
     @click.option(
         "--layout",

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from multipod import runtime
-from multipod.cli import plan_text
+from multipod.cli import completion, plan_text
 from multipod.cli.json_output import json_option, print_json
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
@@ -89,7 +89,8 @@ def plan() -> None:
 def machine_options(command: Any) -> Any:
     """Adds what says a machine: --on, failures, constants, hosts and price."""
     for option in reversed((
-        click.option("--on", metavar="MACHINE", help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`."),
+        click.option("--on", metavar="MACHINE", shell_complete=completion.machines,
+                     help="tpu-v3-pod:8x8, dgx-h100:4, here:8, or see `topology list`."),
         failure_options,
         click.option("--host-rate", type=POSITIVE, default=0.0, help="Examples a second that a host prepares."),
         click.option("--host-spread", type=POSITIVE, default=0.0, help="Deviation of its batches over their mean."),
@@ -103,7 +104,7 @@ def machine_options(command: Any) -> Any:
 
 
 @plan.command("recipe")
-@click.argument("names", nargs=-1, metavar="RECIPE")
+@click.argument("names", nargs=-1, metavar="RECIPE", shell_complete=completion.planned)
 @machine_options
 @click.option("--batch", type=click.IntRange(1), help="Examples in an update.  [default: the recipe's]")
 @click.option("--updates", type=float, help="Of the run.  [default: the recipe's, or the table of epochs]")

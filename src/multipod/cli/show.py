@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multipod import runs, runtime
+from multipod.cli import completion
 from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import what_options, where_options
 from multipod.runs.options import RuntimeOptions
@@ -32,7 +33,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @click.option("--tensors", is_flag=True, help="How each parameter is split.  [default: with --layout]")
 @click.option("--compile", "compiles", is_flag=True, help="Compile the update: activations, FLOPs, collectives.")
 @click.option(

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from multipod import runs
+from multipod.cli import completion
 from multipod.cli.main import discard_output
 from multipod.cli.options import plan_file, start_options, what_options, where_options
 from multipod.cli.reading import reading_options
@@ -30,7 +31,7 @@ INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("recipe", required=False)
+@click.argument("recipe", required=False, shell_complete=completion.recipes)
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of this run.  [default: runs/RECIPE-NNN]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with the run in this folder.")
 @click.option(

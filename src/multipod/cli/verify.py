@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from multipod import runs, runtime
+from multipod.cli import completion
 from multipod.cli.options import settle, what_options
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @click.option("--layouts", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="How many to draw.")
 @click.option("--updates", type=click.IntRange(1), default=5, show_default=True, metavar="N", help="Updates of each.")
 @click.option(

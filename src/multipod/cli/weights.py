@@ -5,13 +5,14 @@ from pathlib import Path
 import click
 
 from multipod import runs
+from multipod.cli import completion
 from multipod.cli.options import start_options, what_options, where_options
 from multipod.cli.train import absolute_recipe
 from multipod.runs.options import RuntimeOptions
 
 
 @click.command("import")
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @click.argument("weights")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of the new run.  [default: runs/RECIPE-NNN]")
 @start_options

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from multipod.cli import completion
 from multipod.topology.machines import parse
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,13 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KiB": 2**10, "
 def machine_options(command: F) -> F:
     """Adds --on, --fail and --fail-link; the command gets one argument `topology`."""
 
-    @click.option("--on", required=True, metavar="MACHINE", help="mesh:8x8, torus:16x32, or see `topology list`.")
+    @click.option(
+        "--on",
+        required=True,
+        shell_complete=completion.machines,
+        metavar="MACHINE",
+        help="mesh:8x8, torus:16x32, or see `topology list`.",
+    )
     @functools.wraps(command)
     def with_machine(*args: Any, on: str, fail: tuple[str, ...], fail_link: tuple[str, ...], **kwargs: Any) -> Any:
         return command(*args, topology=parse(on, fail, fail_link), **kwargs)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from multipod import runtime
+from multipod.cli import completion
 from multipod.cli.schedules.machine import BYTES, machine_options
 from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
@@ -74,7 +75,13 @@ def check(file: Path, executed: bool, nbytes: int) -> None:
 
 def _builds(collective: Collective) -> Callable[..., None]:
     @machine_options
-    @click.option("--algorithm", required=True, metavar="NAME", help="One of `multipod schedule list`; or list.")
+    @click.option(
+        "--algorithm",
+        required=True,
+        shell_complete=completion.algorithms,
+        metavar="NAME",
+        help="One of `multipod schedule list`; or list.",
+    )
     @click.option(
         "--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="The vector that it is built for."
     )

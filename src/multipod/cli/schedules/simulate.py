@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from multipod.cli import completion
 from multipod.cli.json_output import json_option, print_json
 from multipod.cli.schedules.machine import BYTES, failure_options
 from multipod.collectives.schedule import COLLECTIVES
@@ -31,12 +32,19 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("collective", required=False)
-@click.option("--on", metavar="MACHINE", help="mesh:8x8, torus:16x32, or see `topology list`.")
+@click.argument("collective", required=False, shell_complete=completion.collectives)
+@click.option(
+    "--on", shell_complete=completion.machines, metavar="MACHINE", help="mesh:8x8, torus:16x32, or see `topology list`."
+)
 @failure_options
 @click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="Of the vector on each chip.")
 @click.option(
-    "--algorithm", "algorithms", multiple=True, metavar="NAME", help="One of `schedule list`, repeatable, or all."
+    "--algorithm",
+    "algorithms",
+    shell_complete=completion.algorithms,
+    multiple=True,
+    metavar="NAME",
+    help="One of `schedule list`, repeatable, or all.",
 )
 @click.option("--schedule", "file", type=FILE, help="A schedule from a file instead of an algorithm.")
 @click.option(
