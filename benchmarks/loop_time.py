@@ -45,9 +45,12 @@ def main() -> int:
     import machine
 
     print(machine.headline(machine.facts()), flush=True)
-    lines = [line for count in numbers(options.processes) for line in run_ranks(options, count)]
+    lines = []
     head = ["step asked for", "processes", "run-ahead", "step ms", "loop / while", "quartiles", "idle", "seen"]
-    print(f"\n{machine.table(head, [row_of(line) for line in lines])}\nLoad at the end: {machine.facts()['load']}")
+    for count in numbers(options.processes):
+        found = run_ranks(options, count)
+        print(f"\n{machine.table(head, [row_of(line) for line in found])}\nLoad: {machine.facts()['load']}", flush=True)
+        lines += found
     if options.json:
         options.json.write_text(json.dumps({"machine": machine.facts(), "cases": lines}, indent=1))
     return 0
@@ -242,10 +245,18 @@ class Loop:
 
     def _pulse(self, phase: str, update: int) -> None:
         if phase == "updating" and update % self._every == 0:
+            settle_devices()
             held = time.monotonic()
             self._done.release()
             self._go.acquire()
             self._held_s += time.monotonic() - held
+
+
+def settle_devices() -> None:
+    """Waits for all updates under way: the bare `while` is another program, whose sums must not meet theirs."""
+    import jax
+
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
 
 def compare(loops: int, every: int, rounds: int, ahead: int, ms: int, ranks: int) -> dict[str, Any]:
