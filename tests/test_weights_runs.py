@@ -20,8 +20,12 @@ from multipod.interop.weights.convert import to_theirs
 from multipod.interop.weights.families import family_of
 from multipod.interop.weights.files import read_weights, write_weights
 from multipod.models.dlrm import Dlrm
+from multipod.models.pixels import Normalized, behind_pixels
+from multipod.models.resnet import ResNet
 from multipod.optim.ema import Ema
+from multipod.recipes.digits import digits
 from multipod.recipes.dlrm_small import dlrm_small
+from multipod.recipes.find import find
 from multipod.runs.options import RuntimeOptions
 
 pytest.importorskip("safetensors")
@@ -65,6 +69,33 @@ def test_an_imported_run_gives_back_what_came_in(imported, file, tmp_path):
     assert "loss" in runs.evaluate(imported).values
     done = CliRunner().invoke(cli, ["export", str(imported), "--to", "torchvision"])
     assert str(done.exception).startswith("torchvision has no Dlrm. Known: dlrm.")
+
+
+def digits_of_bytes():
+    """A ResNet behind `Normalized`, as all recipes of images have it."""
+    model = Normalized(ResNet(18, channels=1, classes=10, width=4), mean=(0.5,), std=(0.5,))
+    return replace(digits(), model=model, batch=32, updates=1, evaluate_every=0, checkpoint_every=0)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_weights_are_those_of_the_model_behind_the_pixels(library, tmp_path):
+    """What stands before a model, as `Normalized`, has no weights: `train resnet50 --start-from` is about ResNet."""
+    model = digits_of_bytes().model.model
+    sent = to_theirs(family_of(model, library=library), model, *model.init(jax.random.key(7)))
+    file = write_weights(tmp_path / "resnet.safetensors", sent, {})[0]
+    imported = runs.import_run(digits_of_bytes(), file, out=tmp_path / "imported")
+    (out,) = runs.export_weights(imported, tmp_path / "back.safetensors", library=library)
+    assert same(out, sent)
+    fresh = runs.ForeignStart(str(file), fresh=("head/*",), without=("fc.*",))
+    runs.train(digits_of_bytes(), out=tmp_path / "begun", weights=fresh)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "efficientnet-b0", "ssd", "mask-rcnn", "bert-large", "dlrm-mlperf", "st-moe-small"]
+)
+def test_published_recipes_begin_with_published_weights(name):
+    model = behind_pixels(find(name)().model)
+    assert family_of(model).places(model)
 
 
 @pytest.mark.parametrize(

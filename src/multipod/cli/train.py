@@ -119,14 +119,9 @@ def train(
 
     Ctrl-C finishes the update that is running, saves, and prints the command that goes on.
     """
-    refuse_contradictions(recipe, out, resume, begin_from, at, where)
+    refuse_contradictions(recipe, out, resume, begin_from, start_from, at)
+    refuse_beside_survival(where, start_from=start_from, profile=profile, begin_from=begin_from)
     weights = runs.ForeignStart(start_from, fresh, without, library) if start_from else None
-    if weights is not None and (resume is not None or begin_from is not None):
-        raise click.UsageError("--start-from begins a new run: leave out --resume and --from.")
-    if weights is not None and (where.cluster.survives or where.cluster.waits):
-        raise click.UsageError("--start-from begins without --survive: stop the run once it has saved, then go on.")
-    if profile is not None and (where.cluster.survives or where.cluster.waits):
-        raise click.UsageError("--profile goes without --survive, where processes come and go.")
     recipe = absolute_recipe(recipe or "")
     file = plan_file(click.get_current_context().params["layout"])
     if resume is not None and file is not None:
@@ -163,8 +158,8 @@ def refuse_contradictions(
     out: Path | None,
     resume: Path | None,
     begin_from: Path | None,
+    start_from: str | None,
     at: int | None,
-    where: RuntimeOptions,
 ) -> None:
     """Refuses options that contradict each other, before anything is imported or made.
 
@@ -179,10 +174,28 @@ def refuse_contradictions(
         raise click.UsageError("--resume goes on in the run's own folder: leave out --out.")
     if resume is None and begin_from is None and recipe is None:
         raise click.UsageError("say which recipe to train. `multipod list` shows them; try `multipod train digits`.")
-    if begin_from is not None and (where.cluster.survives or where.cluster.waits):
+    if start_from and (resume is not None or begin_from is not None):
+        raise click.UsageError("--start-from begins a new run: leave out --resume and --from.")
+
+
+def refuse_beside_survival(
+    where: RuntimeOptions, *, start_from: str | None, profile: str | None, begin_from: Path | None
+) -> None:
+    """Refuses what needs the same processes from the first update to the last.
+
+    Raises:
+      click.UsageError: says which to leave out.
+    """
+    if not (where.cluster.survives or where.cluster.waits):
+        return
+    if begin_from is not None:
         raise click.UsageError(
             "--from begins without --survive: stop the run once it has saved, then go on by --resume."
         )
+    if start_from:
+        raise click.UsageError("--start-from begins without --survive: stop the run once it has saved, then go on.")
+    if profile is not None:
+        raise click.UsageError("--profile goes without --survive, where processes come and go.")
 
 
 def absolute_recipe(recipe: str) -> str:

@@ -75,3 +75,10 @@ class Normalized:
         shift = -jnp.asarray(self.mean, jnp.float32) / jnp.asarray(self.std, jnp.float32)
         normal = (image.astype(jnp.float32) * scale + shift).astype(self.dtype)
         return self.model.apply(params, statistics, batch | {"image": normal}, train=train, key=key)
+
+
+def behind_pixels(model: Model) -> Model:
+    """The model that has the weights: what `Normalized` stands before, or the model itself."""
+    while isinstance(model, Normalized):
+        model = model.model
+    return model

@@ -17,16 +17,16 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KiB": 2**10, "
 """What may follow a number of bytes. A B after k, M, G and T is taken too."""
 
 
+def on_option(required: bool = False) -> Callable[[F], F]:
+    """The option --on, which names a machine."""
+    about = "mesh:8x8, torus:16x32, or see `topology list`."
+    return click.option("--on", required=required, metavar="MACHINE", help=about, shell_complete=completion.machines)
+
+
 def machine_options(command: F) -> F:
     """Adds --on, --fail and --fail-link; the command gets one argument `topology`."""
 
-    @click.option(
-        "--on",
-        required=True,
-        shell_complete=completion.machines,
-        metavar="MACHINE",
-        help="mesh:8x8, torus:16x32, or see `topology list`.",
-    )
+    @on_option(required=True)
     @functools.wraps(command)
     def with_machine(*args: Any, on: str, fail: tuple[str, ...], fail_link: tuple[str, ...], **kwargs: Any) -> Any:
         return command(*args, topology=parse(on, fail, fail_link), **kwargs)

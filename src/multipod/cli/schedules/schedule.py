@@ -20,6 +20,7 @@ from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
 from multipod.collectives.schedule import COLLECTIVES, Collective
 from multipod.collectives.text import read
+from multipod.collectives.text import write as write_json
 from multipod.collectives.verify import verify
 from multipod.errors import MultipodError, ScheduleError, nearest
 from multipod.simulate.best import sizes
@@ -98,8 +99,6 @@ def _builds(collective: Collective) -> Callable[..., None]:
         out: Path | None,
         msccl: Path | None,
     ) -> None:
-        from multipod.collectives import text
-
         if algorithm == "list":
             click.get_current_context().invoke(list_algorithms)
             return
@@ -112,7 +111,7 @@ def _builds(collective: Collective) -> Callable[..., None]:
         _prove(built)
         with _working("simulating"):
             click.echo(_promise(built, nbytes))
-        for file, write in ((out, text.write), (msccl, xml.write)):
+        for file, write in ((out, write_json), (msccl, xml.write)):
             if file is not None:
                 _write(write, built, file)
 

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from multipod.cli import completion
 from multipod.cli.json_output import json_option, print_json
-from multipod.cli.schedules.machine import BYTES, failure_options
+from multipod.cli.schedules.machine import BYTES, failure_options, on_option
 from multipod.collectives.schedule import COLLECTIVES
 from multipod.collectives.text import read
 from multipod.errors import ScheduleError, nearest
@@ -33,9 +33,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command()
 @click.argument("collective", required=False, shell_complete=completion.collectives)
-@click.option(
-    "--on", shell_complete=completion.machines, metavar="MACHINE", help="mesh:8x8, torus:16x32, or see `topology list`."
-)
+@on_option()
 @failure_options
 @click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="Of the vector on each chip.")
 @click.option(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from multipod.data.files.disk import Damaged
 from multipod.data.files.formats import open_records
 from multipod.data.files.records import Records
 from multipod.data.images.augment import Name, policy
@@ -139,8 +140,6 @@ def _opened(where: str, kind: str) -> Records:
 
 
 def _field_names(records: Records) -> list[str]:
-    from multipod.data.files.disk import Damaged
-
     reason = ""
     for number in range(min(len(records), 100)):
         try:

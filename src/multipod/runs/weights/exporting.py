@@ -7,6 +7,7 @@ import jax
 from multipod.interop.weights.convert import to_theirs
 from multipod.interop.weights.families import family_of
 from multipod.interop.weights.files import write_weights
+from multipod.models.pixels import behind_pixels
 from multipod.runs.opening import OpenedRun, open_run
 from multipod.runs.options import RuntimeOptions
 
@@ -35,7 +36,7 @@ def export_weights(
       WeightsError: the library has no such model, or safetensors is not installed.
     """
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
-    model = opened.recipe.model
+    model = behind_pixels(opened.recipe.model)
     family = family_of(model, library=library)
     params, statistics = jax.device_get((opened.params, opened.judged.statistics))
     return write_weights(Path(out), to_theirs(family, model, params, statistics), family.config(model))

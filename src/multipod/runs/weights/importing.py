@@ -11,6 +11,7 @@ from multipod.errors import WeightsError
 from multipod.interop.weights.convert import to_ours
 from multipod.interop.weights.families import family_of
 from multipod.interop.weights.files import read_weights
+from multipod.models.pixels import behind_pixels
 from multipod.pytrees import Params, Pytree, Statistics
 from multipod.recipe.recipe import Recipe
 from multipod.runs.options import RuntimeOptions
@@ -92,9 +93,9 @@ def read_start(recipe: Recipe, start: ForeignStart) -> tuple[Params, Statistics]
     Raises:
       WeightsError: see `begin_from`.
     """
-    weights = read_weights(start.source)
-    family = family_of(recipe.model, library=start.library, names=weights.tensors)
-    objections = family.objections(recipe.model, weights.config)
+    weights, model = read_weights(start.source), behind_pixels(recipe.model)
+    family = family_of(model, library=start.library, names=weights.tensors)
+    objections = family.objections(model, weights.config)
     if objections:
         listed = "\n  ".join(objections)
         raise WeightsError(
@@ -102,7 +103,7 @@ def read_start(recipe: Recipe, start: ForeignStart) -> tuple[Params, Statistics]
             "of the recipe's model (--set model.NAME=VALUE), or take other weights."
         )
     shapes = jax.eval_shape(lambda: init_model(recipe, jax.random.key(0)))
-    fits = to_ours(family, recipe.model, weights.tensors, *shapes, fresh=start.fresh, without=start.without)
+    fits = to_ours(family, model, weights.tensors, *shapes, fresh=start.fresh, without=start.without)
     params, statistics = ({k: v for k, v in part.items() if isinstance(v, np.ndarray)} for part in fits)
     return params, statistics
 
