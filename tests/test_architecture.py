@@ -172,9 +172,14 @@ def test_private_names_stay_in_their_module():
 
 
 def test_the_command_line_comes_before_jax():
-    """`runtime.prepare` settles what JAX reads when it is imported, so the options must not bring JAX in."""
+    """`runtime.prepare` settles what JAX reads when it is imported, so the options must not bring JAX in.
+
+    Nor PyTorch or TensorFlow, which libraries import where they are installed: seconds before a launcher hears of a
+    process, and before each press of TAB is answered.
+    """
     modules = [module_of(file) for file in files() if home(file) == "cli" and file.parent.name != "printing"]
-    code = f"import sys, {', '.join(modules)}; print([name for name in ('jax', 'flax') if name in sys.modules])"
+    unwanted = ("jax", "flax", "torch", "tensorflow")
+    code = f"import sys, {', '.join(modules)}; print([name for name in {unwanted} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 

@@ -34,6 +34,7 @@ def test_what_ray_cannot_do_is_refused(options, said):
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.timeout(540)  # Ray and two processes are started, and both processes once more: four minutes when busy
 @pytest.mark.skipif(not RAY, reason="Ray is not installed")
 def test_a_run_on_ray_is_started_again_when_a_process_dies_and_stops_when_asked(tmp_path):
     changes = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=20", "--quiet"]

@@ -14,7 +14,6 @@ from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines
 from multipod.train.observers.progress import make_progress
 from multipod.train.observers.summary import Summary
-from multipod.train.observers.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from multipod.recipe.recipe import Recipe
@@ -36,6 +35,13 @@ class ObservedRun:
     recipe: "Recipe | None" = None
 
 
+def _tensorboard(run: ObservedRun) -> Observer:
+    """Scalars for TensorBoard."""
+    from multipod.train.observers.tensorboard import TensorBoard  # seconds, where PyTorch is installed, which it imports
+
+    return TensorBoard(run.folder.tensorboard)
+
+
 def _mlperf(run: ObservedRun) -> Observer:
     """The log of an MLPerf run."""
     from multipod.train.observers.mlperf import MlperfLog  # which imports JAX with the models
@@ -49,7 +55,7 @@ MLPERF = "mlperf"
 
 OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     "jsonl": lambda run: JsonLines(run.folder.metrics),
-    "tensorboard": lambda run: TensorBoard(run.folder.tensorboard),
+    "tensorboard": _tensorboard,
     MLPERF: _mlperf,
     "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
     "progress": lambda run: make_progress(run.console),
