@@ -37,7 +37,7 @@ class ObservedRun:
 
 def _tensorboard(run: ObservedRun) -> Observer:
     """Scalars for TensorBoard."""
-    from multipod.train.observers.tensorboard import TensorBoard  # seconds, where PyTorch is installed, which it imports
+    from multipod.train.observers.tensorboard import TensorBoard  # which imports PyTorch where there is one: seconds
 
     return TensorBoard(run.folder.tensorboard)
 
