@@ -20,7 +20,7 @@ from multipod.runtime import Timeouts
 from multipod.train.stop import NOTICES
 
 SETTLE_S = 0.5  # the ranks that lost a peer end within this of it: wait for all before naming one
-START_S = 60.0  # starting Python from a cold disk or on a loaded machine: no wait for a peer, so not below this for short time-outs
+START_S = 60.0  # starting Python from a cold disk, machine busy: no wait for a peer, so no less for short time-outs
 LOST_PEER_S = 0.5  # to end in, once a peer has died: nothing can be agreed on without it, so nothing saved
 SAME_PRESS_S = 0.3  # timeout(1) and others pass one signal on twice, to the process and to its group
 
