@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from multipod.data.batches import TrainBatches, evaluation_batches
 from multipod.data.digits import Digits, shift_images
-from multipod.data.global_arrays import owned_rows, to_mesh
+from multipod.data.global_arrays import SMALL_BYTES, owned_rows, to_mesh
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_sharding, make_mesh
@@ -109,3 +109,20 @@ def test_rows_reach_the_devices_they_belong_to(mesh):
     np.testing.assert_array_equal(rows, np.arange(total))
     placed = to_mesh({"number": np.arange(total, dtype=np.int32)}, rows, total, sharding)["number"]
     np.testing.assert_array_equal(jax.device_get(placed), np.arange(total))
+
+
+@pytest.mark.jax_version
+@pytest.mark.parametrize("columns", [1, SMALL_BYTES // 64])
+def test_a_batch_on_one_device_is_as_device_put_places_it(columns):
+    sharding = batch_sharding(make_mesh(Layout((1, 1)), jax.devices()[3:4]))
+    batch = {
+        "image": np.random.default_rng(0).integers(0, 255, (32, columns), np.uint8),
+        "label": np.arange(32),  # int64, which JAX makes int32
+        "mask": np.arange(32) < 30,
+    }
+    again = {name: array + 1 for name, array in batch.items() if name != "mask"} | {"mask": ~batch["mask"]}
+    for host in (batch, again):
+        placed = to_mesh(host, np.arange(32), 32, sharding)
+        for name, wanted in jax.device_put(host, dict.fromkeys(host, sharding)).items():
+            assert (placed[name].sharding, placed[name].dtype) == (sharding, wanted.dtype)
+            np.testing.assert_array_equal(placed[name], wanted)

@@ -85,9 +85,18 @@ class BatchPlacement:
 
     def shardings(self, batch: Mapping[str, Any]) -> dict[str, NamedSharding]:
         """How the arrays of a host batch lie on the mesh: rows over the data axes, images over the spatial ones."""
-        axes = {name: self.images.axes(name, np.ndim(array)) for name, array in batch.items()}
-        rows = data_axes(self.mesh)
-        return {name: NamedSharding(self.mesh, PartitionSpec(rows, *inner)) for name, inner in axes.items()}
+        return {name: self._sharding(name, np.ndim(array)) for name, array in batch.items()}
+
+    def _sharding(self, name: str, rank: int) -> NamedSharding:
+        known = self._shardings.get((name, rank))
+        if known is None:  # made once: an update of a millisecond would notice
+            spec = PartitionSpec(data_axes(self.mesh), *self.images.axes(name, rank))
+            known = self._shardings[name, rank] = NamedSharding(self.mesh, spec)
+        return known
+
+    @cached_property
+    def _shardings(self) -> dict[tuple[str, int], NamedSharding]:
+        return {}
 
     def place(self, host: HostBatch, rows: np.ndarray, total: int, formats: InputFormats | None = None) -> Batch:
         """A host batch on the mesh, of which this process gives `rows` of `total`, in the `formats` asked for."""

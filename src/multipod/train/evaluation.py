@@ -209,8 +209,9 @@ def _dispatched(program: Program, state: State, test: Source, reading: InputOpti
     check_not_empty(test)
     batch = program.evaluation.rows(len(test))
     rows = owned_rows(batch_sharding(program.mesh), batch)
+    check = ExampleChecks(program.recipe.model)
     for host in evaluation_batches(test, batch, rows, reading):
-        check_examples(program.recipe.model, host)
+        check(host)
         placed = program.place_batch(host, rows, batch)
         yield PendingBatch(*program.evaluation.run(state, placed), host["mask"])
 
@@ -235,17 +236,26 @@ def _added(batches: list[PendingBatch], recipe: Recipe) -> dict[str, float]:
     return added | ({"auc": batched_auc(scored, JaxProcesses())} if scored else {})
 
 
-def check_examples(model: Model, host: HostBatch) -> None:
-    """Refuses labels that are no class of a model that `HasClasses`, for batches of one `label` an example.
+class ExampleChecks:
+    """Refuses what a model can tell of a batch while it is on the host.
 
-    What else a model can tell of a batch while it is on the host, it says if it `ChecksBatches`.
-
-    Raises:
-      MetricError: with the rank and the row.
-      DataError: from the model, an id outside its table for example.
+    These are labels that are no class of a model that `HasClasses`, for batches of one `label` an example; and whatever
+    a model says that `ChecksBatches`.
     """
-    if isinstance(model, ChecksBatches):
-        model.check_batch(host)
-    labels = host.get("label")
-    if isinstance(model, HasClasses) and model.classes and labels is not None and labels.ndim == 1:
-        check_labels(labels, model.classes, host.get("mask"), rank=jax.process_index())
+
+    def __init__(self, model: Model) -> None:
+        self._model = model if isinstance(model, ChecksBatches) else None
+        self._classes = model.classes if isinstance(model, HasClasses) else 0
+
+    def __call__(self, host: HostBatch) -> None:
+        """Looks at a batch of this process.
+
+        Raises:
+          MetricError: a label, with the rank and the row.
+          DataError: from the model, an id outside its table for example.
+        """
+        if self._model is not None:
+            self._model.check_batch(host)
+        labels = host.get("label")
+        if self._classes and labels is not None and labels.ndim == 1:
+            check_labels(labels, self._classes, host.get("mask"), rank=jax.process_index())

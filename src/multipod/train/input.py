@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from multipod.data.batches import Prefetcher, TrainBatches
 from multipod.data.global_arrays import owned_rows
-from multipod.data.reading import InputOptions
+from multipod.data.reading import InputOptions, statistics_of
 from multipod.data.source import HostBatch, with_cache
 from multipod.layout.mesh import batch_sharding
 from multipod.pytrees import Batch
 from multipod.step.memory_layout import InputFormats
 from multipod.step.program import Program
 from multipod.train.clock import Clock
-from multipod.train.evaluation import check_examples
+from multipod.train.evaluation import ExampleChecks
 
 
 class TrainInput:
@@ -24,7 +24,9 @@ class TrainInput:
         self.rows = owned_rows(batch_sharding(program.mesh), program.rows)
         self.source = with_cache(recipe.data.train(), reading.cache_bytes, reading.cache_folder)
         self.batches = TrainBatches(self.source, recipe.batch, recipe.seed, self.rows, program.padded)
+        self.statistics = statistics_of(self.source)
         self.formats: InputFormats | None = None
+        self._check = ExampleChecks(recipe.model)
 
     def start(self, position: int) -> Prefetcher:
         """Begins to read ahead, from this place in the data; close it at the end."""
@@ -35,7 +37,7 @@ class TrainInput:
         start_s = self.clock()
         host = next(incoming)
         waited_s = self.clock() - start_s
-        check_examples(self.program.recipe.model, host)
+        self._check(host)
         return self._place(host), waited_s
 
     def example_numbers(self, position: int) -> list[int]:

@@ -163,7 +163,7 @@ class _Run:
         self.position -= len(settled.undone)
         self.report()
         self.unreported = self.count(settled.judged, step_s, waited_s, last=not len(runner))
-        reporter.report_skipped(self.input.source, self.update)
+        reporter.report_skipped(self.input.statistics, self.update)
         self.ended_s += step_s
         return settled
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from multipod.data.reading import statistics_of
+from multipod.data.reading import ReadStatistics
 from multipod.data.source import Source
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
@@ -49,9 +49,9 @@ class RunReporter:
             )
         )  # fmt: skip
 
-    def report_skipped(self, source: Source, update: int) -> None:
-        """Tells of the examples that the source has left out since it was last asked."""
-        for example in statistics_of(source).news():
+    def report_skipped(self, reading: ReadStatistics, update: int) -> None:
+        """Tells of the examples that were left out since the last time."""
+        for example in reading.news():
             self.notify(Skipped(update, example.number, example.name, example.reason))
             self.skipped += 1
 

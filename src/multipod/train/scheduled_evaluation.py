@@ -1,5 +1,6 @@
 """The evaluations of a run: at once, or beside the updates that follow."""
 
+from multipod.data.reading import statistics_of
 from multipod.data.source import Source
 from multipod.recipe.target import is_reached
 from multipod.step.program import Program
@@ -54,7 +55,7 @@ class ScheduledEvaluation:
             self._report(event, update)
 
     def _report(self, event: Evaluated, update: int) -> None:
-        self.reporter.report_skipped(self.test, update)
+        self.reporter.report_skipped(statistics_of(self.test), update)
         self.reporter.notify(event)
         self.last = event
         self.reached = is_reached(self.program.recipe.target, event.values)

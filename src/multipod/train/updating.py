@@ -14,7 +14,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.step.guard import Controls
 from multipod.step.program import Program
 from multipod.step.several import SeveralUpdates
-from multipod.step.state import State, Sums
+from multipod.step.state import State, Sums, begin_reading, read_sums
 from multipod.train.bad_numbers.bad_updates import BadUpdatePolicy, CompiledUpdate, JudgedUpdate
 from multipod.train.bad_numbers.culprit import Numbers
 from multipod.train.clock import Clock
@@ -172,6 +172,7 @@ class UpdateRunner:
             assert self.several is not None
             state, all_sums = self.several(state, tuple(batches), controls)
         for left, batch, sums in zip(range(len(batches), 0, -1), batches, all_sums, strict=True):
+            begin_reading(sums)
             self._under_way.append(InFlightUpdate(batch if watched else None, number, controls, sums, since_s, left))
         return state
 
@@ -183,11 +184,12 @@ class UpdateRunner:
         update = self._under_way.popleft()
         jax.block_until_ready(update.sums if self._under_way else (state, update.sums))
         self.program.check(update.sums)
+        sums = read_sums(update.sums)
         if not self.program.watched:
-            return SettledUpdate(JudgedUpdate(state, update.sums, None), update.since_s, [], update.together)
-        again = self.policy.controls(update.wish) if int(update.sums["bad"]) and not sticky else None
+            return SettledUpdate(JudgedUpdate(state, sums, None), update.since_s, [], update.together)
+        again = self.policy.controls(update.wish) if int(sums["bad"]) and not sticky else None
         assert update.batch is not None
-        judged = self.policy(self.compiled, state, update.sums, update.batch, update.controls, again)
+        judged = self.policy(self.compiled, state, sums, update.batch, update.controls, again)
         undone, together = [], update.together
         if judged.bad is not None:
             undone = [later.batch for later in self._under_way if later.batch is not None]

@@ -12,7 +12,7 @@ from multipod.errors import PoisonedError
 from multipod.pytrees import Batch
 from multipod.step.guard import Controls
 from multipod.step.program import Program
-from multipod.step.state import State, Sums
+from multipod.step.state import HostSums, State, Sums, read_sums
 from multipod.train.bad_numbers.culprit import Culprit, Numbers, find_culprit
 from multipod.train.bad_numbers.loss_spikes import SpikeDetector, kind_of
 from multipod.train.checkpoints.checkpoint import Checkpoints
@@ -29,7 +29,7 @@ class JudgedUpdate(NamedTuple):
     """An update that is done: the state and the sums that count, and what was bad about it, if anything was."""
 
     state: State
-    sums: Sums
+    sums: HostSums
     bad: BadUpdate | None
 
 
@@ -57,7 +57,7 @@ class BadUpdatePolicy:
         self,
         update: CompiledUpdate,
         state: State,
-        sums: Sums,
+        sums: HostSums,
         batch: Batch,
         controls: Controls,
         again: Controls | None = None,
@@ -104,10 +104,11 @@ class BadUpdatePolicy:
 
     def _repeat(
         self, update: CompiledUpdate, state: State, batch: Batch, controls: Controls
-    ) -> tuple[State, Sums, Culprit | None]:
+    ) -> tuple[State, HostSums, Culprit | None]:
         """Does the update again in place; returns whose fault it is, too, if it is bad again, else None."""
-        state, sums = update(_before(state), batch, controls)
-        jax.block_until_ready((state, sums))
+        state, on_devices = update(_before(state), batch, controls)
+        jax.block_until_ready((state, on_devices))
+        sums = read_sums(on_devices)
         if int(sums["bad"]):
             return state, sums, find_culprit(self.program, _before(state), batch, controls, self.numbers)
         self.spikes.add(*_numbers(sums))
@@ -151,7 +152,7 @@ def _before(state: State) -> State:
     return state._replace(update=state.update - 1, position=state.position - 1)
 
 
-def _numbers(sums: Sums) -> tuple[float, float]:
+def _numbers(sums: HostSums) -> tuple[float, float]:
     """Loss and gradient norm of an update."""
     count = float(sums["count"])
     return float(sums["loss"]) / count, float(sums["gradient_norm"]) / count

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import jax
-
 from multipod.recipe.recipe import Recipe
-from multipod.step.state import Sums
+from multipod.step.state import HostSums
 from multipod.train.bad_numbers.bad_updates import JudgedUpdate
 from multipod.train.bad_numbers.poisoned import means_of_training
 from multipod.train.context import RunContext
@@ -25,11 +23,11 @@ def told_values(context: RunContext, recipe: Recipe, judged: JudgedUpdate, updat
     return means_of_training(context, recipe, _values(sums), update)
 
 
-def _values(sums: Sums) -> dict[str, Any]:
-    return {name: value for name, value in jax.device_get(sums).items() if name not in ("stop", "poisoned", "bad")}
+def _values(sums: HostSums) -> dict[str, Any]:
+    return {name: value for name, value in sums.items() if name not in ("stop", "poisoned", "bad")}
 
 
-def _bare_means(sums: Sums) -> dict[str, float]:
+def _bare_means(sums: HostSums) -> dict[str, float]:
     """Means of an update that objectives may refuse to make anything of."""
     count = float(sums["count"])
     return {name: float(sums[name]) / count for name in ("loss", "gradient_norm")}
