@@ -1,18 +1,20 @@
 """The training loop over a bare `while` around the same compiled step, and how long devices idle between updates.
 
-    python benchmarks/loop_time.py [--ms 1,10,100] [--processes 1,4] [--rounds 9] [--ahead 2] [--json FILE]
+    python benchmarks/loop_time.py [--ms 1,10,100] [--processes 1,4] [--rounds 9] [--ahead 0,2] [--per-call 1,10]
+        [--json FILE]
 
 Each process has one CPU device, so a step leaves the other cores to the host as an accelerator does. A step is a small
 perceptron beside matrix products, as many as take the time asked for. Rounds of the loop, as a run does it (data,
 reports, `metrics.jsonl`), and of the bare `while` follow each other; a ratio is taken within a round, the median over
 rounds is printed, so that other load on the machine cancels. The bare `while` gives the devices one step after the
-other and waits for the last of them alone.
+other and waits for the last of them alone, one in each call whatever `--per-call` says of the loop.
 
 Idle is the share of the loop's time beyond the bare `while`'s: there the devices always have a next step. "Seen" is the
 loop's own account: the time from the end of an update, as the host sees it, until it gives the devices the next.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -36,6 +38,7 @@ def main() -> int:
     parser.add_argument("--processes", default="1,4", help="processes of a run, with commas")
     parser.add_argument("--rounds", type=int, default=9, help="at least 5 for a figure to quote")
     parser.add_argument("--ahead", default="0,2", help="values of --run-ahead, with commas")
+    parser.add_argument("--per-call", default="1", help="values of --steps-per-call, with commas")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all that was measured there")
     parser.add_argument("--rank", nargs=3, metavar=("RANK", "RANKS", "ADDRESS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -46,7 +49,8 @@ def main() -> int:
 
     print(machine.headline(machine.facts()), flush=True)
     lines = []
-    head = ["step asked for", "processes", "run-ahead", "step ms", "loop / while", "quartiles", "idle", "seen"]
+    head = ["step asked for", "processes", "run-ahead", "per call", "step ms", "loop / while", "quartiles"]
+    head += ["idle", "seen"]
     for count in numbers(options.processes):
         found = run_ranks(options, count)
         print(f"\n{machine.table(head, [row_of(line) for line in found])}\nLoad: {machine.facts()['load']}", flush=True)
@@ -68,6 +72,7 @@ def row_of(line: dict[str, Any]) -> list[str]:
         f"{line['ms']} ms",
         str(line["ranks"]),
         str(line["ahead"]),
+        str(line["per_call"]),
         step,
         f"{middle:.4f}",
         f"{low:.4f} to {high:.4f}",
@@ -83,6 +88,7 @@ def run_ranks(options: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     words = ["--ms", options.ms, "--rounds", str(options.rounds), "--ahead", options.ahead]
+    words += ["--per-call", options.per_call]
     command = [sys.executable, __file__, *words, "--rank"]
     processes = [
         subprocess.Popen(
@@ -111,8 +117,9 @@ def measure(options: argparse.Namespace, rank: int, ranks: int, address: str) ->
         jax.distributed.initialize(address, ranks, rank)
     loops = calibrate(rank, ranks, numbers(options.ms))
     for ms in numbers(options.ms):
-        for ahead in numbers(options.ahead):
-            line = compare(loops[ms], max(30, min(100, 1000 // ms)), options.rounds, ahead, ms, ranks)
+        for ahead, per_call in itertools.product(numbers(options.ahead), numbers(options.per_call)):
+            line = compare(loops[ms], max(30, min(100, 1000 // ms)), options.rounds, ahead, per_call)
+            line |= {"ms": ms, "ranks": ranks}
             if rank == 0:
                 print(json.dumps(line), flush=True)
     return 0
@@ -197,7 +204,7 @@ class Bare:
 class Loop:
     """`multipod.train.loop.train` as a run does it, in a thread that waits between rounds; its clock stands still."""
 
-    def __init__(self, program: Any, folder: Path, every: int, ahead: int) -> None:
+    def __init__(self, program: Any, folder: Path, every: int, ahead: int, per_call: int) -> None:
         from multipod.train.clock import UpdateTimes
         from multipod.train.context import LoopHooks, RunContext
         from multipod.train.observers.jsonl import JsonLines
@@ -213,6 +220,7 @@ class Loop:
             began_s=self._clock(),
             times=self.times,
             run_ahead=ahead,
+            steps_per_call=per_call,
         )
         threading.Thread(target=self._train, args=(program, context), daemon=True).start()
         self._wait()
@@ -259,13 +267,15 @@ def settle_devices() -> None:
     jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
 
-def compare(loops: int, every: int, rounds: int, ahead: int, ms: int, ranks: int) -> dict[str, Any]:
+def compare(loops: int, every: int, rounds: int, ahead: int, per_call: int) -> dict[str, Any]:
     """One case: rounds of the loop and of the bare `while` by turns, the first of both to warm up."""
+    import jax
+
     ratios, seen, steps = [], [], []
-    program = make_program(loops, every * (rounds + 2), ranks)
+    program = make_program(loops, every * (rounds + 2), jax.process_count())
     bare = Bare(program)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(program, Path(folder), every, ahead)
+        loop = Loop(program, Path(folder), every, ahead, per_call)
         for number in range(rounds + 1):
             before = bare.run(every)
             step_s, idle_s = loop.run()
@@ -276,7 +286,7 @@ def compare(loops: int, every: int, rounds: int, ahead: int, ms: int, ranks: int
                 steps.append(step_s)
         loop.run()  # to its end
     return {
-        "ms": ms, "ranks": ranks, "ahead": ahead, "loops": loops, "updates": every, "step_s": statistics.median(steps),
+        "ahead": ahead, "per_call": per_call, "loops": loops, "updates": every, "step_s": statistics.median(steps),
         "ratios": statistics.quantiles(ratios, n=4), "seen": statistics.median(seen), "all": ratios,
     }  # fmt: skip
 

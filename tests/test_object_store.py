@@ -1,13 +1,12 @@
 """Copies of runs in an S3-compatible server that the tests start: whole or not there, and patient when it is gone."""
 
 import os
-import socket
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from s3_server import s3_server
 from tiny_recipe import tiny
 
 from multipod.errors import ClusterError, RunFolderError
@@ -17,45 +16,8 @@ from multipod.runs.training import train_run
 from multipod.train.checkpoints.checksums import seal
 from multipod.train.run_folder import RunFolder
 
-moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
-
-
-class Server:
-    """An S3 server in a thread, that can go and come back with what it held."""
-
-    def __init__(self) -> None:
-        with closing(socket.socket()) as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port = taken.getsockname()[1]
-        self.start()
-
-    def start(self) -> None:
-        self._server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop()
-
-
-@pytest.fixture(scope="module")
-def server():
-    values = {
-        "AWS_ENDPOINT_URL": "",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "1",
-    }
-    one = Server()
-    values["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{one.port}"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("s3://bucket")
-        yield one
-    one.stop()
+server = pytest.fixture(s3_server, scope="module")
 
 
 def folder_with(path: Path, *updates: int) -> RunFolder:

@@ -8,8 +8,6 @@ from multipod.cli.clicks import clicks
 from multipod.data.clicks import published
 from multipod.data.clicks.published import take
 from multipod.data.clicks.records import Clicks
-from multipod.data.files.formats import open_records
-from multipod.data.files.match import refuse_address
 from multipod.errors import DataError
 
 ROWS = 7
@@ -119,14 +117,6 @@ def test_files_that_are_cut_off_or_of_two_preparations_are_refused(folder):
         take(files, path / "other")
 
 
-@pytest.mark.parametrize(
-    "where", ["s3://bucket/train-*.tar", "gs://bucket/{a,b}", "s3:/bucket/x", "https://x.org/a.npz"]
-)
-def test_an_address_is_no_path(where):
-    with pytest.raises(
-        DataError, match=f"{where[:5]}.*: data are read from disks, in any order, and this is an address"
-    ):
-        open_records(where)
-    with pytest.raises(DataError, match=r"Copy them near \(.*\), or mount the store"):
-        Clicks(where).train()
-    refuse_address("hub:/data/set:train")
+def test_click_records_of_a_store_are_refused():
+    with pytest.raises(DataError, match=r"Copy it near \(aws s3 sync ...\), or mount the store"):
+        Clicks("s3://bucket/clicks").train()

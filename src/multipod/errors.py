@@ -95,3 +95,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if alike:
         return "Nearest: " + ", ".join(alike) + "."
     return "Known: " + ", ".join(names) + "."
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line without the last dot; its type if it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300].rstrip(".") if text else type(error).__name__

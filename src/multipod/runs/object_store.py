@@ -14,16 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import fsspec
 import jax
 
-from multipod.errors import ClusterError, RunFolderError
+from multipod.data.files.addresses import address_of
+from multipod.errors import ClusterError, RunFolderError, first_line
 from multipod.runs.request import TrainRequest
 from multipod.train.checkpoints import checksums
 from multipod.train.multihost import broadcast_from_0
-from multipod.train.run_folder import RUNS, RunFolder, next_free, remote_url
+from multipod.train.run_folder import RUNS, RunFolder, next_free
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Between two tries; the last one again and again."""
@@ -65,7 +66,7 @@ class StoredRun:
         try:
             taken = self._store.exists(f"{self._root}/run.json")
         except Exception as error:  # each store has errors of its own
-            raise RunFolderError(f"{self.url} cannot be reached: {_first_line(error)}. See the address.") from error
+            raise RunFolderError(f"{self.url} cannot be reached: {first_line(error)}. See the address.") from error
         if taken:
             raise RunFolderError(
                 f"{self.url} holds a run already. Go on with it by --resume {self.url}, or choose another --copy-to."
@@ -108,7 +109,7 @@ class StoredRun:
             raise
         except Exception as error:  # each store has errors of its own
             shutil.rmtree(path, ignore_errors=True)
-            raise RunFolderError(f"{self.url} cannot be read: {_first_line(error)}. Try again.") from error
+            raise RunFolderError(f"{self.url} cannot be read: {first_line(error)}. Try again.") from error
 
     def _get(self, path: Path, update: int) -> None:
         checkpoint = self._store.find(f"{self._root}/checkpoints/{update}")
@@ -197,7 +198,7 @@ class RunCopier:
             try:
                 self._copy(update)
             except Exception as error:  # each store has errors of its own
-                self._note(_first_line(error), failures)
+                self._note(first_line(error), failures)
                 self._pause(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
                 failures += 1
                 continue
@@ -261,7 +262,7 @@ def refuse_object_store(request: TrainRequest) -> None:
     Raises:
       ClusterError: it is asked for.
     """
-    if request.copy_to or (request.resume is not None and remote_url(request.resume)):
+    if request.copy_to or (request.resume is not None and address_of(str(request.resume))):
         raise ClusterError("launch --survive keeps a run in its folder alone. Leave out --copy-to and s3:// or gs://.")
 
 
@@ -271,7 +272,7 @@ def fetched(request: TrainRequest) -> TrainRequest:
     Raises:
       RunFolderError: it cannot be read; or a new run is to be copied where one is, or where nothing can be.
     """
-    url = "" if request.resume is None else remote_url(request.resume)
+    url = "" if request.resume is None else address_of(str(request.resume))
 
     def reach() -> str:
         StoredRun(request.copy_to).refuse_taken()
@@ -288,9 +289,3 @@ def fetched(request: TrainRequest) -> TrainRequest:
         return str(path)
 
     return replace(request, resume=Path(broadcast_from_0(fetch)), copy_to=request.copy_to or url)
-
-
-def _first_line(error: Exception) -> str:
-    text: Any = str(error).strip() or type(error).__name__
-    first: str = text.splitlines()[0][:200]
-    return first.rstrip(".")

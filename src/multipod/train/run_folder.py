@@ -2,12 +2,12 @@
 
 import json
 import os
-import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multipod.data.files.addresses import address_of
 from multipod.errors import RunFolderError
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
@@ -117,19 +117,13 @@ def refuse_remote(path: Path) -> None:
     Raises:
       RunFolderError: with the next move.
     """
-    url = remote_url(path)
+    url = address_of(str(path))
     if url:
         raise RunFolderError(
             f"{url} is in an object store, and a run's folder must be in a file system: it is locked while the run "
             f"lives, and appended to. Choose a local folder with --out, and have it copied by --copy-to {url}; go on "
             "with such a copy by --resume."
         )
-
-
-def remote_url(path: Path) -> str:
-    """The address that was meant by a path like `s3:/bucket/run`, which is what becomes of one; else empty."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", str(path))
-    return f"{scheme[1]}://{str(path)[scheme.end() :].lstrip('/')}" if scheme else ""
 
 
 def check_same(folder: RunFolder, recipe: Recipe, *, learning: bool = True) -> None:

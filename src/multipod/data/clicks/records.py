@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from multipod.data.clicks.text import COLUMNS, DENSE, FIELDS
-from multipod.data.files.match import refuse_address
+from multipod.data.files.addresses import refuse_address
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 from multipod.pytrees import IdRange

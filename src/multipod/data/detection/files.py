@@ -16,7 +16,7 @@ from multipod.data.detection.objects import AnnotatedImages
 from multipod.data.detection.recorded import COCO_IDS, RecordedImages, recorded_images
 from multipod.data.detection.source import DetectionImages, Random, empty_batch
 from multipod.data.detection.views import Shape, SsdCrop, Stretched
-from multipod.data.files.match import refuse_address
+from multipod.data.files.addresses import refuse_address
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 

@@ -3,55 +3,48 @@
 import glob
 import os
 import re
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
+from multipod.data.files.addresses import address_of, bring_near, find_files
 from multipod.errors import DataError
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_ADDRESS = re.compile(r"(?!hub:)([a-z][a-z0-9+.-]+):/")  # one slash is left where it has been a Path
 SHOWN = 5
+Found = TypeVar("Found")
 
 
 def match_files(where: str, what: str) -> tuple[Path, ...]:
     """The files behind a path, a pattern such as `train-*`, or braces (`expand_braces`), each once.
 
-    Without braces they are in the order of their names; with braces, in the order in which these say them.
+    Those of an address such as `s3://bucket/train-*` are brought near first (`multipod.data.files.addresses`). Without
+    braces they are in the order of their names; with braces, in the order in which these say them.
 
     Raises:
-      DataError: there is none, one cannot be read, one that braces name is missing, or it is an address of a store.
+      DataError: there is none, one cannot be read or fetched, or one that braces name is missing.
     """
-    refuse_address(where)
+    address = address_of(where)
+    if address:
+        return tuple(bring_near(_of_each(address, what, find_files)))
+    return tuple(_of_each(where, what, _matches))
+
+
+def _of_each(where: str, what: str, matches: Callable[[str], Sequence[Found]]) -> list[Found]:
+    """What matches each of the patterns that braces stand for."""
     patterns = expand_braces(where)
-    found = {pattern: _matches(pattern) for pattern in patterns}
+    found = {pattern: matches(pattern) for pattern in patterns}
     missing = [pattern for pattern, files in found.items() if not files]
     if len(missing) == len(found):
-        near = Path(patterns[0]).expanduser()
-        while not near.exists():
-            near = near.parent
-        raise DataError(f"{where}: no {what} there. What is there is {near}{_some_of(near)}. Name files or a pattern.")
+        raise DataError(f"{where}: no {what} there.{_near_to(patterns[0])} Name files or a pattern.")
     if missing:
         listed = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
         raise DataError(
             f"{where}: {len(missing):,} of {len(patterns):,} {what} are missing: {listed}. "
             "Bring them, or name those that are there."
         )
-    return tuple(dict.fromkeys(path for files in found.values() for path in files))
-
-
-def refuse_address(where: str) -> None:
-    """Refuses the address of an object store, where a path is wanted: examples are read by their places in files.
-
-    Raises:
-      DataError: says how to bring the files near.
-    """
-    found = _ADDRESS.match(where)
-    if found is not None:
-        copy = {"s3": "aws s3 sync", "gs": "gcloud storage rsync -r"}.get(found[1], "rclone copy")
-        raise DataError(
-            f"{where}: data are read from disks, in any order, and this is an address. Copy them near ({copy} ...), or "
-            "mount the store (mountpoint-s3, gcsfuse), and name that folder."
-        )
+    return list(dict.fromkeys(file for files in found.values() for file in files))
 
 
 def expand_braces(text: str) -> tuple[str, ...]:
@@ -113,8 +106,13 @@ def _matches(pattern: str) -> list[Path]:
     return [path for path in map(Path, found) if path.is_file()]
 
 
-def _some_of(folder: Path) -> str:
-    if not folder.is_dir():
+def _near_to(pattern: str) -> str:
+    """The nearest folder on disks that is there, and what it has."""
+    if address_of(pattern):
         return ""
-    names = sorted(path.name for path in folder.iterdir())[:6]
-    return f" with {', '.join(names)}" if names else ", empty"
+    near = Path(pattern).expanduser()
+    while not near.exists():
+        near = near.parent
+    names = sorted(path.name for path in near.iterdir())[:6] if near.is_dir() else []
+    what = f" with {', '.join(names)}" if names else ", empty" if near.is_dir() else ""
+    return f" What is there is {near}{what}."

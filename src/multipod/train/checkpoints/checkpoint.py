@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from multipod.errors import CheckpointError
+from multipod.errors import CheckpointError, first_line
 from multipod.layout.shares import Share
 from multipod.step.specs import arrays_of
 from multipod.step.state import State
@@ -121,7 +121,7 @@ class Checkpoints:
 
     def _raise_on_all(self, error: Exception | None) -> None:
         """Raises on all processes, if there is an error on one."""
-        reasons = multihost.gather_lines("" if error is None else _first_line(error))
+        reasons = multihost.gather_lines("" if error is None else first_line(error))
         if reasons:
             self._renew()
             raise CheckpointError(
@@ -262,21 +262,17 @@ def _describe_damage(folder: Path, update: int, known: list[int], error: Excepti
     """Why a checkpoint of `folder` cannot be restored, and the next move."""
     others = [other for other in known if other != update]
     way = f"Try --at {others[-1]}" if others else "There is no other: start the run again"
-    return f"checkpoint {folder / str(update)} cannot be restored: {_first_line(error)}\n{way}. Nothing was changed."
+    return f"checkpoint {folder / str(update)} cannot be restored: {first_line(error)}\n{way}. Nothing was changed."
 
 
 def _describe_failure(folder: Path, saved: list[int], error: Exception) -> str:
     """Why a checkpoint could not be written to `folder`, and the next move."""
     free = shutil.disk_usage(folder).free if folder.exists() else 0
     return (
-        f"a checkpoint could not be written to {folder} ({free / 1e6:.1f} MB free): {_first_line(error)}\n"
+        f"a checkpoint could not be written to {folder} ({free / 1e6:.1f} MB free): {first_line(error)}\n"
         f"Saved before and still good: {', '.join(map(str, saved)) or 'none'}. "
         f"Make room, then go on with --resume {folder.parent}."
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
 def _restore_some(asked: dict[str, Any]) -> Any:
