@@ -1,19 +1,25 @@
 """Copies of runs in an S3-compatible server that the tests start: whole or not there, and patient when it is gone."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from processes import clean_environment
 from s3_server import s3_server
+from test_cli import TINY
 from tiny_recipe import tiny
 
 from multipod.errors import ClusterError, RunFolderError
-from multipod.runs.object_store import RunCopier, StoredRun, refuse_object_store
+from multipod.runs.object_store import RunCopier, StoredRun, refuse_fetching
 from multipod.runs.request import TrainRequest
 from multipod.runs.training import train_run
-from multipod.train.checkpoints.checksums import seal
+from multipod.train.checkpoints.checksums import damaged_files, seal
 from multipod.train.run_folder import RunFolder
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
@@ -34,7 +40,7 @@ def folder_with(path: Path, *updates: int) -> RunFolder:
 
 
 def wait_for(condition) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 150
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -42,16 +48,16 @@ def wait_for(condition) -> None:
 
 def test_a_store_that_is_gone_is_tried_again_and_loses_nothing(server, tmp_path):
     folder, stored, told = folder_with(tmp_path / "run", 1, 2, 3), StoredRun("s3://bucket/patient"), []
-    with RunCopier(folder, stored, keep=2, parts=1, tell=told.append) as copier:
-        copier.committed(1)
+    with RunCopier(folder, stored, keep=2, tell=told.append) as copier:
+        copier.committed(1, parts=1)
         wait_for(lambda: stored.updates() == [1])
         server.stop()
-        copier.committed(2)
+        copier.committed(2, parts=1)
         wait_for(lambda: told)
         assert told[0].startswith("NOT COPIED to s3://bucket/patient: ")
         server.start()
         wait_for(lambda: stored.updates() == [1, 2])
-        copier.committed(3)
+        copier.committed(3, parts=1)
     assert told[1:] == ["s3://bucket/patient is back: copied"]
     assert stored.updates() == [2, 3]  # the oldest went when the newest was complete
     stored.fetch(tmp_path / "back")
@@ -84,9 +90,9 @@ def test_an_end_without_the_store_says_what_is_missing(server, tmp_path):
             pytest.raises(
                 RunFolderError, match=r"s3://bucket/late lacks the end of this run: .*--copy-to s3://bucket/l"
             ),
-            RunCopier(folder, stored, keep=2, parts=1, tell=told.append, last_s=0.5) as copier,
+            RunCopier(folder, stored, keep=2, tell=told.append, last_s=0.5) as copier,
         ):
-            copier.committed(5)
+            copier.committed(5, parts=1)
     finally:
         server.start()
 
@@ -109,6 +115,33 @@ def test_a_run_goes_on_from_its_copy_in_another_place(server, tmp_path, monkeypa
 def test_what_cannot_be_is_refused():
     with pytest.raises(RunFolderError, match=r"nowhere://bucket/run: .*Install multipod\[remote\]"):
         StoredRun("nowhere://bucket/run")
-    for request in (TrainRequest("digits", copy_to="s3://bucket/run"), TrainRequest(resume=Path("s3:/bucket/run"))):
-        with pytest.raises(ClusterError, match="Leave out --copy-to"):
-            refuse_object_store(request)
+    with pytest.raises(ClusterError, match=r"bring it near \(aws s3 sync s3://bucket/run FOLDER\), and give --resume"):
+        refuse_fetching(TrainRequest(resume=Path("s3:/bucket/run")))
+
+
+@pytest.mark.processes
+def test_a_run_that_survives_is_copied_by_whoever_leads_it(server, tmp_path):
+    stored, run = StoredRun("s3://bucket/survivor"), tmp_path / "two"
+    command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive", "--", "train", TINY]
+    command += ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=100"]
+    launcher = subprocess.Popen(
+        [*command, "--mesh", "2x2", "--out", "two", "--copy-to", stored.url], cwd=tmp_path, env=clean_environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(stored.updates)
+        ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
+        ranks["0"].kill()
+        wait_for(lambda: "regrouped" in (run / "metrics.jsonl").read_text())
+        later = max(stored.updates()) + 200
+        wait_for(lambda: max(stored.updates()) >= later)
+        launcher.send_signal(signal.SIGINT)
+        _, said = launcher.communicate(timeout=100)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    assert launcher.returncode == 130, said
+    assert max(stored.updates()) == max(int(path.name) for path in RunFolder(run).checkpoints.glob("[0-9]*"))
+    stored.fetch(tmp_path / "fetched")
+    last = max(stored.updates())
+    assert not damaged_files(tmp_path / "fetched" / "checkpoints" / str(last))

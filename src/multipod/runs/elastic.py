@@ -13,7 +13,6 @@ import msgspec
 
 from multipod import runtime
 from multipod.chaos.inject import Injector
-from multipod.elastic.heartbeat import Heartbeat
 from multipod.elastic.worker.jax_world import WorldConnection
 from multipod.elastic.worker.peer_reports import PeerReports
 from multipod.elastic.worker.snapshots import SnapshotMemory, choose_copy, copy_bytes, mirror_bytes, restore_copy
@@ -28,6 +27,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.runs.example_log import open_example_log
 from multipod.runs.lazy_checkpoints import LazyCheckpoints
 from multipod.runs.lock import RunLock, hold
+from multipod.runs.object_store import LeaderCopies
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.request import RunResult, TrainRequest, reading_arguments, remember, requested_recipe, resume_command
 from multipod.runs.stages import (
@@ -79,14 +79,17 @@ def run_elastic(request: TrainRequest, options: RuntimeOptions) -> RunResult:
     worker = ElasticWorker(beat, options.cluster.process, options.timeouts)
     faults = Injector(request.inject, options.cluster.process) if request.inject else no_faults
     folder = HeldFolder(options.command)
-    with stop_when_asked() as stop:
+    with (
+        stop_when_asked() as stop,
+        LeaderCopies(request.copy_to, recipe.keep_checkpoints, print_warning) as copies,
+    ):
         worker.report_ready(identify(recipe))
-        run = ElasticRun(request, options, recipe, worker, stop, faults, folder)
+        run = ElasticRun(request, options, recipe, worker, stop, faults, folder, copies)
         try:
             ended = run_worlds(worker, run.train_in)
         finally:
             folder.let_go()
-        beat.close()
+    beat.close()
     return RunResult(Path(run.carried.folder), ended)
 
 
@@ -141,6 +144,7 @@ class ElasticRun:
 
     Attributes:
       faults: what is to go wrong; nothing, but for `multipod chaos`.
+      copies: of what is saved, in an object store.
       carried: what this process takes from world to world.
       prepared: numbers of processes for which the update was compiled ahead.
     """
@@ -152,6 +156,7 @@ class ElasticRun:
     stop: StopRequest
     faults: Faults
     held: HeldFolder
+    copies: LeaderCopies
     carried: CarriedOver = field(default_factory=lambda: CarriedOver(SnapshotMemory(), UpdateBuffer(), UpdateTimes()))
     prepared: set[int] = field(default_factory=set)
 
@@ -161,12 +166,13 @@ class ElasticRun:
         program = self.program_in(connection, jax.devices())
         _ = program.lowered  # what does not fit the mesh is refused here
         peers = meet_peers(worker, carried, connection)
+        self.copies.begin(new=not peers.folder and self.request.resume is None)
         folder = self.find_folder(program, peers)
         worker.beat.note(folder=str(folder.path))
         began_s = time.monotonic()
         self.held.hold(folder)
         with ExitStack() as stack:
-            open_them = partial(open_checkpoints, folder, self.recipe, worker.beat)
+            open_them = partial(self.open_checkpoints, folder)
             checkpoints = LazyCheckpoints(open_them, partial(worker.check, world))
             stack.callback(checkpoints.abandon)
             state, source = self.find_state(peers, program, checkpoints)
@@ -273,6 +279,16 @@ class ElasticRun:
             return None, "start"
         return state, "checkpoint"
 
+    def open_checkpoints(self, folder: RunFolder) -> Checkpoints:
+        """The run's checkpoints, for the processes of one world; the launcher is told of each that is complete."""
+        copy_checkpoint = self.copies.of_world(folder)
+
+        def committed(update: int) -> None:
+            self.worker.beat.note(saved=update)
+            copy_checkpoint(update)
+
+        return Checkpoints(folder.checkpoints, self.recipe.keep_checkpoints, committed=committed)
+
     def read_past(
         self, folder: RunFolder, update: int, peers: PeerReports, generation: int
     ) -> tuple[dict[str, float], int]:
@@ -297,11 +313,6 @@ class ElasticRun:
         kept = {"mirror_every": self.carried.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
         kept |= {"bytes_kept": copy_bytes(program.shapes) + kept["bytes_to_neighbour"], "generation": world.generation}
         return run_facts(program, self.request, self.options) | kept
-
-
-def open_checkpoints(folder: RunFolder, recipe: Recipe, beat: Heartbeat) -> Checkpoints:
-    """The run's checkpoints, for the processes of one world; the launcher is told of each that is complete."""
-    return Checkpoints(folder.checkpoints, recipe.keep_checkpoints, committed=lambda update: beat.note(saved=update))
 
 
 def meet_peers(worker: ElasticWorker, carried: CarriedOver, connection: WorldConnection) -> PeerReports:

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -133,7 +133,6 @@ class RunCopier:
       folder: of the run.
       stored: where to.
       keep: checkpoints that stay there.
-      parts: processes that write checksums; a checkpoint is complete when all have.
       tell: given a line when the store fails, and when it is back.
       last_s: how long the end waits.
     """
@@ -143,22 +142,21 @@ class RunCopier:
         folder: RunFolder,
         stored: StoredRun,
         keep: int,
-        parts: int,
         tell: Callable[[str], None],
         last_s: float = LAST_S,
     ) -> None:
-        self._folder, self._stored, self._keep, self._parts, self._tell = folder, stored, keep, parts, tell
+        self._folder, self._stored, self._keep, self._tell = folder, stored, keep, tell
         self._last_s = last_s
         self._change = threading.Condition()
-        self._due: int | None = None
+        self._due: tuple[int, int] | None = None
         self._ended = False
         self._error = ""
         self._thread = threading.Thread(target=self._run, name="copy-run", daemon=True)
 
-    def committed(self, update: int) -> None:
-        """Notes that a checkpoint is complete in the folder."""
+    def committed(self, update: int, parts: int) -> None:
+        """Notes that a checkpoint is committed in the folder; it is complete when so many processes have sealed it."""
         with self._change:
-            self._due = update
+            self._due = update, parts
             self._change.notify_all()
 
     def __enter__(self) -> Self:
@@ -194,9 +192,9 @@ class RunCopier:
             with self._change:
                 if not failures:
                     self._change.wait_for(lambda: self._due is not None or self._ended)
-                update, last = self._due, self._ended
+                due, last = self._due, self._ended
             try:
-                self._copy(update)
+                self._copy(due)
             except Exception as error:  # each store has errors of its own
                 self._note(first_line(error), failures)
                 self._pause(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
@@ -206,7 +204,7 @@ class RunCopier:
                 self._tell(f"{self._stored.url} is back: copied")
             failures, self._error = 0, ""
             with self._change:
-                if self._due == update:
+                if self._due == due:
                     self._due = None
                 done = last and self._due is None
 
@@ -222,15 +220,16 @@ class RunCopier:
             if self._ended:
                 until_s = min(until_s, time.monotonic() + PAUSES_S[1])
 
-    def _copy(self, update: int | None) -> None:
+    def _copy(self, due: tuple[int, int] | None) -> None:
         """Copies the records, and a checkpoint if one is due; then removes what is one too many."""
         self._stored.put_records(self._folder)
-        if update is None:
+        if due is None:
             return
+        update, parts = due
         folder = self._folder.checkpoints / str(update)
         if not folder.is_dir():
             return  # a newer one has taken its place meanwhile
-        if not all((folder / checksums.name(part)).is_file() for part in range(self._parts)):
+        if not all((folder / checksums.name(part)).is_file() for part in range(parts)):
             raise OSError(f"checkpoint {update} waits for another process")
         self._stored.put_checkpoint(self._folder, update)
         for old in self._stored.updates()[: -self._keep]:
@@ -252,18 +251,68 @@ def copied(
         yield lambda update: None
         return
 
-    with RunCopier(folder, StoredRun(request.copy_to), keep, jax.process_count(), tell) as copier:
-        yield copier.committed
+    with RunCopier(folder, StoredRun(request.copy_to), keep, tell) as copier:
+        yield lambda update: copier.committed(update, jax.process_count())
 
 
-def refuse_object_store(request: TrainRequest) -> None:
+class LeaderCopies:
+    """Copies a run that survives: the first process of each world copies what is saved in it.
+
+    A context, of a process: at its end all is copied that this process had to copy.
+
+    Args:
+      url: where to; empty copies nothing.
+      keep: checkpoints that stay there.
+      tell: as of `RunCopier`.
+    """
+
+    def __init__(self, url: str, keep: int, tell: Callable[[str], None]) -> None:
+        self._stored = StoredRun(url) if url else None
+        self._keep, self._tell = keep, tell
+        self._open = ExitStack()
+        self._copier: RunCopier | None = None
+
+    def begin(self, new: bool) -> None:
+        """Refuses to put a new run where one is.
+
+        Raises:
+          RunFolderError: there is one, or the store cannot be reached.
+        """
+        if self._stored is not None and new and jax.process_index() == 0:
+            self._stored.refuse_taken()
+
+    def of_world(self, folder: RunFolder) -> Callable[[int], None]:
+        """What is told, in the world that this process is in now, of each checkpoint that is committed."""
+        if self._stored is None or jax.process_index() > 0:
+            return lambda update: None
+        if self._copier is None:
+            self._copier = self._open.enter_context(RunCopier(folder, self._stored, self._keep, self._tell))
+        copier, parts = self._copier, jax.process_count()
+        return lambda update: copier.committed(update, parts)
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits until all is copied; as of `RunCopier`."""
+        self._open.__exit__(kind, error, trace)
+
+
+def refuse_fetching(request: TrainRequest) -> None:
     """Refuses what a run that survives has no way for: its processes have no world yet in which one of them fetches.
 
     Raises:
-      ClusterError: it is asked for.
+      ClusterError: it is to go on from a copy in an object store.
     """
-    if request.copy_to or (request.resume is not None and address_of(str(request.resume))):
-        raise ClusterError("launch --survive keeps a run in its folder alone. Leave out --copy-to and s3:// or gs://.")
+    url = "" if request.resume is None else address_of(str(request.resume))
+    if url:
+        raise ClusterError(
+            f"launch --survive goes on with a run in a folder, not with {url}. A copy has the form of a folder: "
+            f"bring it near (aws s3 sync {url} FOLDER), and give --resume FOLDER --copy-to {url}."
+        )
 
 
 def fetched(request: TrainRequest) -> TrainRequest:

@@ -9,7 +9,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.runs.alone import run_alone
 from multipod.runs.converting import start_from as take_over
 from multipod.runs.elastic import run_elastic
-from multipod.runs.object_store import fetched, refuse_object_store
+from multipod.runs.object_store import fetched, refuse_fetching
 from multipod.runs.options import RuntimeOptions, parse_profiled
 from multipod.runs.request import RunResult, TrainRequest
 from multipod.runs.stages import translate_lost_peers
@@ -112,7 +112,7 @@ def train_request(
         if weights is not None:
             request = begin_from(request, weights, options)
         if options.cluster.survives:
-            refuse_object_store(request)
+            refuse_fetching(request)
         else:
             request = fetched(request)
         return (run_elastic if options.cluster.survives else run_alone)(request, options)

@@ -1,7 +1,7 @@
 """Files behind an address such as `s3://bucket/train-*`: brought near once, into the user's cache, and read from there.
 
 Examples are read in any order, by their places in files that are mapped into memory, which a store cannot do. What is
-near is known by the store's own mark of the content (`fsspec`'s `ukey`): what changed there is another file here.
+near is known by the store's own mark of the content: what changed there is another file here.
 """
 
 import re
