@@ -1,20 +1,24 @@
-# make train | test | check: each makes .venv first if need be. PYTHON=python3.12 chooses another Python.
+# make train | test | test-all | check: each makes .venv first if need be. PYTHON=python3.12 chooses another Python.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Test files run side by side in so many processes; JOBS=0 runs all in one.
 JOBS ?= 2
-# What `make test` installs beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
+# What the tests need is installed beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
 EXTRAS ?= bench mpi bleu coco text tpu micro data hub weights remote mlperf models ray
 
-.PHONY: train test check format install extras firmware-test docs wheel clean
+.PHONY: train test test-all check format install extras firmware-test docs wheel clean
 
 train: install
 	$(BIN)/multipod train digits $(ARGS)
 
+# Under ten minutes on two quiet cores; test-all has what takes longer, too.
 test: install extras
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+
+test-all: install extras
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The embedded runtime on emulated chips; says which Debian packages it lacks, and installs none.

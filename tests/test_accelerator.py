@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import clean_environment
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_an_accelerator_runs_where_there_is_none(tmp_path):
     words = ["--small", "--only", "bert-large", "--updates", "1", "--rounds", "1", "--out", str(tmp_path)]
     command = [sys.executable, str(ROOT / "benchmarks" / "accelerator.py"), *words]

@@ -177,6 +177,7 @@ def test_a_tensor_train_bag_in_a_module_is_the_table_that_its_cores_stand_for(fo
     np.testing.assert_allclose(bags, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_sparse_layer_in_linen_is_the_one_in_nnx():
     spec = ExpertSpec(Routing(experts=4, group=8, second="all"), hidden=16)
     x = jnp.asarray(RNG.normal(size=(8, 12)), jnp.float32)

@@ -543,6 +543,7 @@ def test_the_functions_in_c_are_those_of_numpy(dtype):
 # Ranks.
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["torch", "mpi"])
 def test_ranks(engine, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 import optax
+import pytest
 from click.testing import CliRunner
 from processes import clean_environment
 from rich.console import Console
@@ -142,6 +143,7 @@ def test_a_command_is_a_function_and_a_line(monkeypatch):
     assert "hello" in command("--help")
 
 
+@pytest.mark.slow
 def test_a_layout_axis_is_a_row_and_a_field(tmp_path):
     """The tables made of `AXES` are fixed when it is imported, so a copy of the package gets the axis."""
     copy = tmp_path / "multipod"

@@ -61,6 +61,7 @@ def example_batch(recipe: Recipe) -> dict[str, np.ndarray]:
     return {name: np.repeat(array[:1], 4, 0) for name, array in examples_of(recipe.data)[-1].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_agrees_with_its_data(name: str) -> None:
     """The ids fit, the trace runs through, and without any one entry that is read it is refused by name."""

@@ -132,6 +132,7 @@ def test_imports_are_absolute_and_name_the_module_that_owns_the_thing(table):
     assert [str(found) for found in all_imports() if room_of(found.module) not in known] == []
 
 
+@pytest.mark.slow
 def test_imports_point_down(table):
     assert wrong(all_imports(), heights(table)) == []
 
@@ -141,6 +142,7 @@ def test_the_root_imports_nothing():
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
+@pytest.mark.slow
 def test_only_the_command_line_reads_the_environment():
     found = []
     for file, tree in trees():
@@ -152,6 +154,7 @@ def test_only_the_command_line_reads_the_environment():
     assert found == []
 
 
+@pytest.mark.slow
 def test_private_names_stay_in_their_module():
     found = []
     for file, tree in trees():

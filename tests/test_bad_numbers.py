@@ -70,6 +70,7 @@ def update_with(example: int, recipe: Recipe) -> int:
     return 1 + next(position for position in range(recipe.updates) if example in batches.numbers(position))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_stop_at_the_update_of_an_image_that_one_of_them_reads(tmp_path):
     with closing(socket.socket()) as free:
@@ -109,6 +110,7 @@ def test_two_processes_stop_at_the_update_of_an_image_that_one_of_them_reads(tmp
     assert (tmp_path / "run" / "checkpoints" / str(bad) / "checksums.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["zero1", "fsdp"])
 def test_an_image_that_is_not_finite_ends_the_run_and_is_named(sharding, tmp_path):
     recipe = poisoned(Layout((2, 4), sync=Sync(sharding=sharding)))
@@ -136,6 +138,7 @@ def test_a_rate_that_is_too_high_is_told_from_a_bad_batch(tmp_path):
     assert event.update not in saved
 
 
+@pytest.mark.slow
 def test_a_run_may_be_told_to_ignore_it_and_then_saves_nothing_that_is_not_finite(tmp_path):
     recipe = replace(poisoned(Layout((2, 4))), bad_updates=BadUpdateRules("ignore"))
     error, told, saved = run(recipe, tmp_path)

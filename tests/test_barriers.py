@@ -107,6 +107,7 @@ def test_one_process_alone_waits_for_nobody():
     Barriers(Path("run/checkpoints"), 1)(key="saved", timeout_ms=0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.jax_version
 def test_a_run_goes_on_when_one_process_could_not_write_behind_the_next_updates(tmp_path):

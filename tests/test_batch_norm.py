@@ -71,6 +71,7 @@ def flax(x, weight):
     return np.asarray(y), np.asarray(g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_each_tile_is_normalised_and_differentiated_like_flax_on_its_examples(tile):
     weight = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
@@ -101,6 +102,7 @@ def test_the_moving_variance_is_the_pooled_one_whatever_the_tile(tile):
     np.testing.assert_allclose(var, 0.9 + 0.1 * pooled, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [(1, 1), (1, 2), "all"], ids=str)
 def test_padding_counts_nowhere_and_each_example_once(tile):
     sizes, rows = (1, 6), 18  # the last of six devices, and with it a tile of one, holds nothing but padding
@@ -129,6 +131,7 @@ def test_a_layer_that_hides_the_examples_from_batch_norm_is_refused():
         norm(jnp.asarray(X))
 
 
+@pytest.mark.slow
 def test_a_constant_channel_has_no_negative_variance():
     norm = TileBatchNorm(1, rngs=nnx.Rngs(0))
     y = norm(jnp.full((7, 1), 1234.567))
@@ -209,6 +212,7 @@ def test_a_tile_of_split_images_must_fit():
         tile_groups(SIZES, (2, 4), parts=2)
 
 
+@pytest.mark.slow
 def test_the_published_tiles_on_64_devices():
     command = [sys.executable, Path(__file__).with_name("batch_norm_tiles.py")]
     told = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)

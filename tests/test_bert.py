@@ -120,6 +120,7 @@ def test_rows_longer_than_the_positions_are_refused():
         Bert(features=100)
 
 
+@pytest.mark.slow
 def test_the_objective_adds_both_tasks():
     logits = {"token": np.zeros((2, 3, 4), np.float32), "next": np.array([[3.0, 0], [0, 3]], np.float32)}
     logits["token"][0, 0, 2] = 5
@@ -152,6 +153,7 @@ def test_no_dtype_is_promoted_by_accident():
     assert {name: leaf.dtype for name, leaf in found.items()} == dict.fromkeys(("token", "next"), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.jax_version
 def test_pretraining_steps_lower_the_loss_with_all_options():
     """One batch, dropout, bfloat16 and rematerialisation at once, by plain gradient descent."""

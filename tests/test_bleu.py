@@ -34,6 +34,7 @@ words = st.lists(st.sampled_from(["the", "a", "Dog", "cat", "sat.", ".", ",", "3
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(words, words, words, st.integers(0, 2), st.booleans()), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=60)
 def test_any_split_gives_what_sacrebleu_gives(sentences):

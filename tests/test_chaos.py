@@ -242,6 +242,7 @@ def test_the_formula_agrees_with_drawn_failures():
 # With real processes.
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_that_is_killed_and_whose_checkpoint_is_damaged_ends_as_if_nothing_had_been(multipod, tmp_path):
     (tmp_path / "plan.toml").write_text('processes = 1\n[[fault]]\nkind = "corrupt"\nat = 50\n')

@@ -78,6 +78,7 @@ def finished(tmp_path_factory):
     return run, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.jax_version
 def test_digits_reach_98_percent(multipod, tmp_path):
     done = multipod("train", "digits", "--quiet")
@@ -88,6 +89,7 @@ def test_digits_reach_98_percent(multipod, tmp_path):
     assert lines(run, "ended")[0]["accuracy"] >= 0.98
 
 
+@pytest.mark.slow
 def test_a_run_leaves_one_folder_that_says_everything(finished):
     run, out = finished
     assert {p.name for p in run.iterdir()} == {
@@ -115,6 +117,7 @@ def test_a_run_leaves_one_folder_that_says_everything(finished):
     assert "https://" not in page
 
 
+@pytest.mark.slow
 def test_a_run_stopped_and_resumed_is_the_same_run(multipod, finished, tmp_path):
     whole, _ = finished
     first = multipod("train", TINY, "--out", "run", "--stop-after", "30")
@@ -129,6 +132,7 @@ def test_a_run_stopped_and_resumed_is_the_same_run(multipod, finished, tmp_path)
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "multipod", "train", TINY, "--set", "updates=20000", "--out", "run"]
     process = subprocess.Popen(
@@ -149,6 +153,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / str(last)).is_dir()
 
 
+@pytest.mark.slow
 def test_kill_9_while_saving_leaves_a_checkpoint_that_works(multipod, tmp_path):
     options = [
         "--set",
@@ -187,6 +192,7 @@ def wait_for(condition, process, seconds=120):
     pytest.fail(f"did not happen within {seconds} s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "empty", "remove", "flip"])
 def test_a_damaged_checkpoint_is_refused_and_an_older_one_works(multipod, finished, tmp_path, damage):
     run = tmp_path / "run"
@@ -207,6 +213,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_works(multipod, finish
         assert losses(run) == losses(finished[0])
 
 
+@pytest.mark.slow
 def test_evaluating_a_run_gives_what_training_reported(multipod, finished):
     run, _ = finished
     last = lines(run, "evaluated")[-1]
@@ -221,6 +228,7 @@ def test_evaluating_a_run_gives_what_training_reported(multipod, finished):
             assert judged["values"]["accuracy"] == last["sums"]["accuracy"] / 360
 
 
+@pytest.mark.slow
 @pytest.mark.jax_version
 def test_doctor_finds_everything_in_order(multipod):
     done = multipod("doctor", "--cpu-devices", "6", "--mesh", "2x3", "--fail", "1,1")
@@ -230,6 +238,7 @@ def test_doctor_finds_everything_in_order(multipod):
         assert word in done.stdout
 
 
+@pytest.mark.slow
 def test_show_compiles_for_the_mesh_itself_or_says_why_not(multipod):
     done = multipod("show", TINY, "--layout", "data=4x4,sum=xla", "--set", "batch=64", "--fail", "0,1", "--compile")
     assert done.returncode == 0, done.stderr
@@ -240,6 +249,7 @@ def test_show_compiles_for_the_mesh_itself_or_says_why_not(multipod):
     assert "the mesh has 4,096 devices, and XLA compiles for 2,048 virtual CPU devices at the most" in done.stderr
 
 
+@pytest.mark.slow
 def test_list_and_show(multipod):
     assert "digits" in multipod("list").stdout
     done = multipod("show", "digits", "--set", "layout.shard_update=true", "--mesh", "2x2")
@@ -272,6 +282,7 @@ def test_the_help_groups_all_commands_and_cuts_no_sentence():
     assert sorted(shown) == sorted(name for name in COMMANDS if not cli.get_command(context, name).hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -325,6 +336,7 @@ def test_bad_input_is_refused_in_one_message(refused, args, message):
     assert message in refused(*args)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_command_quietly(tmp_path):
     command = "import sys; from multipod.cli.main import main; sys.argv = ['multipod', 'list']; main()"
     reads, writes = os.pipe()
@@ -370,6 +382,7 @@ def test_a_run_without_checkpoints_is_refused(refused, finished, tmp_path):
     assert "holds no checkpoint" in refused("eval", "run")
 
 
+@pytest.mark.slow
 def test_another_recipe_is_refused_with_its_differences(refused, finished):
     run, _ = finished
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
@@ -383,6 +396,7 @@ def test_another_recipe_is_refused_with_its_differences(refused, finished):
     assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(multipod, tmp_path):
     disk = tmp_path / "disk"

@@ -51,6 +51,7 @@ def test_garbage_and_truncated_files_are_told(folder):
     assert "Traceback" not in said.stderr
 
 
+@pytest.mark.slow
 def test_training_on_ids_outside_a_table_names_the_id_and_the_table(folder):
     (folder / "small.py").write_text(
         textwrap.dedent("""

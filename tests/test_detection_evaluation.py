@@ -72,6 +72,7 @@ def test_ground_truth_fed_back_is_perfect_and_padding_counts_nothing(program):
     }
 
 
+@pytest.mark.slow
 def test_it_is_judged_beside_training_too(program):
     recipe = recipe_of(wrong=True)
     told = []

@@ -32,6 +32,7 @@ def test_published_recipes_have_their_sizes_and_follow_the_batch(name, canvas, p
     assert chosen is find_preset(preset).runs[1]
 
 
+@pytest.mark.slow
 def test_a_small_ssd_learns_and_is_judged():
     """A few updates lower the loss, and what an untrained detector finds is judged without a fault."""
     recipe = load("ssd-shapes")

@@ -121,6 +121,7 @@ def test_the_whole_model_equals_pytorchs():
     np.testing.assert_allclose(logits(SMALL, params, batch), y[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tensor_trains_and_several_ids_a_field():
     model = Dlrm(**{**SMALL.__dict__, "tt_rows": 50, "tt_rank": 3, "hots": (2, 1, 3, 2)})
     assert sorted(model.embeddings.trains) == [0, 2]
@@ -152,6 +153,7 @@ def test_an_id_outside_its_table_spoils_its_example_alone(model):
     assert np.flatnonzero(spoilt).tolist() == [3, 5]
 
 
+@pytest.mark.slow
 def test_initial_values():
     model = Dlrm(rows=(4000, 9, 900), features=16, tt_rows=4000, tt_rank=8)
     params = {name: np.asarray(leaf) for name, leaf in jit(model.init)(jax.random.key(0))[0].items()}

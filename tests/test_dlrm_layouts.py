@@ -149,6 +149,7 @@ def test_split_lookups_give_the_vectors_and_gradients_of_the_whole_array(way):
     np.testing.assert_allclose(gradient, summed, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cached_rows_are_the_same_on_any_mesh_and_a_checkpoint_goes_on_on_another(tmp_path):
     """Both kinds at once: dense tables that are split, and a tensor train with a cache that is refreshed."""
     cache = Hot(0.05, warmup=2, every=2, policy="discard")  # to write back is tested with `hot_rows`: it compiles long

@@ -42,6 +42,7 @@ def report(spans: Iterator[Span], tree: Tree) -> list[str]:
     return [f"{span}: {why}" for span in spans if (why := trouble(span, tree))]
 
 
+@pytest.mark.slow
 def test_pages_name_what_is_there(tree):
     assert report(page_spans(), tree) == []
 

@@ -143,6 +143,7 @@ def test_training_is_the_same_with_and_without() -> None:
     jax.tree.map(np.testing.assert_array_equal, with_it, without)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_averages_and_opens_with_them(tmp_path) -> None:
     recipe = recipe_of(Sync(sharding="zero1"))
     whole = runs.train(recipe, out=tmp_path / "whole")

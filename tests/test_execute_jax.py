@@ -104,6 +104,7 @@ def test_every_algorithm_has_a_case():
     assert {algorithm for algorithm, _, _ in CASES} == set(ALGORITHMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_gives_the_bits_of_numpy(algorithm):
     for number, (_, machine, schedule) in enumerate(case for case in CASES if case[0] == algorithm):
@@ -169,6 +170,7 @@ def test_peers_of_a_tile_are_summed_apart():
         np.testing.assert_allclose(found[first], inputs[first::2].sum(0), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tree-packing", "double-tree"])
 def test_long_vectors_are_cut_finer(name):
     topology = MACHINES["mesh with a hole"][0]
@@ -199,6 +201,7 @@ def test_halves_are_inverse_and_an_all_reduce_stands_in_for_them():
         np.testing.assert_array_equal(whole, gathered)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_psum():
     inputs, weights = vectors(8, 24, np.float32), vectors(8, 24, np.float32)[::-1].copy()
     topology, sizes = MACHINES["mesh"]
@@ -283,6 +286,7 @@ for algorithm, machine, schedule in CASES:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_give_the_bits_of_numpy():
     with socket.socket() as free:

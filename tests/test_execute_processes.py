@@ -45,6 +45,7 @@ def reports(request) -> Reports:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.slow
 def test_all_bits_are_those_of_the_reference(reports):
     assert reports.failed == {}
 

@@ -43,6 +43,7 @@ def study(model, ranks, optimizer=SGD, **fields):
     return Study(model, Classification(), lambda settings: optimizer.build(10), ranks=ranks, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["xla", "adasum"])
 def test_a_step_is_that_of_a_mesh(how):
     model = Perceptron(hidden=(8,), norm=True, tile=(1, 1) if how == "adasum" else "all")
@@ -64,6 +65,7 @@ def test_a_step_is_that_of_a_mesh(how):
         np.testing.assert_allclose(carry.statistics[name], value, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_tree_is_that_of_the_operator():
     vectors = np.random.default_rng(0).normal(size=(8, 5, 3)).astype(np.float32)
     vectors[2] = 0
@@ -71,6 +73,7 @@ def test_the_tree_is_that_of_the_operator():
     np.testing.assert_allclose(tree(jnp.asarray(vectors)), right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adasum", [False, True])
 def test_runs_at_once_are_the_runs_one_by_one(adasum):
     some = {name: array[:64] for name, array in TRAIN.items()}

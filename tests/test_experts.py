@@ -65,6 +65,7 @@ def assert_close(a, b, tolerance=1e-5):
 # --- grouped products ---
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.integers(0, 80), min_size=5, max_size=5),
@@ -90,6 +91,7 @@ def _both(rows, kernels, sizes, way):
     return y, gradients
 
 
+@pytest.mark.slow
 def test_grouped_product_equals_jax_ragged_dot():
     rng = np.random.default_rng(0)
     rows, kernels = rng.normal(size=(600, 16)).astype(np.float32), rng.normal(size=(2, 16, 8)).astype(np.float32)
@@ -264,6 +266,7 @@ def test_bfloat16_experts_agree_too():
     assert_close(_outputs(spec, tokens()), _outputs(replace(spec, path="einsum"), tokens()), 0.05)
 
 
+@pytest.mark.slow
 def test_one_expert_is_the_dense_layer():
     spec = ExpertSpec(Routing(1, 1, group=GROUP, dropless=True), HIDDEN)
     weights = weights_of(spec)
@@ -273,6 +276,7 @@ def test_one_expert_is_the_dense_layer():
     assert_close(_outputs(spec, x), hidden * w["experts/factor"][0] @ w["experts/outer"][0])
 
 
+@pytest.mark.slow
 def test_sorting_makes_nothing_of_tokens_times_experts_times_slots():
     spec = replace(SPEC, routing=replace(ROUTING, group=256, capacity=2.0))
     largest = {path: _largest(replace(spec, path=path)) for path in ("sorted", "einsum")}
@@ -356,6 +360,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "model", "changes"), SPLIT.values(), ids=SPLIT)
 def test_any_number_of_devices_serves_the_same_tokens(devices, model, changes):
     # No losses: they are means over a device's groups, and their sum over devices is another multiple.

@@ -18,6 +18,7 @@ from multipod.nn.images.convolution import convolution_with_folded_stride
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
+@pytest.mark.slow
 @given(
     blocks=st.tuples(st.integers(2, 5), st.integers(2, 5)),
     size=st.integers(1, 7),
@@ -37,6 +38,7 @@ def test_a_folded_convolution_is_the_convolution(blocks, size, step, padding):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [32, 31])
 def test_a_folded_stem_changes_no_parameter_and_no_value(side):
     style = ResNet(18, width=8, fold_stem=True).style

@@ -136,6 +136,7 @@ def torch_gnmt(torch, p, batch, form):
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 def test_an_lstm_is_its_loop_and_its_gradient_the_loops():
     """The derivative that is written by hand, against JAX's of one step after the other; masked and reversed too."""
     layer = Lstm(3, 4, init=jax.nn.initializers.normal(0.5), rngs=nnx.Rngs(0))
@@ -163,6 +164,7 @@ def test_an_lstm_is_its_loop_and_its_gradient_the_loops():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), gradients, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_search_scores_as_the_whole_model_does(form):
     """Token by token as all at once: log-probability over the length penalty, and the coverage of the source."""
@@ -215,6 +217,7 @@ def test_a_grammar_says_the_same_in_german():
     assert ((batch["label"] == end).sum(1) == 1).all()
 
 
+@pytest.mark.slow
 def test_the_recipe_is_the_references_model_and_trains_on_pairs_of_like_lengths(tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     pytest.importorskip("sacrebleu")

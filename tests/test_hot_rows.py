@@ -163,6 +163,7 @@ def test_devices_of_a_mesh_count_together():
         assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_cache(tmp_path):
     cores, rows, hot, _ = warmed()
     zero = jnp.zeros((), jnp.int32)
@@ -213,6 +214,7 @@ def test_touched_rows_move_as_under_the_whole_gradient(name):
     np.testing.assert_allclose(*both(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_ids_outside_a_table_move_nothing():
     table = jnp.ones((4, 2))
     gradient = make_row_gradient(jnp.array([7, -1, 2, 7]), jnp.ones((4, 2)), 4)
@@ -220,6 +222,7 @@ def test_ids_outside_a_table_move_nothing():
     assert np.asarray(sgd_rows(table, gradient, 1.0)).sum(1).tolist() == [2, 2, 0, 2]
 
 
+@pytest.mark.slow
 def test_a_table_far_larger_than_the_batch_learns_under_each_way_of_looking_up():
     rows, hot = empty_cache(TT, 3)
     ids, offsets = map(jnp.asarray, one_bag([1, 2, 3]))

@@ -34,6 +34,7 @@ def launched(tmp_path):
             process.kill()
 
 
+@pytest.mark.slow
 def test_four_processes_train_like_one_and_leave_one_folder(multipod, tmp_path):
     one = multipod("train", TINY, "--mesh", "2x4", "--out", "one", "--quiet")
     assert one.returncode == 0, one.stderr
@@ -56,6 +57,7 @@ def test_four_processes_train_like_one_and_leave_one_folder(multipod, tmp_path):
     assert max(abs(a[update] - b[update]) for update in a) < 1e-4
 
 
+@pytest.mark.slow
 def test_no_process_compiles_again_what_it_compiled_the_last_time(tmp_path):
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--", "train", TINY, "--mesh", "1x2"]
     environment = clean_environment() | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -71,6 +73,7 @@ def test_no_process_compiles_again_what_it_compiled_the_last_time(tmp_path):
     assert kept[1] == kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 45)], ids=["killed", "stopped"])
 def test_a_lost_rank_is_named_and_the_run_can_go_on(multipod, launched, tmp_path, number, limit_s):
     launcher, ranks = launched
@@ -87,6 +90,7 @@ def test_a_lost_rank_is_named_and_the_run_can_go_on(multipod, launched, tmp_path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_all_ranks_at_the_same_update(launched, tmp_path):
     launcher, ranks = launched
     launcher.send_signal(signal.SIGINT)

@@ -35,6 +35,7 @@ def test_each_stack_counts_its_own_layers() -> None:
     assert list(layer_factors(names, 0.5).values()) == [0.5**4, 0.5**3, 0.5, 0.5, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "plain"),
     [

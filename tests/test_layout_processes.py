@@ -35,6 +35,7 @@ def restored(folder, recipe):
         checkpoints.close()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "layout"), RUNS)
 def test_four_processes_learn_what_the_unsplit_model_learns_and_their_checkpoint_fits_any_layout(

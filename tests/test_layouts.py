@@ -77,6 +77,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS)
 def test_a_layout_trains_as_the_unsplit_model_does(name, layout):
     program, _, losses, state, sums = trained(name, layout)
@@ -91,11 +92,13 @@ def test_a_layout_of_all_kinds_on_every_jax():
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     _, _, losses, state, sums = trained("words", Layout((1, 2)), accumulate=4)
     assert_same("words", losses, state, sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

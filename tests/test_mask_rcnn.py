@@ -34,6 +34,7 @@ def reference():
     return torch, torchvision
 
 
+@pytest.mark.slow
 def test_parameters_are_counted_as_published():
     shapes = {classes: jax.eval_shape(MaskRcnn(classes).init, jax.random.key(0))[0] for classes in (81, 91)}
 
@@ -99,6 +100,7 @@ def some_batch():
     }
 
 
+@pytest.mark.slow
 def test_state_dicts_come_and_go():
     torch, _ = reference()
 
@@ -137,6 +139,7 @@ def _filled(trees):
     return jax.tree.map(lambda x: np.zeros(x.shape) if isinstance(x, jax.ShapeDtypeStruct) else x, trees)
 
 
+@pytest.mark.slow
 def test_detections_are_torchvisions():
     torch, _ = reference()
     from torchvision.models.detection.image_list import ImageList
@@ -160,6 +163,7 @@ def test_detections_are_torchvisions():
     np.testing.assert_allclose(found["mask"][0, :n], expected["masks"][:, 0].numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_losses_and_their_gradients_are_torchvisions():
     """All but the mask's, whose targets torchvision samples otherwise. The samples are large enough to hold all."""
     torch, _ = reference()

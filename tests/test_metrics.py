@@ -63,6 +63,7 @@ def test_accuracies_are_those_of_scikit_learn(real):
         assert values[f"top_{k}_accuracy"] == pytest.approx(expected, abs=1e-15)
 
 
+@pytest.mark.slow
 @given(arrays.arrays(np.int8, (7, 6), elements=st.integers(-2, 2)), st.integers(1, 6))
 @settings(deadline=None, max_examples=50)
 def test_equal_logits_are_ordered_as_in_top_k(logits, k):

@@ -116,6 +116,7 @@ def small_ssd():
     return spec, *({name: draw(name, x) for name, x in tensors.items()} for tensors in shapes)
 
 
+@pytest.mark.slow
 def test_a_small_ssd_finds_the_same_in_its_file():
     spec, params, statistics = small_ssd()
     images = np.random.default_rng(2).normal(size=(8, 1, 32, 32, 3)).astype(np.float32)

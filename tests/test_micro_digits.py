@@ -36,6 +36,7 @@ def exported():
     return made, to_stored(images[:1], made.graph.inputs[0])
 
 
+@pytest.mark.slow
 def test_its_convolutions_become_convolutions_with_batch_norm_and_activation_inside(exported):
     kinds = [op.kind for op in exported[0].graph.ops]
     assert set(kinds) == {"CONV_2D", "ADD", "MEAN", "FULLY_CONNECTED", "SOFTMAX"}
@@ -69,6 +70,7 @@ def test_bundles_that_cannot_be_are_refused(tmp_path):
     assert set(TARGETS) == {"cortex-m0", "cortex-m3", "cortex-m4", "cortex-m55", "rv32imac"}
 
 
+@pytest.mark.slow
 def test_a_run_folder_becomes_a_file_that_predicts_the_same(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     train = [sys.executable, "-m", "multipod", "train", TINY, "--out", str(run), "--quiet"]

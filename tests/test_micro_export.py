@@ -198,6 +198,7 @@ def test_a_function_gives_the_same_numbers_in_every_runtime(name):
         np.testing.assert_allclose(litert(model, case.value)[0], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_IN_INT8 | ENOUGH])
 def test_int8_bytes_are_the_same_in_every_runtime_and_near_the_real_numbers(name):
     case = CASES[name]

@@ -16,6 +16,7 @@ from tiny_networks import SMALL
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["keywords", "anomalies"])
 def test_the_same_bytes_everywhere(name):
     network = SMALL[name].make(nnx.Rngs(0))

@@ -205,6 +205,7 @@ def test_a_run_that_goes_on_keeps_its_log_up_to_the_checkpoint_and_says_so(tmp_p
     assert any("does not begin with the first example" in wrong for wrong in check(tmp_path / "late").wrong)
 
 
+@pytest.mark.slow
 def test_a_real_run_resumed_is_logged_and_packed(tmp_path, small):
     folder = tmp_path / "run"
     runs.train(small(mesh=(1, 1), updates=4, evaluate_every=2), out=folder, log=["mlperf"], stop_after=3)

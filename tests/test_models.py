@@ -80,6 +80,7 @@ def initial(model, *ends: str) -> dict[str, np.ndarray]:
 
 
 # b3, b4 and b6 take seconds each and add nothing: the rounding rules are tested for all.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("b3", "b4", "b6")])
 def test_the_network_has_the_published_number_of_parameters(name):
     params, _ = jax.eval_shape(published(name).init, KEY)
@@ -124,6 +125,7 @@ def distance(one: dict, other: dict) -> float:
     return float(np.linalg.norm(parts) / np.sqrt(len(parts)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_evaluation_gives_what_pytorch_gives_with_the_same_weights(name):
     pytest.importorskip("torch")
@@ -137,6 +139,7 @@ def test_evaluation_gives_what_pytorch_gives_with_the_same_weights(name):
     assert all((after[name] == statistics[name]).all() for name in statistics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet"])
 def test_training_is_as_near_as_pytorch_to_pytorch_in_float64(name):
     pytest.importorskip("torch")
@@ -181,6 +184,7 @@ def test_features_are_a_multiple_of_eight_near_what_was_asked_for(features, widt
     assert max(0.9 * asked, 8) <= rounded < max(asked + 8, 9)
 
 
+@pytest.mark.slow
 def test_kernels_begin_normal_by_fan_out_and_heads_as_published():
     expected = {
         "stem/conv/kernel": 3 * 3 * 16,
@@ -227,6 +231,7 @@ class OneBlock(EfficientNet):
         return module.blocks[6](batch["image"])
 
 
+@pytest.mark.slow
 def test_a_block_is_left_out_for_whole_examples_and_what_remains_is_enlarged():
     x = jax.random.normal(KEY, (400, 2, 2, 48))
     params, statistics = randomised(OneBlock(width=0.25, depth=0.3))
@@ -243,6 +248,7 @@ def test_a_block_is_left_out_for_whole_examples_and_what_remains_is_enlarged():
     np.testing.assert_array_equal(out(0.0, train=False), out(0.8, train=False))
 
 
+@pytest.mark.slow
 def test_randomness_comes_from_the_key_and_only_in_training():
     model = EfficientNet(width=0.25, depth=0.3, classes=5, dropout=0.5, stochastic_depth=0.5)
     params, statistics = randomised(model)
@@ -266,6 +272,7 @@ def test_squeeze_and_excitation_is_the_published_equation():
     np.testing.assert_allclose(layer(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet"])
 def test_bfloat16_is_for_activations_alone(name):
     model = replace(SMALL[name], dtype="bfloat16")
@@ -400,6 +407,7 @@ def test_fields_can_be_set_by_name(small):
         override(changed, ["model.depth=7"])
 
 
+@pytest.mark.slow
 def test_it_trains_on_a_mesh(small):
     """From weights made here: to compile the initial ones takes as long as the update."""
     model = EfficientNet(0.25, 0.3, channels=1, classes=10, dtype="bfloat16", batch_norm_tile=(1, 1))

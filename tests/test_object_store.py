@@ -97,6 +97,7 @@ def test_an_end_without_the_store_says_what_is_missing(server, tmp_path):
         server.start()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_copy_in_another_place(server, tmp_path, monkeypatch):
     recipe = replace(tiny(), updates=12, evaluate_every=0, checkpoint_every=4)
     monkeypatch.chdir(tmp_path)

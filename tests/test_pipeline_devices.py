@@ -57,6 +57,7 @@ def test_synchronous_pipelines_train_as_the_whole_model(name, stages, data):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), own, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stages", "data", "techniques"),
     [
@@ -93,6 +94,7 @@ def test_what_does_not_fit_is_listed():
         replace(good.setup, parts=good.setup.parts[:3], weights=good.setup.weights[:3], stage_axis="y")
 
 
+@pytest.mark.slow
 def test_half_way_it_goes_on_with_the_same_bits(tmp_path):
     """Saved with micro-batches under way, restored into a new pipe, it ends with the bits of one that went on."""
     straight = trained(pipe_of("pipemare", 3, 1, techniques=PipeMare(decay=0.3)), batches(5))
@@ -178,6 +180,7 @@ def test_parts_that_update_alike_share_a_branch():
     assert roots([optax.adamw(1e-2) for _ in range(4)]) == 1 + 2 + 2 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_real_processes_train_as_virtual_devices(tmp_path):
     known = jax.tree.leaves([trained(pipe_of(name, 2, 1), batches(3)) for name in ("1f1b", "pipemare")])

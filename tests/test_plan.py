@@ -57,6 +57,7 @@ def test_tables_have_the_published_flops_and_parameters(model, gflops, parameter
         assert products(table.build(1, ModelSplit(), 128)) / 1e9 == pytest.approx(gflops, rel=0.06)
 
 
+@pytest.mark.slow
 def test_a_table_against_the_traced_program():
     """FLOPs of a residual network's layers are those of the house's model, traced and differentiated."""
     from multipod.models.resnet import ResNet

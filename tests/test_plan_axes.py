@@ -99,6 +99,7 @@ def test_sends_take_the_way_there_and_back():
     assert found == pytest.approx(2 * 3 * lone)
 
 
+@pytest.mark.slow
 def test_a_pipeline_against_xlas_program():
     """Messages of each tick, weights with their slots, and the store of activations, of the very program."""
     model = Mlp(64, 32, 6, 10)
@@ -118,6 +119,7 @@ def test_a_pipeline_against_xlas_program():
     assert step.memory.total == pytest.approx(facts.memory.peak, rel=0.2)  # so small a model has as much around it
 
 
+@pytest.mark.slow
 def test_experts_send_what_xlas_program_sends():
     recipe = layout_recipes.moe()
     assert expert_splits(recipe) == (ModelSplit(expert=2), ModelSplit(expert=4))
@@ -190,6 +192,7 @@ def test_a_box_of_gpus_talks_over_its_own_switch():
     assert "gradient sum" not in dict(predict_step(MODELS["bert"], whole, 4, box).parts)
 
 
+@pytest.mark.slow
 def test_layouts_of_a_plan_are_layouts_of_a_run():
     """What a saved plan changes in the recipe makes a program; nothing is compiled."""
     for recipe, layout in (
@@ -224,6 +227,7 @@ def heavier(part):
     return replace(part, weights=tuple((shape, n, 50 * size) for shape, n, size in part.weights))
 
 
+@pytest.mark.slow
 def test_products_of_another_type_move_half_the_bytes():
     recipe = layout_recipes.words()
     workload = workload_of(recipe)
@@ -308,6 +312,7 @@ def test_a_second_plan_traces_nothing(tmp_path, monkeypatch):
         remember_traces(None)
 
 
+@pytest.mark.slow
 def test_fully_sharded_weights_are_kept_in_shares_and_gathered_twice():
     """Memory against XLA's program; on the wire half an all-reduce of gradients and two of weights, of their types."""
     recipe = layout_recipes.words()

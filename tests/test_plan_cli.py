@@ -49,6 +49,7 @@ def test_a_table_of_layouts_with_parts_and_price(run):
     assert "to survive a lost host: 0.14 GiB copied to each host's memory" in text
 
 
+@pytest.mark.slow
 def test_a_hole_a_scale_and_plans(run, tmp_path):
     text = run("ssd", "--on", "tpu-v3-pod:4x4", "--batch", "1024", "--fail", "1-2,2-3", "--save", "a.json")
     assert "with the hole:" in text
@@ -127,6 +128,7 @@ def test_a_search_puts_the_quickest_first():
     assert of_size("tpu-v4-cube", 64).topology.shape == (4, 4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiled.has_libtpu(), reason="needs the extra tpu")
 def test_xla_beside_the_prediction(run):
     """The real step of a recipe, compiled for a TPU that is not here; and what cannot be compiled."""
@@ -142,6 +144,7 @@ def test_xla_beside_the_prediction(run):
         run(recipe, "--on", "tpu-v3-pod:4x4", "--fail", "1,1", "--batch", "120", "--compile")
 
 
+@pytest.mark.slow
 def test_training_by_a_plan_shows_predicted_beside_measured(multipod, tmp_path):
     """A plan for this host, trained for some updates; and a plan that does not belong to the recipe."""
     recipe = f"{Path(__file__).parent / 'tiny_recipe.py'}:tiny"

@@ -108,6 +108,7 @@ def test_no_file_and_no_json(run, tmp_path):
         run("calibrate", "steps.json", *TO)
 
 
+@pytest.mark.slow
 def test_without_libtpu_it_says_what_else_and_how(run, monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "has_libtpu", lambda: False)
     (tmp_path / "own.py").write_text("from multipod.recipes.digits import digits\n\ndef nothing():\n    return 3\n")

@@ -197,6 +197,7 @@ def test_the_bytes_of_a_sum_are_those_of_its_price(model, layout, width):
     assert step.sum_sent == pytest.approx(15 / 16 * width * MODELS[model].parameters, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_published_place_of_dlrms_tables_is_priced_below_fewer_devices():
     """96 GB of tables over 512 devices; by fewer, gradients of whole tables are summed between replicas."""
     machine = find("tpu-v3-pod:16x16")

@@ -39,6 +39,7 @@ def test_a_model_is_split_as_far_as_its_dims_allow(splits):
     assert Splits(layout_recipes.pictures()).able == tuple(ModelSplit(spatial=one) for one in images)
 
 
+@pytest.mark.slow
 def test_memory_and_messages_are_those_of_xla(splits):
     split = ModelSplit(model=2)
     recipe = replace(splits.recipe, batch=24, layout=Layout((1, 1), split=ModelSplit(model=2)))
@@ -65,6 +66,7 @@ bytes, times). Compiling it takes 18 s."""
 GROUPS = {("model",): ((0, 2), (1, 3)), ("expert",): ((0, 1), (2, 3))}
 
 
+@pytest.mark.slow
 def test_experts_that_model_splits_too(monkeypatch):
     """Tokens travel as in the trace and in XLA's program, the rest as in the program, but for sums of gradients."""
     split, alone = ModelSplit(model=2, expert=2), ModelSplit(expert=2)
@@ -94,6 +96,7 @@ def test_experts_that_model_splits_too(monkeypatch):
     assert workload.held(split) == sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in shapes)
 
 
+@pytest.mark.slow
 def test_stages_that_model_splits(splits):
     """Weights to the element as a run lays them; operators and messages are the unstaged step's, cut in two."""
     workload, model = workload_of(splits.recipe, splits), 2
@@ -123,6 +126,7 @@ def test_stages_that_model_splits(splits):
         workload_of(splits.recipe).cut(24, 2, 1, model)
 
 
+@pytest.mark.slow
 def test_split_products_fill_less_of_the_matrix_unit(splits):
     """Heads and hidden features of 16 and 32 over two devices, on tiles of 16 x 16: rounded up to the tile."""
     assert filled((Product(64, 16, 32, 10.0), Product(64, 16, 8, 10.0)), 16) == pytest.approx(20 / (10 + 20))
@@ -140,6 +144,7 @@ def test_split_products_fill_less_of_the_matrix_unit(splits):
     assert Text(hlo).products == (Product(24 // 4, 8, 10, 2.0 * 4 * 6 * 10 * 8),)
 
 
+@pytest.mark.slow
 def test_a_split_that_was_not_compiled_is_refused():
     workload = workload_of(layout_recipes.words())
     with pytest.raises(PlanError, match="a split of model 2 has not been compiled"):
@@ -155,6 +160,7 @@ def test_a_plan_with_a_split_says_how_its_tiles_lie():
     assert on_machine(split_by(model=4), find("tpu-v3-pod:1x1")).mesh == ()
 
 
+@pytest.mark.slow
 def test_an_update_that_does_not_fit_is_refused_with_what_would():
     recipe = layout_recipes.words(Layout((1, 2)))
     program = program_of(recipe, make_mesh(recipe.layout))

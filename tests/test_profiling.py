@@ -92,6 +92,7 @@ def test_a_libtpu_of_another_version_is_refused(monkeypatch):
     refuse_unfit_libtpu("cpu")
 
 
+@pytest.mark.slow
 def test_a_run_has_its_profile(tmp_path):
     command = [sys.executable, "-m", "multipod", "train", "mlp-small", "--out", "run", "--quiet", "--profile", "3:4"]
     sizes = ["--cpu-devices", "1", "--set", "updates=5", "--set", "evaluate_every=0", "--set", "checkpoint_every=0"]

@@ -49,6 +49,7 @@ def run(recipe):
     return program, state, next(event for event in events if isinstance(event, Evaluated))
 
 
+@pytest.mark.slow
 def test_bert_trains_on_packed_rows_and_is_judged_by_text(tmp_path):
     """One program for both kinds of files: they give the same arrays."""
     pytest.importorskip("google_crc32c")

@@ -92,6 +92,7 @@ def test_a_process_that_dies_again_stops_the_run_with_its_name(tmp_path):
     feed.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(tmp_path):
     expected = batches(Strange(str(tmp_path)))
     assert 3 not in expected.numbers(0)  # a first part may take longer

@@ -17,6 +17,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_printed_program_runs(block, tmp_path):
     environment = clean_environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}

@@ -51,6 +51,7 @@ def saved(folder, program, state):
     return opened, {"mesh": dict(program.mesh.shape)}
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_goes_on_in_other_stages_and_in_none(tmp_path):
     """Two updates in stages; the third in other stages, and unsplit: that of a run that was never split."""
     first = program(Layout((1, 1), pipeline=PipelineSplit(2, schedule="interleaved", micro_batches=2)))
@@ -69,6 +70,7 @@ def test_a_synchronous_run_goes_on_in_other_stages_and_in_none(tmp_path):
         np.testing.assert_allclose([*losses, *third], unsplit()[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_is_drained_and_goes_on_with_its_velocities(tmp_path):
     before = program(LATE, pipemare=T123)
     hosts = fed(before, 6)

@@ -152,6 +152,7 @@ def test_a_save_that_is_owed_is_of_the_newest_state(recipe, monkeypatch, tmp_pat
     assert [event.update for event in told if isinstance(event, Saved)] == [9, 12, 14]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "flips"),
     [

@@ -40,6 +40,7 @@ def test_a_target_that_cannot_be_meant_is_refused():
         is_reached("bleu >= 25", {"loss": 1.0, "accuracy": 0.5})
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_its_target_is_reached_and_may_go_on_with_a_higher_one(tmp_path):
     recipe = replace(tiny(), evaluate_every=10, target="accuracy >= 0.3 and loss <= 2.2")
     told = from_text(to_text(recipe)).target

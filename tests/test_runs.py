@@ -82,6 +82,7 @@ def test_a_run_is_opened_at_any_checkpoint_and_evaluated(stopped):
         runs.open(whole.folder, at=7)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_in_any_layout(tmp_path):
     recipe = replace(mlp_small(), model=Mlp(features=8, layers=2), batch=24, updates=3)
     staged = runs.train(recipe, changes=["layout.stage=2"], out=tmp_path / "run")
@@ -96,6 +97,7 @@ def test_a_run_is_evaluated_in_any_layout(tmp_path):
         runs.open(staged.folder, changes=["layout.stage=1", "batch=5"])
 
 
+@pytest.mark.slow
 def test_a_recipe_given_as_a_value_is_read_back_from_its_folder(stopped):
     whole = stopped[0]
     facts = json.loads((whole.folder / "run.json").read_text())

@@ -51,6 +51,7 @@ def learnt(recipe, updates=3):
     return program, told, jax.device_get(state.params)
 
 
+@pytest.mark.slow
 def test_experts_split_over_devices_learn_as_in_one():
     """Losses, loads and dropped shares, and every weight; the rest of the optimizer split over the data axes."""
     _, known, weights = learnt(sparse(Layout((1, 1))))
@@ -65,6 +66,7 @@ def test_experts_split_over_devices_learn_as_in_one():
     assert device_bytes(experts) * 4 == sum(leaf.size * 4 for leaf in experts.values())
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_from_end_to_end(tmp_path, monkeypatch, capsys):
     """Pre-trains two updates, fine-tunes the experts alone for two, evaluates; the rest stays as it was."""
     pytest.importorskip("tokenizers")

@@ -131,6 +131,7 @@ def split_over(devices):
         return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "devices", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 )

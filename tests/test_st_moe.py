@@ -36,6 +36,7 @@ def counted(model):
     return shapes, sum(math.prod(leaf.shape) for leaf in shapes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "published", "within", "flops"),
     [(st_moe_large(), 4.1e9, 0.05e9, 645e9), (StMoe(), 269e9, 0.5e9, 20.2e12)],
@@ -159,6 +160,7 @@ def test_adafactor_clips_the_step_of_each_tensor():
     np.testing.assert_allclose([rates(50), rates(100), rates(400)], [0.005, 0.01, 0.005], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nan_in_a_router_is_named(params):
     poisoned = {**params, "decoder/0/sparse/router": np.full_like(params["decoder/0/sparse/router"], np.nan)}
     batch = batch_of()

@@ -88,6 +88,7 @@ def assert_same(found, known):
         np.testing.assert_allclose(found[2][name], right, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -112,6 +113,7 @@ def unsplit():
     return learnt(dense())
 
 
+@pytest.mark.slow
 def test_a_transformer_in_stages_learns_as_the_unsplit_model_with_its_dropout():
     """One table in all stages; the encoder's output beside the decoder's; the draws of accumulated gradients."""
     assert_same(learnt(dropping(Layout((1, 2), pipeline=PipelineSplit(3, micro_batches=2))), 2), unsplit_transformer())
@@ -122,6 +124,7 @@ def unsplit_transformer():
     return learnt(dropping(Layout((1, 2)), accumulate=2), 2)
 
 
+@pytest.mark.slow
 def test_inside_each_stage_a_transformer_is_split_by_heads_hidden_features_and_vocabulary():
     """arXiv:1909.08053, section 3, in every stage."""
     recipe = dropping(Layout((1, 2), split=ModelSplit(model=2), pipeline=PipelineSplit(2, micro_batches=2)))
@@ -151,6 +154,7 @@ def test_inside_a_stage_the_axis_model_splits_weights_and_optimizer_state():
         _ = program_of(dense(layout), make_mesh(layout)).lowered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "late",
     [
@@ -192,6 +196,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
     assert evaluate(program, state, recipe.data.test())["count"] == 360
 
 
+@pytest.mark.slow
 def test_stopped_in_mid_pipeline_it_goes_on_with_the_same_bits(tmp_path):
     recipe = dense(LATE, pipemare=T123, evaluate_every=4, checkpoint_every=3)
     program = program_of(recipe, make_mesh(recipe.layout))
@@ -284,6 +289,7 @@ def test_layouts_of_stages_as_text_and_as_tables():
     assert int(rows["under way, bytes"].replace(",", "")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_stage_that_dies_is_named_and_nobody_hangs(tmp_path):
     """Two processes, a stage each, in an asynchronous pipeline; one is killed while micro-batches are under way."""

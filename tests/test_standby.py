@@ -107,6 +107,7 @@ def test_processes_that_wait_are_of_no_use_without_each_other():
         assert two.process.poll() is not None  # it was ended, too
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_train_waits_with_its_peers_and_then_runs_what_it_is_told(tmp_path):
     train = ["train", f"{HERE / 'tiny_recipe.py'}:tiny", "--set", "updates=3", "--cpu-devices", "1"]

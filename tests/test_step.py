@@ -72,12 +72,14 @@ def smooth(small, **fields):
     return type(recipe)(**{**vars(recipe), "optimizer": Sgd(Cosine(0.02))})
 
 
+@pytest.mark.slow
 def test_torus_gives_the_same_parameters_as_xla_after_50_updates(small):
     _, xla, _ = trained(smooth(small), 50)
     _, torus, _ = trained(smooth(small, gradient_sum="torus"), 50)
     assert largest_difference(xla.params, torus.params) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_sum", ["xla", "torus"])
 @pytest.mark.parametrize("shard_update", [False, True])
 def test_the_mesh_trains_like_one_plain_device(small, gradient_sum, shard_update):
@@ -88,6 +90,7 @@ def test_the_mesh_trains_like_one_plain_device(small, gradient_sum, shard_update
     assert largest_difference(state.statistics, statistics) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [optax.sm3, optax.adafactor], ids=lambda make: make.__name__)
 def test_an_optimizer_from_elsewhere_works_with_a_split_update(small, make):
     class Elsewhere:

@@ -59,6 +59,7 @@ def a_mesh(stages: int) -> Mesh:
     return Mesh(np.array(jax.devices()[:stages]), ("stage",), axis_types=(AxisType.Auto,))
 
 
+@pytest.mark.slow
 def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
     pipe = pipe_of(recipe, check(build("1f1b", 3, N)), a_mesh(3), a_batch())
     params, _ = jax.jit(recipe.model.init)(jax.random.key(0))
@@ -88,6 +89,7 @@ def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
         np.testing.assert_allclose(found[name], right, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_cut(recipe):
     with pytest.raises(LayoutError, match=r"6 stages for 5 layers: every stage needs one. Take 1 to 5 stages"):
         cut_of(recipe, 6)

@@ -59,6 +59,7 @@ def test_several_devices_and_a_rest_that_fills_no_call(recipe):
     assert same(run(wide)[0], run(wide, steps_per_call=4)[0])
 
 
+@pytest.mark.slow
 def test_stages_whose_pipe_is_never_empty():
     recipe = dense(LATE, updates=5, pipemare=T123)
     program, results = program_of(recipe, make_mesh(recipe.layout)), []
@@ -70,6 +71,7 @@ def test_stages_whose_pipe_is_never_empty():
     assert same(results[0][1], results[1][1])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_a_call_is_gone_on_with(recipe, one_by_one, tmp_path):
     program = program_of(recipe, make_mesh(recipe.layout, jax.devices()[:1]))
     with closing(Checkpoints(tmp_path / "checkpoints", 3)) as store:
@@ -84,6 +86,7 @@ def test_a_run_that_is_stopped_in_a_call_is_gone_on_with(recipe, one_by_one, tmp
     assert same(state, one_by_one[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["skip", "stop"])
 def test_what_is_behind_a_bad_update_in_its_call_changes_nothing(recipe, action, tmp_path):
     rules = BadUpdateRules(action, replay=action == "skip")
@@ -105,6 +108,7 @@ def test_what_is_behind_a_bad_update_in_its_call_changes_nothing(recipe, action,
     assert same(results[0][2], results[1][2])
 
 
+@pytest.mark.slow
 def test_a_run_folder_remembers_it_and_what_cannot_be_is_refused(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = replace(recipe, layout=replace(recipe.layout, mesh=(2, 4)))

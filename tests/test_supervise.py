@@ -336,6 +336,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert "gave no sign of life for 1 s; last seen: in update" in outcome.reason
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_that_lives_but_hangs_is_named(tmp_path: Path) -> None:
     outcome = supervise(crew(tmp_path, "beat('updating', 2)\n" + FOREVER, FOREVER), Timeouts(limit_s=5))

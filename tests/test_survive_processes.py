@@ -71,6 +71,7 @@ for generation, address in enumerate(addresses):
 """
 
 
+@pytest.mark.slow
 def test_devices_that_were_made_between_two_worlds_are_of_neither():
     with CoordinationServices(clean_environment(), CoordinatorHost()) as services:
         addresses = [services.open(2, 10.0) for _ in range(2)]
@@ -90,6 +91,7 @@ def test_devices_that_were_made_between_two_worlds_are_of_neither():
     assert found == [[f"{generation} {rank} 2 4 2" for generation in range(2)] for rank in range(2)], said
 
 
+@pytest.mark.slow
 def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(multipod, tmp_path):
     run = tmp_path / "two"
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive", "--", "train", TINY]
@@ -135,6 +137,7 @@ def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(
     assert used(run) == used(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkpoint(tmp_path):
     run = tmp_path / "three"
     (tmp_path / "slow").touch()
@@ -167,6 +170,7 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
     assert third["update"] % 100 == 0
 
 
+@pytest.mark.slow
 def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_path):
     run = tmp_path / "two"
     with contextlib.ExitStack() as stack:

@@ -73,6 +73,7 @@ def as_batch(sequences):
     return rows | {"target": read, "label": label, "weight": (segment != 0).astype(np.int32)}
 
 
+@pytest.mark.slow
 def test_the_big_model_has_the_published_parameters_and_a_name_for_each_dim():
     model = Transformer()
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
@@ -124,6 +125,7 @@ def test_fields_are_read_from_text():
     assert model == Transformer(dtype="bfloat16", remat="dots", norm="post", encoder_layers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_forward_pass_is_that_of_torch(norm):
     torch = pytest.importorskip("torch")
@@ -216,6 +218,7 @@ def gradient(model, params, batch):
     return jax.value_and_grad(loss)(params)
 
 
+@pytest.mark.slow
 @pytest.mark.jax_version
 def test_rematerialisation_changes_no_gradient(params):
     batch = as_batch(pairs())

@@ -54,6 +54,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_within_5_percent_of_the_bound_even_with_a_barrier_after_every_step(name):
     topology = SMALL[name]
@@ -67,6 +68,7 @@ def test_within_5_percent_of_the_bound_even_with_a_barrier_after_every_step(name
         assert len(np.unique(arcs)) == len(arcs), "a link carries two pieces in one step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bytes_per_s", [(70, 50), (3, 1), (100, 1), (Fraction(10, 3), 3)])
 @pytest.mark.parametrize("wrap", [False, True])
 def test_within_5_percent_where_links_differ_in_speed(bytes_per_s, wrap):
@@ -75,6 +77,7 @@ def test_within_5_percent_where_links_differ_in_speed(bytes_per_s, wrap):
     assert 1 <= over_bound(schedule) <= Fraction(105, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology",
     [
@@ -103,6 +106,7 @@ def test_large_machines_come_as_near(topology):
         assert len(np.unique(arcs)) == len(arcs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [0, 1, 1e3, 1e6, 1e9])
 def test_the_number_of_rounds_suits_the_vector(nbytes):
     topology = Topology((8, 8))
@@ -272,6 +276,7 @@ def test_what_cannot_be_mended_is_refused():
         repair(by_hand, Topology((1,)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([(8, 8), (5, 9), (3, 3, 3)]), st.sampled_from([0.03, 0.1, 0.25]), st.randoms(use_true_random=False)

@@ -263,6 +263,7 @@ def test_pieces_that_travel_alike_at_other_times_are_followed_once():
     assert verify(schedule).patterns == 1
 
 
+@pytest.mark.slow
 def test_small_batches_prove_the_same(monkeypatch):
     schedules = [build(name, Topology((2, 3)), collective) for name, collective in CASES]
     whole = [verify(schedule) for schedule in schedules]
@@ -513,6 +514,7 @@ def repeat(draw, steps, chips, pieces):
 MUTATIONS = [drop, change, swap, merge, repeat]
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=mutants())
 def test_mutants_are_refused_where_the_printed_checker_refuses_them(schedule, checker):

@@ -92,6 +92,7 @@ def test_a_widened_function_over_several_devices_is_refused() -> None:
         widened(both, np.ones(4, np.float32))(np.ones(4, np.float32))
 
 
+@pytest.mark.slow
 def test_the_recorded_gradient_is_that_of_the_loss(reference: Reference) -> None:
     states, source = reference.states, reference.source
     model, objective = RECIPE.model, RECIPE.objective
@@ -163,6 +164,7 @@ def test_devices_that_differ_are_found(reference: Reference, monkeypatch: pytest
     assert any(wrong.startswith("devices 0 and 1 hold other bits of the same part of ") for wrong in result.wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUM_FAULTS)
 def test_a_wrong_sum_is_found(reference: Reference, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SUMS, "direct", all_reduces_by(SUM_FAULTS[name]))
@@ -255,6 +257,7 @@ def test_state_that_is_not_split_breaks_its_promise(reference: Reference, monkey
     assert any("bytes on a device were promised" in wrong for wrong in hold(program, reference).wrong)
 
 
+@pytest.mark.slow
 def test_draws_are_layouts_of_the_recipe_and_none_comes_twice() -> None:
     draws = LayoutDraws(RECIPE, 4, seed=1)
     drawn = [next(draws).recipe for _ in range(3)]
@@ -292,6 +295,7 @@ def test_any_function_can_be_compared() -> None:
     assert wrong.ratio > 1e5
 
 
+@pytest.mark.slow
 def test_the_command_says_same_and_writes_json(multipod: Any, tmp_path: Any) -> None:
     small = ("--set", "model.features=8", "--set", "model.layers=1", "--set", "batch=24")
     layout = ("--layout", "data=1x2,update", "--devices", "2", "--updates", "1")

@@ -105,6 +105,7 @@ def test_a_resnet_of_torchvision_gives_the_same_outputs_and_gradients(torchvisio
     check(ResNet(18, classes=7), theirs, "torchvision", {"image": IMAGE}, theirs(as_torch(IMAGE)))
 
 
+@pytest.mark.slow
 def test_a_resnet_of_bottlenecks_gives_the_same_outputs(timm):
     theirs = randomized(timm.create_model("resnet50", num_classes=7))
     assert_same(ResNet(50, classes=7), theirs, "timm")
@@ -124,6 +125,7 @@ def test_the_names_of_every_resnet_are_those_of_both_libraries(depth, torchvisio
 EFFICIENT = {"padding": "symmetric", "epsilon": 1e-5, "classes": 7, "dropout": 0.0, "stochastic_depth": 0.0}
 
 
+@pytest.mark.slow
 def test_efficientnets_of_both_libraries_give_the_same_outputs_and_gradients(timm, torchvision):
     theirs = randomized(timm.models.efficientnet._gen_efficientnet("efficientnet_b0", 0.25, 0.3, num_classes=7))
     model = EfficientNet(0.25, 0.3, **EFFICIENT)

@@ -62,6 +62,7 @@ def same(path, tensors):
     return {*found} == {*tensors} and all(np.array_equal(found[name], tensors[name]) for name in tensors)
 
 
+@pytest.mark.slow
 def test_an_imported_run_gives_back_what_came_in(imported, file, tmp_path):
     assert json.loads((imported / "run.json").read_text())["weights_from"] == str(file)
     (out,) = runs.export_weights(imported, tmp_path / "back.safetensors")
@@ -77,6 +78,7 @@ def digits_of_bytes():
     return replace(digits(), model=model, batch=32, updates=1, evaluate_every=0, checkpoint_every=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_weights_are_those_of_the_model_behind_the_pixels(library, tmp_path):
     """What stands before a model, as `Normalized`, has no weights: `train resnet50 --start-from` is about ResNet."""
@@ -111,6 +113,7 @@ def test_a_run_begins_with_the_weights_whatever_its_layout(changes, file, tmp_pa
     assert same(runs.export_weights(imported, tmp_path / "back")[0], theirs())
 
 
+@pytest.mark.slow
 def test_averages_begin_with_the_weights_and_what_is_fresh_does_not(file, tmp_path):
     start = runs.ForeignStart(file, fresh=["top/*"], without=["top_l.*"])
     request = runs.TrainRequest(recipe=replace(clicks(), ema=Ema(0.9)), out=tmp_path / "run")
@@ -140,6 +143,7 @@ def test_the_commands_begin_with_weights_and_refuse_two_beginnings(file, tmp_pat
     assert {*read_weights(tmp_path / "out").tensors} == {*theirs()}
 
 
+@pytest.mark.slow
 def test_a_run_goes_to_the_hub_and_comes_back(imported, tmp_path):
     trained = runs.train(clicks(), out=tmp_path / "run").folder
     folder = runs.hub_save(trained, tmp_path / "hub")

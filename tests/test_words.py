@@ -49,6 +49,7 @@ def public_classes() -> dict[str, list[str]]:
     return places
 
 
+@pytest.mark.slow
 def test_first_lines_of_docstrings_stand_alone():
     lines = [entry for file in files("src", "benchmarks", "examples", "tests") for entry in documented(file)]
     leaning = [str(entry) for entry in lines if NEEDS_A_NEIGHBOUR.match(entry.first_line)]
