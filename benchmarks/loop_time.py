@@ -222,7 +222,8 @@ class Loop:
             run_ahead=ahead,
             steps_per_call=per_call,
         )
-        threading.Thread(target=self._train, args=(program, context), daemon=True).start()
+        self._thread = threading.Thread(target=self._train, args=(program, context), daemon=True)
+        self._thread.start()
         self._wait()
 
     def run(self) -> tuple[float, float]:
@@ -233,6 +234,11 @@ class Loop:
         middle = slice(first + EDGE, len(self.times.step_s) - EDGE)
         steps, inside = self.times.step_s[middle], self.times.inside_s[middle]
         return statistics.fmean(steps), max(0.0, statistics.fmean(steps) - statistics.fmean(inside))
+
+    def end(self) -> None:
+        """Does the last round, and waits for all that it leaves to be freed: Python's end does not wait for threads."""
+        self.run()
+        self._thread.join()
 
     def _wait(self) -> None:
         self._done.acquire()
@@ -284,7 +290,7 @@ def compare(loops: int, every: int, rounds: int, ahead: int, per_call: int) -> d
                 ratios.append(2 * step_s / (before + after))
                 seen.append(idle_s / step_s)
                 steps.append(step_s)
-        loop.run()  # to its end
+        loop.end()
     return {
         "ahead": ahead, "per_call": per_call, "loops": loops, "updates": every, "step_s": statistics.median(steps),
         "ratios": statistics.quantiles(ratios, n=4), "seen": statistics.median(seen), "all": ratios,
