@@ -120,6 +120,7 @@ def test_what_cannot_be_is_refused():
         refuse_fetching(TrainRequest(resume=Path("s3:/bucket/run")))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_that_survives_is_copied_by_whoever_leads_it(server, tmp_path):
     stored, run = StoredRun("s3://bucket/survivor"), tmp_path / "two"
