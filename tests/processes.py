@@ -2,9 +2,11 @@
 
 import os
 import resource
+import signal
 import socket
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +22,25 @@ def clean_environment() -> dict[str, str]:
     ours = runtime.settings(8, runtime.Timeouts(), CACHE)
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"XDG_CACHE_HOME": str(CACHE), "COLUMNS": "100"}
+
+
+@contextmanager
+def started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in `folder`, of which stderr is kept; killed at the end if it is still there."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def interrupt(process: subprocess.Popen[str], patience_s: float) -> str:
+    """Asks it to stop, as Ctrl-C does, and waits for its end; returns what it said on stderr."""
+    process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=patience_s)[1]
 
 
 @contextmanager

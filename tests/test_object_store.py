@@ -1,8 +1,6 @@
 """Copies of runs in an S3-compatible server that the tests start: whole or not there, and patient when it is gone."""
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import clean_environment
+from processes import interrupt, started
 from s3_server import s3_server
 from test_cli import TINY
 from tiny_recipe import tiny
@@ -126,22 +124,15 @@ def test_a_run_that_survives_is_copied_by_whoever_leads_it(server, tmp_path):
     stored, run = StoredRun("s3://bucket/survivor"), tmp_path / "two"
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive", "--", "train", TINY]
     command += ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=100"]
-    launcher = subprocess.Popen(
-        [*command, "--mesh", "2x2", "--out", "two", "--copy-to", stored.url], cwd=tmp_path, env=clean_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    command += ["--mesh", "2x2", "--out", "two", "--copy-to", stored.url]
+    with started(command, tmp_path) as launcher:
         wait_for(stored.updates)
         ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
         ranks["0"].kill()
         wait_for(lambda: "regrouped" in (run / "metrics.jsonl").read_text())
         later = max(stored.updates()) + 200
         wait_for(lambda: max(stored.updates()) >= later)
-        launcher.send_signal(signal.SIGINT)
-        _, said = launcher.communicate(timeout=100)
-    finally:
-        launcher.kill()
-        launcher.communicate()
+        said = interrupt(launcher, 100)
     assert launcher.returncode == 130, said
     assert max(stored.updates()) == max(int(path.name) for path in RunFolder(run).checkpoints.glob("[0-9]*"))
     stored.fetch(tmp_path / "fetched")

@@ -1,15 +1,13 @@
 """`multipod launch --ray` on Ray's local cluster; where Ray is not installed, only what is refused."""
 
 import importlib.util
-import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 from click.testing import CliRunner
-from processes import clean_environment
+from processes import interrupt, started
 from test_cli import TINY
 
 from multipod.cli.launch import launch
@@ -38,10 +36,6 @@ def test_what_ray_cannot_do_is_refused(options, said):
 @pytest.mark.skipif(not RAY, reason="Ray is not installed")
 def test_a_run_on_ray_is_started_again_when_a_process_dies_and_stops_when_asked(tmp_path):
     changes = ["--set", "updates=200000", "--set", "evaluate_every=0", "--set", "checkpoint_every=20", "--quiet"]
-    launcher = subprocess.Popen(
-        [*LAUNCH, "--", "train", TINY, *changes, "--out", "run"], cwd=tmp_path, env=clean_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
 
     def trained(updates: int) -> None:
         until = time.monotonic() + 200
@@ -50,18 +44,14 @@ def test_a_run_on_ray_is_started_again_when_a_process_dies_and_stops_when_asked(
             assert time.monotonic() < until
             time.sleep(0.1)
 
-    try:
+    with started([*LAUNCH, "--", "train", TINY, *changes, "--out", "run"], tmp_path) as launcher:
         trained(20)
         (one,) = [p for p in family(launcher.pid) if p.environ().get("MULTIPOD_PROCESS_ID") == "1" and ours(p)]
         last = max(int(p.name) for p in (tmp_path / "run" / "checkpoints").glob("[0-9]*[0-9]"))
         one.kill()
         trained(last + 100)
         members = family(launcher.pid)
-        launcher.send_signal(signal.SIGINT)
-        _, said = launcher.communicate(timeout=100)
-    finally:
-        launcher.kill()
-        launcher.communicate()
+        said = interrupt(launcher, 100)
     assert launcher.returncode == 130, said
     assert "rank 1 was killed by signal 9. All start again from update" in said
     assert not [p for p in members if p.is_running() and ours(p)]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from processes import clean_environment
+from processes import clean_environment, interrupt, started
 from test_cli import TINY, losses
 
 from multipod.chaos.hosts import LINK, make_hosts
@@ -95,11 +94,7 @@ def test_devices_that_were_made_between_two_worlds_are_of_neither():
 def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(multipod, tmp_path):
     run = tmp_path / "two"
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive", "--", "train", TINY]
-    launcher = subprocess.Popen(
-        [*command, *CHANGES, *SPLIT, "--out", "two"], cwd=tmp_path, env=clean_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    with started([*command, *CHANGES, *SPLIT, "--out", "two"], tmp_path) as launcher:
         wait_for(lambda: events(run, "saved"), launcher)
         ranks = {p.environ().get("MULTIPOD_PROCESS_ID"): p for p in psutil.Process(launcher.pid).children()}
         talk_nonsense_to(psutil.Process(launcher.pid).children())
@@ -111,11 +106,7 @@ def test_a_killed_leader_is_done_without_and_comes_back_and_the_run_is_the_same(
         wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
         saved = len(events(run, "saved"))
         wait_for(lambda: len(events(run, "saved")) > saved + 1, launcher)  # by both processes of the third world
-        launcher.send_signal(signal.SIGINT)
-        _, said = launcher.communicate(timeout=PATIENCE_S)
-    finally:
-        launcher.kill()
-        launcher.communicate()
+        said = interrupt(launcher, PATIENCE_S)
     assert launcher.returncode == 130, said
     assert "launch: rank 0 (pid" in said
     assert "was killed by SIGKILL" in said
@@ -144,11 +135,7 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
     command = [sys.executable, "-m", "multipod", "launch", "--processes", "3", "--survive", "--evict", "2"]
     changes = ["--set", "batch=120", "--set", "model.width=48", "--set", "layout.shard_update=true", *CHANGES]
     where = ["--mesh", "1x3", "--out", "three"]
-    launcher = subprocess.Popen(
-        [*command, "--", "train", SLOW, *changes, *where], cwd=tmp_path, env=clean_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    with started([*command, "--", "train", SLOW, *changes, *where], tmp_path) as launcher:
         wait_for(lambda: events(run, "regrouped"), launcher)
         (tmp_path / "slow").unlink()  # the one that comes instead is as fast as the others
         wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
@@ -162,9 +149,6 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
         for number in ("0", "1"):  # a share of the optimizer's state, and the only copy of it
             ranks[number].kill()
         wait_for(lambda: len(events(run, "regrouped")) > 2, launcher)
-    finally:
-        launcher.kill()
-        launcher.communicate()
     third = events(run, "regrouped")[2]
     assert (third["processes"], third["source"], third["planned"]) == (1, "checkpoint", False)
     assert third["update"] % 100 == 0
@@ -181,11 +165,8 @@ def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_pat
         agents = stack.enter_context(three.agents(36, clean_environment()))
         words = [*agents.command_prefix, sys.executable, "-m", "multipod", "launch", "--processes", "2", "--survive"]
         where = ["--hosts", ",".join(agents.addresses), "--secret", str(agents.secret), "--timeout", "36"]
-        launcher = subprocess.Popen(
-            [*words, *where, "--", "train", TINY, *CHANGES, "--mesh", "2x1", "--out", "two"], cwd=tmp_path,
-            env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
+        command = [*words, *where, "--", "train", TINY, *CHANGES, "--mesh", "2x1", "--out", "two"]
+        with started(command, tmp_path) as launcher:
             wait_for(lambda: len(events(run, "updated")) > 20, launcher)
             subprocess.run(["ip", "-n", three.names[1], "link", "set", LINK, "down"], check=True)
             wait_for(lambda: events(run, "regrouped"), launcher)
@@ -196,11 +177,7 @@ def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_pat
             wait_for(lambda: len(events(run, "regrouped")) == 2, launcher)
             more = len(events(run, "updated")) + 20
             wait_for(lambda: len(events(run, "updated")) > more, launcher)
-            launcher.send_signal(signal.SIGINT)
-            _, said = launcher.communicate(timeout=PATIENCE_S)
-        finally:
-            launcher.kill()
-            launcher.communicate()
+            said = interrupt(launcher, PATIENCE_S)
     assert launcher.returncode == 130, said
     without, whole = events(run, "regrouped")
     assert (without["processes"], list(without["lost"]), without["source"]) == (1, ["1"], "memory")

@@ -1,7 +1,6 @@
 """The training loop: compile, update, evaluate, save, tell the observers. Read this file from the top."""
 
 import contextlib
-from dataclasses import replace
 
 import jax
 
@@ -14,13 +13,8 @@ from multipod.step.memory_layout import input_formats
 from multipod.step.program import Program
 from multipod.step.several import SeveralUpdates
 from multipod.step.state import State, device_bytes
-from multipod.train.bad_numbers.bad_updates import (
-    CompiledUpdate,
-    JudgedUpdate,
-    keeps_weights,
-    refuse_bad_update,
-    roll_back,
-)
+from multipod.train.bad_numbers.acting import BadUpdateActions
+from multipod.train.bad_numbers.bad_updates import CompiledUpdate, JudgedUpdate
 from multipod.train.bad_numbers.told import told_values
 from multipod.train.checkpoints.fitness import FiniteCheck
 from multipod.train.checkpoints.saving import RetryingSaver
@@ -77,6 +71,7 @@ class _Run:
             unfit=self.fitness,
             strict=self.recipe.bad_updates.watches,
         )
+        self.act_on = BadUpdateActions(program, context, self.saving, self.reporter.notify)
         self.evaluation = ScheduledEvaluation(program, context, test, self.reporter)
         self.due = DueDates(self.recipe, self.saving, context.stop_after)
         self.mark("data")
@@ -172,7 +167,10 @@ class _Run:
         if bad or self.due.evaluates(self.update) or self.due.saves(self.update):
             event = self.unreported
             self.report()
-            self.act_on(bad, event)
+            if bad is not None and event is not None:
+                self.state = self.act_on(bad, self.state, self.update)
+                self.update = int(self.state.update)
+                self.context.hooks.on_update(self.state, event, self.leaving)
             self.evaluate_and_save()
             self.ended_s, self.reporter.copied_s = self.context.clock(), 0.0
         if self.leaving:
@@ -240,27 +238,6 @@ class _Run:
         self.evaluation.conclude(self.update)
         self.saving.settle(self.update)
         raise WorldLeft(f"after update {self.update}")
-
-    def act_on(self, bad: BadUpdate | None, event: Updated | None) -> None:
-        """Does what the recipe says about an update that stayed bad, if it did.
-
-        Raises:
-          PoisonedError: it says stop, or there were too many. The state before the update is saved.
-        """
-        if bad is None or event is None:
-            return
-        start_s = self.context.clock()
-        if bad.action == "roll-back":
-            self.saving.settle(self.update)
-            self.state = roll_back(self.program, self.context.checkpoints, self.state, self.update)
-            self.update = int(self.state.update)
-        elif bad.action == "stop" and keeps_weights(bad):
-            self.save_last()
-        seconds = bad.seconds + self.context.clock() - start_s
-        self.reporter.notify(replace(bad, back_to=self.update, seconds=seconds))
-        if bad.action == "stop":
-            refuse_bad_update(bad, self.update, self.context.info.folder, self.context.checkpoints)
-        self.context.hooks.on_update(self.state, event, self.leaving)
 
     def sum_up(self) -> Ended:
         """Times the gradient sum on its own, and reports the end."""
