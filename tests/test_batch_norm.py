@@ -19,7 +19,7 @@ from multipod.execute import sums
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import batch_spec, make_mesh
 from multipod.models.resnet import SmallResNet
-from multipod.nn.images.batch_norm import TileBatchNorm, tile_groups
+from multipod.nn.images.batch_norm import TileBatchNorm, example_tile, spanned_examples, tile_groups
 from multipod.nn.padding import padding_mask
 from multipod.step.specs import over_data
 
@@ -235,3 +235,57 @@ def test_models_take_each_kind_of_moving_statistics(moving, kept):
     assert {leaf.shape for leaf in jax.tree.leaves(moved)} == {kept}
     outputs, _ = spec.apply(params, jax.device_get(moved), batch, train=False, key=jax.random.key(0))
     assert np.isfinite(outputs).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 64])
+def test_so_many_examples_are_normalised_together_on_every_mesh(count):
+    weight = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    groups = [np.arange(first, min(first + count, len(X))) for first in range(0, len(X), count)]
+    expected = [np.concatenate(parts) for parts in zip(*(flax(X[own], weight[own]) for own in groups), strict=True)]
+    for sizes in ((1, 1), (1, 2), (2, 4)):
+        y, gradient, mean, var = on_mesh(count, weight, sizes=sizes)
+        np.testing.assert_allclose(y, expected[0], atol=2e-5)
+        np.testing.assert_allclose(gradient, expected[1], atol=2e-4)
+        np.testing.assert_allclose(mean, 0.1 * X.mean((0, 1, 2), np.float64), rtol=1e-5)
+        np.testing.assert_allclose(var, 0.9 + 0.1 * X.reshape(-1, 5).astype(np.float64).var(0), rtol=1e-5)
+
+
+def test_averaged_moments_of_examples_do_not_depend_on_the_mesh():
+    x = X.reshape(4, -1, 5).astype(np.float64)
+    for sizes in ((1, 1), (1, 2), (2, 4)):
+        _, _, mean, var = on_mesh(4, np.ones_like(X), sizes=sizes, moving="averaged")
+        np.testing.assert_allclose(mean, 0.1 * x.mean(1).mean(0), rtol=1e-5)
+        np.testing.assert_allclose(var, 0.9 + 0.1 * x.var(1).mean(0), rtol=1e-5)
+
+
+def test_padding_counts_in_no_group_of_a_device():
+    mask = np.arange(len(X)) < 10
+    x = np.where(mask[:, None, None, None], X, np.nan).astype(np.float32)
+    y, *_ = on_mesh(4, np.zeros_like(X), x, (1, 2), mask)
+    for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
+        np.testing.assert_allclose(y[rows], flax(X[rows], X[rows])[0], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "examples", "sizes", "tile", "spanned"),
+    [
+        (64, 8, (32, 32), (1, 8), 64),
+        (64, 1, (8, 32), (2, 32), 64),
+        (64, 64, (32, 32), (1, 1), 64),
+        (64, 256, (4, 4), 64, 64),
+        (64, 4, (1, 8), "all", 32),
+        (64, 100, (1, 1), (1, 1), 100),  # 64 do not divide 100
+        (64, 9, (32, 32), (1, 8), 72),  # chips have failed, and the others hold one more
+        (64, 8, (32, 12), (1, 12), 96),
+    ],
+)
+def test_examples_are_those_of_neighbours(count, examples, sizes, tile, spanned):
+    assert example_tile(count, examples, sizes) == tile
+    assert spanned_examples(count, examples * sizes[0] * sizes[1], sizes) == spanned
+
+
+def test_no_examples_and_kept_moments_of_examples_are_refused():
+    with pytest.raises(LayoutError, match="over 0 examples"):
+        TileBatchNorm(5, tile=0, rngs=nnx.Rngs(0))
+    with pytest.raises(LayoutError, match="over 64 examples cannot keep"):
+        TileBatchNorm(5, tile=64, moving="kept", rngs=nnx.Rngs(0))

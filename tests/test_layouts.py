@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from layout_recipes import VOCAB, pictures, words
+from layout_recipes import VOCAB, objects, pictures, words
 from optimizers import make_optimizer
 
 from multipod.data.batches import TrainBatches
@@ -28,7 +28,7 @@ from multipod.step.state import device_bytes
 from multipod.step.unstaged import UnstagedProgram
 from multipod.train.evaluation import evaluate
 
-MADE = {"words": words, "pictures": pictures}
+MADE = {"words": words, "pictures": pictures, "objects": objects}
 
 
 @functools.cache
@@ -83,6 +83,22 @@ def test_a_layout_trains_as_the_unsplit_model_does(name, layout):
     program, _, losses, state, sums = trained(name, layout)
     assert program.mesh.size == 8
     assert_same(name, losses, state, sums)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((2, 2), split=ModelSplit(spatial=(2,))),  # a group of 4 images has one device
+        Layout((2, 4)),  # two
+        Layout((1, 1), split=ModelSplit(spatial=(4,))),  # a device has four groups
+    ],
+)
+def test_a_detector_normalised_over_groups_of_images_trains_alike_on_every_mesh(layout):
+    losses, _, _ = unsplit("objects")
+    _, _, found, _, _ = trained("objects", layout)
+    np.testing.assert_allclose(found[0], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(found, losses, rtol=1e-3)
 
 
 @pytest.mark.jax_version

@@ -10,12 +10,15 @@ from jax.sharding import AxisType
 from multipod.models.mask_rcnn import MaskRcnn
 from multipod.nn.logical_axes import logical_axis_rules, with_logical_constraint
 
+LYING, STANDING = (104, 168), (168, 104)
+"""An eighth of 832 x 1344: maps of 26, 13, 7, 4 and 2 rows, or of 42, 21, 11, 6 and 3."""
 
-def some_batch():
+
+def some_batch(height, width):
     rng = np.random.default_rng(3)
-    truth = np.array([[10, 12, 60, 70], [50, 20, 120, 50], [5, 60, 90, 126], [0, 0, 0, 0]], np.float32)
+    truth = np.array([[10, 12, 60, 70], [40, 20, 100, 50], [5, 60, 90, 102], [0, 0, 0, 0]], np.float32)
     return {
-        "image": rng.normal(size=(1, 128, 128, 3)).astype(np.float32),
+        "image": rng.normal(size=(1, height, width, 3)).astype(np.float32),
         "box": truth[None],
         "label": np.array([[2, 3, 1, 0]], np.int32),
         "object_mask": (rng.uniform(size=(1, 4, 14, 14)) < 0.5).repeat(8, 2).repeat(8, 3),
@@ -38,12 +41,12 @@ def drawn(spec):
 
 
 @cache
-def split_over(devices):
-    """Loss and gradients of a narrow model whose images are split over so many devices."""
+def split_over(devices, sides):
+    """Loss and gradients of a narrow model whose images, of these sides, are split over so many devices."""
     spec = MaskRcnn(4, width=4, features=8, hidden=16, sizes=(8, 16, 32, 64, 128), proposals=(20, 20), each=(30, 30),
                     rpn_sample=(64, 32), sample=(16, 8))  # fmt: skip
     params, statistics = drawn(spec)
-    batch = some_batch()
+    batch = some_batch(*sides)
 
     def loss(params, batch):
         batch = batch | {"image": with_logical_constraint(batch["image"], "height", None, None)}
@@ -56,9 +59,10 @@ def split_over(devices):
 
 
 @pytest.mark.slow
-def test_images_and_regions_split_over_devices_give_the_loss_and_gradients_of_whole_ones():
-    (loss, parts), gradients = split_over(1)
-    (split_loss, split_parts), split_gradients = split_over(2)
+@pytest.mark.parametrize(("devices", "sides"), [(2, STANDING), (4, STANDING), (8, LYING)])
+def test_images_and_regions_split_over_devices_give_the_loss_and_gradients_of_whole_ones(devices, sides):
+    (loss, parts), gradients = split_over(1, sides)
+    (split_loss, split_parts), split_gradients = split_over(devices, sides)
     np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
     for name in parts:
         np.testing.assert_allclose(split_parts[name], parts[name], rtol=1e-5, err_msg=name)

@@ -634,6 +634,9 @@ def test_values_in_parts_share_a_heat_map_and_stay_out_of_lines(tmp_path: Path) 
     assert "encoder/1/4" in text
     assert text.count("over updates") == 4  # loss, accuracy, load, step time
     assert not any("load" in line for line in plain([(float(i), event) for i, event in enumerate(events)]))
+    tasks = {"exact_match/first": 0.25, "exact_match/second": 0.5}
+    text = page(run_folder(tmp_path / "tasks", [*events, Evaluated(4, tasks, {}, 8, 0.1)]))
+    assert text.count("over updates") == 6  # no updates have the tasks' values: each is a chart
 
 
 def test_text_from_the_run_cannot_become_markup(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class EfficientNet(FlaxModel):
         before it; what remains is divided by 1 - rate.
       channels: colour channels of the image.
       classes: number of classes.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_tile: devices, or examples, that share statistics, see `multipod.nn.images.batch_norm.Tile`.
       batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments. 0.99 wants some hundreds of updates before an evaluation.

@@ -40,7 +40,7 @@ class ResNet(FlaxModel):
       channels: colour channels of the image.
       classes: number of classes.
       width: features of the first stage, 64 as published; each later stage has twice those of the one before it.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_tile: devices, or examples, that share statistics, see `multipod.nn.images.batch_norm.Tile`.
       batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       batch_norm_momentum: of the moving moments.
@@ -99,7 +99,7 @@ class SmallResNet(FlaxModel):
       classes: number of classes.
       width: features of the first stage; each later stage has twice those of the one before it at half the size.
       blocks: basic blocks in each stage.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_tile: devices, or examples, that share statistics, see `multipod.nn.images.batch_norm.Tile`.
       batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       activation: `relu` as in the paper, or the smooth `silu` (arXiv:1702.03118), with which training does

@@ -49,7 +49,7 @@ class Ssd(FlaxModel):
         layers of stride 2, at the end only, and matches otherwise (`ssd_loss`).
       ties: of hard negatives, see `multipod.nn.detection.hard_negatives.hard_negatives`.
       least_score: a detection's score is above it.
-      batch_norm_tile: devices that share batch-norm statistics, see `multipod.nn.images.batch_norm.Tile`.
+      batch_norm_tile: devices, or examples, that share statistics, see `multipod.nn.images.batch_norm.Tile`.
       batch_norm_moving: what evaluation normalises with, see `multipod.nn.images.batch_norm.Moving`.
       batch_norm_tiles: with `kept`, how many tiles the mesh holds.
       dtype: of convolutions and activations. Parameters, batch norm, logits and offsets are float32 with either.

@@ -1,9 +1,10 @@
 """The one form in which a model meets the trainer: two functions on plain pytrees."""
 
 import abc
+import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -182,6 +183,14 @@ class FlaxModel(abc.ABC):
         module.train() if train else module.eval()
         outputs = self.forward(module, batch)
         return outputs, flat(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
+
+
+def nested_models(model: Model) -> Iterator[tuple[str, Any]]:
+    """The model and what it wraps in turn, as `Normalized` does, each with its name for `--set`."""
+    value, name = model, "model"
+    while dataclasses.is_dataclass(value):
+        yield name, value
+        value, name = getattr(value, "model", None), f"{name}.model"
 
 
 @functools.lru_cache(maxsize=32)

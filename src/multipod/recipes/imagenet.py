@@ -29,7 +29,7 @@ EPOCHS_BETWEEN_EVALUATIONS = 4
 
 def resnet50() -> Recipe:
     """ResNet-50 on ImageNet, batch 8,192, LARS, 56 epochs (MLPerf v0.7). Needs data.train_files and data.test_files."""
-    model = Normalized(ResNet(50, dtype="bfloat16"), dtype="bfloat16")
+    model = Normalized(ResNet(50, batch_norm_tile=64, dtype="bfloat16"), dtype="bfloat16")
     return _recipe("resnet50", model, ImageFiles(), "resnet50-lars", 8192)
 
 

@@ -12,8 +12,12 @@ from multipod.execute.sums import mean_in_order
 from multipod.layout.axes import DATA_AXES
 from multipod.nn.padding import example_mask
 
-Tile = Literal["all"] | tuple[int, int]
-"""Rows x columns of devices that share statistics: (1, 1) is each device for itself, "all" the whole mesh."""
+Tile = Literal["all"] | tuple[int, int] | int
+"""What shares statistics: rows x columns of devices, (1, 1) being each for itself; "all", the whole mesh; or so many
+neighbours in the batch, on however many devices they lie (`example_tile`), as the published runs say it."""
+
+DeviceTile = Literal["all"] | tuple[int, int]
+"""A `Tile` of devices."""
 
 Moving = Literal["pooled", "averaged", "kept"]
 """What evaluation normalises with; t runs over the tiles, and E is the moving average over updates:
@@ -45,11 +49,12 @@ class TileBatchNorm(nnx.Module):
     mean = avg(m1) / avg(w) and var = avg(m2) / avg(w) - mean^2, so each *example* counts the same,
     on whichever device it lies.
 
-    Outside a program over the mesh axes the whole batch is one tile.
+    Outside a program over the mesh axes the whole batch lies on one device. A device that holds several tiles, each of
+    a number of examples, normalises each by itself.
 
     Args:
       features: channels.
-      tile: devices that share statistics.
+      tile: what shares statistics.
       moving: what evaluation normalises with.
       tiles: with `kept`, how many tiles the mesh holds: so many moving moments are kept.
       momentum: of the moving moments.
@@ -60,7 +65,8 @@ class TileBatchNorm(nnx.Module):
 
     Raises:
       LayoutError: on the first call, if the tile does not divide the mesh, if the mesh holds other than `tiles` tiles,
-        or if the first dim of x is not that of the batch while rows of it are padding.
+        or if the first dim of x is not that of the batch while rows of it are padding; at once for `kept` with a tile
+        of examples, whose number would depend on the batch, and for one of none.
     """
 
     def __init__(
@@ -75,6 +81,13 @@ class TileBatchNorm(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         del rngs  # nothing here is random; NNX layers take it by custom
+        if isinstance(tile, int) and tile < 1:
+            raise LayoutError(f"batch norm over {tile} examples has no statistics. Take 1 or more, or all.")
+        if moving == "kept" and isinstance(tile, int):
+            raise LayoutError(
+                f"batch norm over {tile} examples cannot keep each tile's moments, whose number depends on the batch. "
+                "Give rows x columns of devices, or moving='pooled'."
+            )
         kept = (tiles, features) if moving == "kept" else (features,)
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
@@ -93,22 +106,39 @@ class TileBatchNorm(nnx.Module):
         else:
             mask = example_mask()
             x = x if mask is None else _without_padding(x, mask)
-            moments = tile_mean(_moments(x, mask), self.tile)
+            tile = example_tile(self.tile, len(x), _mesh_sizes()) if isinstance(self.tile, int) else self.tile
+            if isinstance(tile, int):
+                return self._normalise_groups(x, mask, len(x) // tile)
+            moments = tile_mean(_moments(x, mask), tile)
             mean, var = _mean_and_var(moments)
-            self._follow(moments)
+            self._follow(moments, tile)
+        return self._normalise(x, mean, var)
+
+    def _normalise(self, x: jax.Array, mean: jax.Array, var: jax.Array) -> jax.Array:
         factor = lax.rsqrt(var + self.epsilon) * self.scale[...]
         return (x.astype(jnp.float32) * factor + (self.bias[...] - mean * factor)).astype(x.dtype)
 
-    def _follow(self, moments: jax.Array) -> None:
-        mean, var = self._moved_by(lax.stop_gradient(moments))
+    def _normalise_groups(self, x: jax.Array, mask: jax.Array | None, groups: int) -> jax.Array:
+        """Normalises each of the groups of examples that this device holds, one behind the other."""
+        parts = x.reshape(groups, -1, *x.shape[1:])
+        masks = None if mask is None else mask.reshape(groups, -1)
+        moments = jax.vmap(_moments)(parts, masks)
+        self._follow(moments.mean(0) if self.moving == "pooled" else moments, (1, 1))
+        y = jax.vmap(self._normalise)(parts, *jax.vmap(_mean_and_var)(moments))
+        return y.reshape(x.shape)
+
+    def _follow(self, moments: jax.Array, tile: DeviceTile) -> None:
+        mean, var = self._moved_by(lax.stop_gradient(moments), tile)
         self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
         self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
 
-    def _moved_by(self, moments: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What the moving moments take from this update, given the moments of this device's tile."""
+    def _moved_by(self, moments: jax.Array, tile: DeviceTile) -> tuple[jax.Array, jax.Array]:
+        """What the moving moments take from this update, given the moments of this device's tile, or of its groups."""
         if self.moving == "pooled":
-            return _mean_and_var(moments if self.tile == "all" else tile_mean(moments, "all"))
-        found = of_each_tile(jnp.stack(_mean_and_var(moments)), self.tile)
+            return _mean_and_var(moments if tile == "all" else tile_mean(moments, "all"))
+        if moments.ndim == 3:
+            return tuple(tile_mean(jnp.stack([one.mean(0) for one in jax.vmap(_mean_and_var)(moments)]), "all"))
+        found = of_each_tile(jnp.stack(_mean_and_var(moments)), tile)
         if self.moving == "kept" and len(found) != len(self.mean):
             raise LayoutError(
                 f"batch norm keeps the moments of {len(self.mean)} tiles, and the mesh holds {len(found)}. Give "
@@ -145,7 +175,34 @@ class FrozenNorm(nnx.Module):
         return (x.astype(jnp.float32) * factor + (self.bias[...] - self.mean[...] * factor)).astype(x.dtype)
 
 
-def tile_mean(x: jax.Array, tile: Tile) -> jax.Array:
+def example_tile(count: int, examples: int, sizes: tuple[int, int] | None) -> Tile:
+    """What `count` neighbours in the batch are, where each device of a mesh of `sizes` holds so many `examples`.
+
+    A number of examples where a device holds several such groups, else part of a row of devices, or whole rows, or
+    "all": the same examples are together on every mesh, so that what is learnt does not depend on it. Where `count` is
+    none of these it is the next larger that is.
+    """
+    rows, columns = sizes or (1, 1)
+    if count <= examples:
+        inside = min(n for n in range(count, examples + 1) if examples % n == 0)
+        return inside if inside < examples else (1, 1)
+    devices = -(-count // examples)
+    if devices <= columns:
+        return 1, min(n for n in range(devices, columns + 1) if columns % n == 0)
+    tall = -(-devices // columns)
+    return (min(n for n in range(tall, rows + 1) if rows % n == 0), columns) if tall < rows else "all"
+
+
+def spanned_examples(tile: Tile, batch: int, sizes: tuple[int, int]) -> int:
+    """Over how many examples of a batch a tile normalises, on a mesh of `sizes`."""
+    examples = -(-batch // (sizes[0] * sizes[1]))
+    tile = example_tile(tile, examples, sizes) if isinstance(tile, int) else tile
+    if isinstance(tile, int):
+        return tile
+    return batch if tile == "all" else min(batch, examples * tile[0] * tile[1])
+
+
+def tile_mean(x: jax.Array, tile: DeviceTile) -> jax.Array:
     """The mean of x over the tile that this device is in; x itself outside a program over the mesh axes."""
     sizes = _mesh_sizes()
     if sizes in (None, (1, 1)) or tile == (1, 1):
@@ -155,7 +212,7 @@ def tile_mean(x: jax.Array, tile: Tile) -> jax.Array:
     return mean_in_order(x, DATA_AXES, tuple(map(tuple, tile_groups(sizes, tile))))
 
 
-def of_each_tile(x: jax.Array, tile: Tile) -> jax.Array:
+def of_each_tile(x: jax.Array, tile: DeviceTile) -> jax.Array:
     """[tiles, ...]: x, which is the same on all devices of a tile, of every tile of the mesh, in row-major order."""
     sizes = _mesh_sizes()
     if sizes is None or tile == "all" or tile == sizes:

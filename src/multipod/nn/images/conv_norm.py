@@ -29,7 +29,7 @@ class Style:
     """What all the ConvNorms of a network share.
 
     Attributes:
-      tile: devices that share statistics.
+      tile: devices, or examples, that share statistics.
       momentum: of the moving moments.
       epsilon: added to the variance.
       padding: `same` pads as TensorFlow does, with the odd pixel after the image; `symmetric` pads (size - 1) / 2

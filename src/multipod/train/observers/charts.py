@@ -46,14 +46,16 @@ class Chart:
 def draw(history: RunHistory) -> list[Chart]:
     """A chart of each value, `loss` and `accuracy` first, and one of the step time; values in parts as heat maps.
 
-    Values named NAME/PART, such as the load of every expert, `load/encoder/1/3`, share one map of that NAME.
+    Values of updates that are named NAME/PART, such as the load of every expert, `load/encoder/1/3`, share one map of
+    that NAME. Those that only evaluations have, such as the metrics of one task of several, are charts.
     """
     values = [e.values for e in history.updates] + [e.values for e in history.evaluations]
     every = list(dict.fromkeys(name for named in values for name in named))
-    names = [name for name in every if "/" not in name]
+    in_updates = {name for event in history.updates for name in event.values}
+    names = [name for name in every if "/" not in name or (history.updates and name not in in_updates)]
     maps: dict[str, list[str]] = {}
     for name in every:
-        if "/" in name:
+        if "/" in name and name in in_updates:
             maps.setdefault(name.split("/")[0], []).append(name)
     names.sort(key=lambda name: (name != "loss", name != "accuracy"))
     with matplotlib.rc_context():

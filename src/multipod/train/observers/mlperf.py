@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from multipod.layout.axes import DATA_AXES
 from multipod.mlperf.benchmarks import Benchmark, benchmark_of
 from multipod.mlperf.lines import Line, place_of_caller, read_lines
 from multipod.mlperf.settings import LoggedRun, settings_of
+from multipod.nn.images.batch_norm import Tile, spanned_examples
+from multipod.nn.model import nested_models
 from multipod.recipe.recipe import Recipe
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Regrouped, Started, Updated
 from multipod.train.observers.jsonl import replace_file
@@ -97,8 +100,10 @@ class MlperfLog:
 
     def _settings(self, facts: dict[str, Any]) -> LoggedRun:
         recipe = self._recipe
-        devices = sum(map(len, facts.get("devices", [[None]])))
-        norm = recipe.batch * int(facts.get("tile", 1)) // max(devices, 1)
+        rows, columns = (facts.get("mesh", {}).get(axis, 1) for axis in DATA_AXES)
+        tiles = (getattr(model, "batch_norm_tile", None) for _, model in nested_models(recipe.model))
+        tile: Tile = next((tile for tile in tiles if tile), "all")
+        norm = spanned_examples(tile, recipe.batch // recipe.accumulate, (rows, columns))
         return LoggedRun(recipe, self._examples, len(recipe.data.test()), norm)
 
     def _evaluate(self, event: Evaluated) -> None:
