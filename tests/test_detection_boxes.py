@@ -204,27 +204,30 @@ def test_hard_negatives_are_the_largest_losses_of_negatives(ties):
     assert not tied[:, 4].any()
 
 
-SUPPRESS = {tile: jax.jit(partial(nms, threshold=0.5, count=40, tile=tile)) for tile in (1, 16, 256)}
+SUPPRESS = {tile: jax.jit(partial(nms, threshold=0.5, count=40, tile=tile, way="tiles")) for tile in (1, 16, 256)}
+SUPPRESS["native"] = jax.jit(partial(nms, threshold=0.5, count=40, way="native"))
+WAYS = ("tiles", "native")
 
 
-@pytest.mark.parametrize("tile", SUPPRESS)
-def test_suppression_in_tiles_is_greedy(tile):
+@pytest.mark.parametrize("way", SUPPRESS)
+def test_suppression_is_greedy(way):
     torch, torchvision = reference()
     rng = np.random.default_rng(9)
     for case in range(30):
         boxes, scores = some_boxes(rng, 70, size=(5, 20)[case % 2]), rng.integers(0, 20, 70).astype(np.float32)
         greedy = torchvision.ops.nms(torch.tensor(boxes), torch.tensor(scores), 0.5).numpy()[:40]
-        found = SUPPRESS[tile](boxes, scores)
+        found = SUPPRESS[way](boxes, scores)
         np.testing.assert_array_equal(found[: len(greedy)], greedy)
         assert (found[len(greedy) :] == -1).all()
 
 
-def test_suppression_keeps_to_groups_and_leaves_out_padding():
+@pytest.mark.parametrize("way", WAYS)
+def test_suppression_keeps_to_groups_and_leaves_out_padding(way):
     torch, torchvision = reference()
     rng = np.random.default_rng(10)
     boxes, scores = some_boxes(rng, 2 * 70, size=8).reshape(2, 70, 4), rng.uniform(size=(2, 70)).astype(np.float32)
     groups, valid = rng.integers(0, 3, (2, 70)), rng.uniform(size=(2, 70)) < 0.7
-    run = partial(nms, threshold=0.3, count=70, tile=16)
+    run = partial(nms, threshold=0.3, count=70, tile=16, way=way)
     each = jax.jit(jax.vmap(lambda b, s, v, g: run(b, s, valid=v, groups=g)))(boxes, scores, valid, groups)
     for number, found in enumerate(np.asarray(each)):
         real = np.flatnonzero(valid[number])
@@ -233,8 +236,37 @@ def test_suppression_keeps_to_groups_and_leaves_out_padding():
         np.testing.assert_array_equal(found[found >= 0], greedy)
 
 
-def test_the_threshold_itself_suppresses_where_asked():
+@pytest.mark.parametrize("way", WAYS)
+def test_the_threshold_itself_suppresses_where_asked(way):
     boxes = jnp.array([[0.0, 0, 2, 2], [0, 0, 2, 1]])
     for inclusive, stay in ((False, [0, 1]), (True, [0, -1])):
-        run = jax.jit(partial(nms, threshold=0.5, count=2, inclusive=inclusive))
+        run = jax.jit(partial(nms, threshold=0.5, count=2, inclusive=inclusive, way=way))
         assert run(boxes, jnp.array([2.0, 1.0])).tolist() == stay
+
+
+def grouped(way, threshold, count):
+    """Suppression in the images of a batch, by groups."""
+    run = partial(nms, threshold=threshold, count=count, way=way)
+    return jax.jit(jax.vmap(lambda boxes, scores, valid, groups: run(boxes, scores, valid=valid, groups=groups)))
+
+
+@pytest.mark.parametrize("kept", [3, 700])
+def test_the_kernel_finds_what_the_tiles_find(kept):
+    """Many boxes, so that the kernel packs what is left; not a number, and no area, and nothing valid, too."""
+    rng = np.random.default_rng(11)
+    centre, side = rng.uniform(0, 300, (2, 900, 2)), rng.uniform(5, 60, (2, 900, 2))
+    boxes = np.concatenate([centre, centre + side], -1).astype(np.float32)
+    boxes[0, ::50, 2:] = boxes[0, ::50, :2]
+    boxes[0, 1::90] = np.nan
+    scores, valid = rng.integers(0, 99, (2, 900)).astype(np.float32), rng.uniform(size=(2, 900)) < [[0.9], [0.0]]
+    groups = rng.integers(0, 4, (2, 900))
+    for threshold in (0.1, 0.5):
+        tiles, native = (grouped(way, threshold, kept)(boxes, scores, valid, groups) for way in WAYS)
+        np.testing.assert_array_equal(native, tiles)
+        assert (native[0] >= 0).sum() > min(kept, 50) - 1
+        assert (native[1] == -1).all()
+
+
+def test_nothing_is_kept_of_no_boxes():
+    for way in WAYS:
+        assert nms(jnp.zeros((0, 4)), jnp.zeros(0), 0.5, count=3, way=way).tolist() == [-1, -1, -1]
