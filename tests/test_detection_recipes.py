@@ -20,7 +20,7 @@ pytest.importorskip("pycocotools")
 
 
 @pytest.mark.parametrize(
-    ("name", "canvas", "preset"), [("ssd", (300, 300), "ssd-sgd"), ("mask-rcnn", (1344, 1344), "mask-rcnn-sgd")]
+    ("name", "canvas", "preset"), [("ssd", (300, 300), "ssd-sgd"), ("mask-rcnn", (832, 1344), "mask-rcnn-sgd")]
 )
 def test_published_recipes_have_their_sizes_and_follow_the_batch(name, canvas, preset):
     recipe = load(name)

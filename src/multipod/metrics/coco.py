@@ -1,6 +1,7 @@
 """Average precision of boxes and masks on COCO over many hosts. Needs the extra `coco`; nothing here needs JAX.
 
-pycocotools judges. What is ours is the way there: detections leave the devices in blocks of fixed size with their
+faster-coco-eval judges: pycocotools' numbers by the same steps in C++ (docs/results/detection.md has the times;
+tests compare the two). What is ours is the way there: detections leave the devices in blocks of fixed size with their
 padding, and are gathered from all hosts; `multipod.metrics.judge` judges beside training.
 """
 
@@ -167,10 +168,10 @@ def precision_recall(truth: GroundTruth, found: Detections, kind: str = "box") -
 
 
 def _judged(truth: GroundTruth, found: Detections, kind: str) -> Any:
-    """pycocotools' evaluator, which has judged."""
-    coco, evaluator = _pycocotools()
+    """The evaluator, which has judged."""
+    coco, evaluator = _evaluator()
     right = coco()
-    # pycocotools writes `ignore` and run-length codes into the annotations.
+    # It writes `ignore` and run-length codes into the annotations.
     right.dataset = {**truth, "annotations": [dict(one) for one in truth["annotations"]]}
     right.createIndex()
     judged = evaluator(right, _results(coco, right, found, kind), KINDS[kind])
@@ -180,7 +181,7 @@ def _judged(truth: GroundTruth, found: Detections, kind: str) -> Any:
 
 
 def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:
-    """The detections as pycocotools wants them. With masks it is not told the boxes: it would take their area."""
+    """The detections as COCO's evaluators want them; with masks without the boxes, whose areas would be taken."""
     rows = zip(found.image.tolist(), found.category.tolist(), found.score.tolist(), strict=True)
     what = [{"bbox": box} for box in found.box.tolist()]
     if kind == "mask":
@@ -197,10 +198,9 @@ def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:
     return none
 
 
-def _pycocotools() -> tuple[Any, Any]:
+def _evaluator() -> tuple[Any, Any]:
     try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
+        from faster_coco_eval import COCO, COCOeval_faster
     except ImportError as error:
-        raise MetricError("coco: pycocotools is not installed. pip install 'multipod[coco]'") from error
-    return COCO, COCOeval
+        raise MetricError("coco: faster-coco-eval is not installed. pip install 'multipod[coco]'") from error
+    return COCO, COCOeval_faster

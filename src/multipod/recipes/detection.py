@@ -29,7 +29,7 @@ from multipod.recipe.recipe import Recipe
 
 def ssd() -> Recipe:
     """SSD-ResNet34, 300 x 300, on COCO, batch 1,024, 64 epochs (MLPerf v0.7). Needs data.train_files, ..."""
-    model = Normalized(Ssd(reading="google", dtype="bfloat16"), dtype="bfloat16")
+    model = Normalized(Ssd(reading="google", batch_norm_tile=64, dtype="bfloat16"), dtype="bfloat16")
     data = CocoFiles(shape=Stretched(300), crop=SsdCrop(), jitter=ColorJitter())
     return _published("ssd", model, data, Detection(), "box_AP >= 0.23", "ssd-sgd", 1024, epochs_between=5)
 

@@ -64,8 +64,8 @@ class CocoFiles:
         return self._images("test", True, None)
 
     def example(self) -> HostBatch:
-        """One example, of zeros: its shapes and types, without any file."""
-        return empty_batch(1, self.shape.canvases()[-1], self.limit, self.mask_pixels)
+        """One example, of zeros, without any file: its shapes, those of images that lie, and types."""
+        return empty_batch(1, self.shape.canvases()[0], self.limit, self.mask_pixels)
 
     def _images(self, part: str, empty: bool, random: Random | None) -> DetectionImages:
         folder, file = getattr(self, f"{part}_files"), getattr(self, f"{part}_annotations")

@@ -251,8 +251,8 @@ class Shapes:
         return self._images(self.test_images, "test", None)
 
     def example(self) -> HostBatch:
-        """One example, of zeros."""
-        return empty_batch(1, self._shape.canvases()[-1], max(1, self.most), self.mask_pixels)
+        """One example, of zeros, that lies."""
+        return empty_batch(1, self._shape.canvases()[0], max(1, self.most), self.mask_pixels)
 
     @property
     def _shape(self) -> Shape:
