@@ -1,16 +1,21 @@
-"""Recipes small enough to run in every layout: a Transformer and a network for images of odd sizes."""
+"""Recipes small enough to run in every layout: a Transformer, a network for images of odd sizes, a detector."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from multipod.data.detection.shapes import Shapes
 from multipod.data.source import ArraySource
 from multipod.layout.layout import Layout
+from multipod.metrics.detection import Detection
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.metrics.sparse import SparseTokens
+from multipod.models.pixels import Normalized
 from multipod.models.resnet import SmallResNet
+from multipod.models.ssd import Ssd
 from multipod.models.st_moe import small_st_moe
 from multipod.models.transformer import small_transformer
+from multipod.nn.detection.default_boxes import DefaultBoxes
 from multipod.nn.experts.routing import Routing
 from multipod.optim.lamb import Lamb
 from multipod.optim.rates import Cosine, WarmUp
@@ -53,6 +58,15 @@ def words(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (
     objective = TokenClassification(label_smoothing=0.1)
     recipe = Recipe("words", model, Tokens(), objective, Lamb(WarmUp(Cosine(0.01), 0.1)), 16, 10, layout=layout)
     return replace(recipe, evaluation_batch=32, **changes)
+
+
+def objects(layout: Layout = Layout((1, 1)), **changes) -> Recipe:  # noqa: B008 (frozen)
+    """SSD, whose batch norm spans groups of 4 images, on drawn shapes."""
+    boxes = DefaultBoxes(64, (8, 4), (8, 16), (16, 30, 60), ((2,), (2,)))
+    model = Normalized(Ssd(18, classes=4, width=4, boxes=boxes, extra=((8, 16, 2),), batch_norm_tile=4))
+    data = Shapes(train_images=48, test_images=8, pixels=64, least_size=0.2, crop=False)
+    recipe = Recipe("objects", model, data, Detection(), Sgd(WarmUp(Cosine(0.02), 0.1)), 16, 10, layout=layout)
+    return replace(recipe, evaluation_batch=8, **changes)
 
 
 def moe() -> Recipe:

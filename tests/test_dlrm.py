@@ -17,8 +17,19 @@ from multipod.experiments.tt_rec.run import hashed_to
 from multipod.layout.tables import WAYS, place_tables, sent_bytes
 from multipod.metrics.binary import BinaryClassification
 from multipod.metrics.objective import masked_sums, report_of
-from multipod.models.dlrm import Dlrm, interact, masked_kernel_of
-from multipod.models.dlrm_published import KAGGLE_ROWS, MLPERF_ROWS, TERABYTE_10M_ROWS, kaggle, mlperf, terabyte
+from multipod.models.dlrm import Dlrm
+from multipod.models.dlrm_interactions import CrossInteraction, DotInteraction, interact, masked_kernel_of
+from multipod.models.dlrm_published import (
+    KAGGLE_ROWS,
+    MLPERF_ROWS,
+    MLPERF_V2_HOTS,
+    MLPERF_V2_ROWS,
+    TERABYTE_10M_ROWS,
+    kaggle,
+    mlperf,
+    mlperf_v2,
+    terabyte,
+)
 from multipod.models.dlrm_sparse import TABLE, sparse_state, sparse_update
 from multipod.nn.tables.tensor_train import materialize, tensor_train
 from multipod.optim.adagrad import Adagrad
@@ -51,11 +62,26 @@ def test_sizes_of_mlperfs_dlrm():
     model = mlperf()
     assert (len(MLPERF_ROWS), sum(MLPERF_ROWS)) == (26, 187_767_399)
     assert model.layer_parameters == {"bottom": 171_392, "top": 2_197_505}
-    assert mlperf(interaction="masked").layer_parameters["top"] == 2_584_577
-    assert model.interactions == 351
+    assert mlperf(interaction=DotInteraction("masked")).layer_parameters["top"] == 2_584_577
+    assert model.interaction.outputs(*model.vectors) == 128 + 351
     assert model.embeddings.parameters == 24_034_227_072
     shapes = jax.eval_shape(model.init, jax.random.key(0))[0]
     assert sum(math.prod(leaf.shape) for leaf in shapes.values()) == 24_034_227_072 + 171_392 + 2_197_505
+
+
+def test_sizes_of_mlperfs_dlrm_dcnv2():
+    """The published numbers of rows and ids, and the parameters that these and the published layers come to."""
+    model, width = mlperf_v2(), 27 * 128
+    assert (len(MLPERF_V2_ROWS), sum(MLPERF_V2_ROWS), max(MLPERF_V2_ROWS)) == (26, 204_184_588, 40_000_000)
+    assert (len(MLPERF_V2_HOTS), sum(MLPERF_V2_HOTS)) == (26, 214)
+    below = 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128
+    cross = 3 * (width * 512 + 512 * width + width)
+    top = (width + 1) * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257
+    assert model.layer_parameters == {"bottom": below, "cross": cross, "top": top}
+    assert (below, cross, top) == (171_392, 10_627_200, 5_245_953)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))[0]
+    assert sum(math.prod(leaf.shape) for leaf in shapes.values()) == 128 * 204_184_588 + below + cross + top
+    assert model.embeddings.parameters == 26_135_627_264
 
 
 @pytest.mark.parametrize(("model", "top"), [(kaggle(), 367), (terabyte(), 415), (mlperf(), 479)])
@@ -95,7 +121,7 @@ def test_interactions_are_the_pairs_below_the_diagonal(form):
 
 
 def test_both_interactions_give_equal_logits():
-    masked = Dlrm(**{**SMALL.__dict__, "interaction": "masked"})
+    masked = Dlrm(**{**SMALL.__dict__, "interaction": DotInteraction("masked")})
     params, batch = randomised(SMALL), examples(SMALL)
     kernel = masked_kernel_of(params["top/0/kernel"], SMALL.features, len(SMALL.rows) + 1)
     assert kernel.shape == masked.layers["top/0"]
@@ -119,6 +145,65 @@ def test_the_whole_model_equals_pytorchs():
         y = y @ given[f"top/{k}/kernel"] + given[f"top/{k}/bias"]
         y = torch.relu(y) if k < 2 else y
     np.testing.assert_allclose(logits(SMALL, params, batch), y[:, 0].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def pytorchs_dlrm_dcnv2(torch, model: Dlrm, given):
+    """Logits of a DLRM-DCNv2 of embedding bags and linear layers, with the weights and the batch that are `given`."""
+    ends = np.cumsum([0, *model.hots])
+    tables = torch.split(given["tables/dense"], list(model.rows))
+    count = len(given["dense"])
+
+    def layer(name, x):
+        return torch.nn.functional.linear(x, given[f"{name}/kernel"].T, given[f"{name}/bias"])
+
+    x = given["dense"]
+    for k in range(len(model.bottom) + 1):
+        x = torch.relu(layer(f"bottom/{k}", x))
+    bags = []
+    for f, hot in enumerate(model.hots):
+        bag = torch.nn.EmbeddingBag(model.rows[f], model.features, mode="sum")
+        weights = {"weight": tables[f]}
+        flat, offsets = given["ids"][:, ends[f] : ends[f + 1]].reshape(-1), torch.arange(0, count * hot, hot)
+        bags.append(torch.func.functional_call(bag, weights, (flat, offsets)))
+    first = y = torch.cat([x, *bags], 1)
+    for k in range(model.interaction.layers):
+        low = torch.nn.functional.linear(y, given[f"cross/{k}/v"].T)
+        y = first * (torch.nn.functional.linear(low, given[f"cross/{k}/u"].T) + given[f"cross/{k}/bias"]) + y
+    for k in range(len(model.top)):
+        y = torch.relu(layer(f"top/{k}", y))
+    return layer(f"top/{len(model.top)}", y)[:, 0]
+
+
+def test_dlrm_dcnv2_equals_pytorchs_in_logits_and_gradients():
+    torch = pytest.importorskip("torch")
+    model = Dlrm(**{**SMALL.__dict__, "hots": (3, 1, 4, 2), "interaction": CrossInteraction(3, 5)})
+    params, batch = randomised(model), examples(model)
+    label = np.arange(16) % 2
+    given = {name: torch.from_numpy(np.array(leaf)) for name, leaf in (params | batch).items()}
+    for name in params:
+        given[name].requires_grad_()
+    theirs = pytorchs_dlrm_dcnv2(torch, model, given)
+    torch.nn.functional.binary_cross_entropy_with_logits(theirs, torch.from_numpy(label).float()).backward()
+    ours = logits(model, params, batch)
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-5 * float(jnp.abs(ours).max()))
+
+    def loss(params):
+        return optax.sigmoid_binary_cross_entropy(model.apply(params, {}, batch, train=True, key=None)[0], label).mean()
+
+    for name, gradient in jit(jax.grad(loss))(params).items():
+        expected = given[name].grad.numpy()
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max(), err_msg=name)
+
+
+def test_a_cross_network_begins_with_the_deviation_it_says():
+    model = Dlrm(rows=(5,) * 9, features=8, dense=3, bottom=(4,), top=(4,), interaction=CrossInteraction(2, 40))
+    params = jit(model.init)(jax.random.key(0))[0]
+    assert {name for name in params if name.startswith("cross")} == {
+        f"cross/{layer}/{part}" for layer in range(2) for part in ("v", "u", "bias")
+    }
+    for name in ("cross/0/v", "cross/1/u"):
+        assert float(np.std(params[name])) == pytest.approx((2 / (80 + 40)) ** 0.5, rel=0.05)
+    assert not np.asarray(params["cross/1/bias"]).any()
 
 
 @pytest.mark.slow
@@ -170,7 +255,7 @@ def test_initial_values():
 def test_masked_first_layer_begins_with_the_fan_in_of_the_pairs():
     spread = {}
     for form in ("gather", "masked"):
-        model = Dlrm(rows=(5,) * 9, features=8, dense=3, bottom=(4,), top=(64,), interaction=form)
+        model = Dlrm(rows=(5,) * 9, features=8, dense=3, bottom=(4,), top=(64,), interaction=DotInteraction(form))
         spread[form] = float(np.std(jit(model.init)(jax.random.key(0))[0]["top/0/kernel"]))
     assert spread["gather"] == pytest.approx(spread["masked"], rel=0.05)
 
@@ -181,6 +266,7 @@ def test_masked_first_layer_begins_with_the_fan_in_of_the_pairs():
         ({"rows": (5, 0)}, r"rows=\(5, 0\) \(at least 1 each\)"),
         ({"features": 0, "tt_cores": 1}, r"features=0 \(at least 1\), tt_cores=1 \(at least 2\)"),
         ({"hots": (1, 2)}, r"2 hots for 4 tables"),
+        ({"interaction": CrossInteraction(0, -1)}, r"interaction.layers=0 \(at least 1\), interaction.rank=-1"),
         ({"hash_rows": 9, "tt_rows": 9}, r"hash_rows=9 with tt_rows=9 \(one of them\)"),
         (
             {"tt_rows": 50, "tt_rank": 15},

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from multipod.data.batches import TrainBatches
+from multipod.data.clicks.multi_hot import MultiHotClicks
 from multipod.data.clicks.synthetic import Synthetic
 from multipod.errors import LayoutError, RecipeError
 from multipod.layout.layout import Layout
@@ -21,6 +22,7 @@ from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
 from multipod.models.dlrm import Dlrm
 from multipod.models.dlrm_hot import Hot
+from multipod.models.dlrm_interactions import CrossInteraction
 from multipod.models.dlrm_sparse import sparse_state, sparse_update
 from multipod.models.dlrm_tables import TablePlacement, pack_tables
 from multipod.nn.model import Moved
@@ -42,11 +44,15 @@ DATA = Synthetic(rows=(120, 30, 5), examples=192, tests=40)
 SMALL = Dlrm(rows=DATA.rows, bottom=(4,), top=(4,), features=8)
 
 
+BAGS = MultiHotClicks(DATA, (3, 1, 4))
+CROSS = replace(SMALL, hots=BAGS.hots, interaction=CrossInteraction(2, 5))
+
+
 def recipe(model: Dlrm, layout: Layout, updates: int = 5) -> Recipe:
     base = load("dlrm-small")
     return replace(
-        base, data=DATA, model=model, layout=layout, batch=32, updates=updates, evaluate_every=0, checkpoint_every=0,
-        evaluation_batch=40,
+        base, data=BAGS if model.hots else DATA, model=model, layout=layout, batch=32, updates=updates,
+        evaluate_every=0, checkpoint_every=0, evaluation_batch=40,
     )  # fmt: skip
 
 
@@ -56,7 +62,7 @@ def run(model: Dlrm, layout: Layout, state=None, first: int = 0, last: int = 5):
     program = program_of(asked, make_mesh(layout))
     update, state = program.compile_update(), program.init() if state is None else state
     rows, losses = np.arange(program.rows), []
-    batches = TrainBatches(DATA.train(), asked.batch, asked.seed, rows, program.padded).start(first)
+    batches = TrainBatches(asked.data.train(), asked.batch, asked.seed, rows, program.padded).start(first)
     for batch in itertools.islice(batches, last - first):
         state, sums = update(state, program.place_batch(batch, rows, program.rows), program.controls())
         losses.append(float(sums["loss"]) / asked.batch)
@@ -92,6 +98,25 @@ def test_losses_are_those_of_whole_tables(place, layout, share, alone):
         leaf.sharding.shard_shape(leaf.shape)[0] * leaf.sharding.shard_shape(leaf.shape)[1] <= leaf.size * share
         for leaf in squares
     )
+
+
+@pytest.fixture(scope="module")
+def bags_alone() -> list[float]:
+    return run(CROSS, Layout((1, 1)))[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "layout"),
+    [
+        ("replicated", Layout((2, 2))),
+        ("row", Layout((1, 1), split=ModelSplit(expert=4))),
+        ("table", Layout((1, 2), split=ModelSplit(expert=2), sync=Sync(sharding="zero1"))),
+        ("column", Layout((2, 1), split=ModelSplit(expert=2))),
+    ],
+)
+def test_losses_of_bags_and_a_cross_network_are_those_of_whole_tables(place, layout, bags_alone):
+    model = replace(CROSS, tables=TablePlacement(place, parts=4, small_bytes=2000))
+    np.testing.assert_allclose(run(model, layout)[0], bags_alone, rtol=2e-5)
 
 
 @pytest.mark.parametrize("place", ["table", "auto"])

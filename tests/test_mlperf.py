@@ -12,12 +12,12 @@ from multipod import runs
 from multipod.data.detection.views import Fitted, SsdCrop
 from multipod.errors import MlperfError
 from multipod.metrics.objective import Classification
-from multipod.mlperf.benchmarks import BENCHMARKS
+from multipod.mlperf.benchmarks import BENCHMARKS, benchmark_of
 from multipod.mlperf.check import check
 from multipod.mlperf.lines import FILE, read_lines
 from multipod.mlperf.package import Run, Submission, olympic_mean, pack
 from multipod.models.bert import Bert
-from multipod.models.dlrm_published import mlperf
+from multipod.models.dlrm_published import mlperf, mlperf_v2
 from multipod.models.gnmt import small_gnmt
 from multipod.models.mask_rcnn import MaskRcnn
 from multipod.models.mlp import Mlp
@@ -27,8 +27,10 @@ from multipod.models.ssd import Ssd
 from multipod.models.transformer import Transformer
 from multipod.optim.detectors import COCO_EXAMPLES
 from multipod.optim.presets import find_preset
+from multipod.optim.rates import Linear, WarmUp
 from multipod.plan.tables.convergence import COUNTED, REFERENCE
 from multipod.recipe.recipe import Recipe
+from multipod.recipes.find import load
 from multipod.train.events import Compiled, Ended, Evaluated, Regrouped, Started, Updated
 from multipod.train.observers.mlperf import MlperfLog
 
@@ -39,11 +41,12 @@ MODELS = {
     "bert": (Bert(), "bert-lamb", {"accuracy": 0.721}),
     "transformer": (Transformer(), "transformer-adam", {"bleu": 25.3}),
     "dlrm": (mlperf(), "dlrm-sgd", {"auc": 0.803}),
+    "dlrm_dcnv2": (mlperf_v2(), "", {"auc": 0.8028}),
     "ssd": (Normalized(Ssd()), "ssd-sgd", {"box_AP": 0.231}),
     "maskrcnn": (Normalized(MaskRcnn()), "mask-rcnn-sgd", {"box_AP": 0.378, "mask_AP": 0.3395}),
     "gnmt": (small_gnmt(), "gnmt-adam", {"bleu": 24.1}),
 }
-"""Of each benchmark, a model, a published optimizer, and an evaluation at the target."""
+"""Of each benchmark, a model, a published optimizer ("": its recipe's), and an evaluation at the target."""
 
 ROW = {"ssd": 1, "gnmt": 2}
 """Of the optimizer's published batches, where not the first."""
@@ -53,6 +56,7 @@ DATA = {
     "maskrcnn": {"shape": Fitted()},
     "gnmt": {"length": 50},
     "transformer": {"length": 256},
+    "dlrm_dcnv2": {"tests": 89_137_319},
 }
 """What a log tells of a benchmark's data."""
 
@@ -68,16 +72,20 @@ class Counted:
     crop: SsdCrop | None = None
     shape: Fitted | None = None
     length: int | None = None
+    tests: int = 1000
 
     def train(self) -> range:
         return range(self.examples)
 
     def test(self) -> range:
-        return range(1000)
+        return range(self.tests)
 
 
 def recipe_of(name: str) -> Recipe:
     model, preset, _ = MODELS[name]
+    if not preset:  # whose rules leave nothing open but the rate
+        recipe = load(BENCHMARKS[name].recipe)
+        return replace(recipe, data=Counted(20 * recipe.batch, **DATA.get(name, {})), updates=100, evaluate_every=20)
     batch = find_preset(preset).runs[ROW.get(name, 0)].batch
     run = find_preset(preset).at(batch)
     examples = COCO_EXAMPLES if name == "ssd" else 20 * batch  # whose boundaries are in epochs of COCO
@@ -147,10 +155,25 @@ def test_the_closed_division_takes_what_published_presets_say(tmp_path):
     for name, (_, _, good) in MODELS.items():
         path = tmp_path / name
         write(path, recipe_of(name), good)
-        refused = check(path, "0.7.0").closed
+        refused = check(path, BENCHMARKS[name].first).closed
         expected = REFUSED.get(name, "")
         assert len(refused) == bool(expected), (name, refused)
         assert all(expected in message for message in refused)
+
+
+def test_the_interaction_tells_the_two_dlrms_apart():
+    assert benchmark_of(load("dlrm-mlperf")).name == benchmark_of(load("dlrm-small")).name == "dlrm"
+    assert benchmark_of(load("dlrm-v2")).name == benchmark_of(load("dlrm-v2-small")).name == "dlrm_dcnv2"
+
+
+def test_the_closed_division_of_dlrm_dcnv2_takes_no_rate_that_falls(tmp_path):
+    recipe = recipe_of("dlrm_dcnv2")
+    falls = replace(recipe, optimizer=replace(recipe.optimizer, rate=WarmUp(Linear(0.005), updates=3)))
+    write(tmp_path / FILE, falls, {"auc": 0.81})
+    verdict = check(tmp_path / FILE, "6.0.0")
+    assert verdict.is_good
+    for key in ("opt_adagrad_learning_rate_decay", "opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"):
+        assert any(key in message for message in verdict.closed), key
 
 
 def test_success_is_the_targets_and_nothing_follows_it(tmp_path):

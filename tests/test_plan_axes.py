@@ -16,6 +16,8 @@ from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit, PipelineSplit
 from multipod.layout.sync import Sync
+from multipod.models.dlrm_published import MLPERF_V2_HOTS, MLPERF_V2_ROWS
+from multipod.models.dlrm_tables import TablePlacement
 from multipod.models.mlp import Mlp
 from multipod.pipelines.build import PIPELINES
 from multipod.pipelines.check import check
@@ -158,6 +160,25 @@ def test_split_tables_send_what_xlas_program_sends(place):
     whole = 4 * sum(leaf.size for path, leaf in leaves if not path[0].key.startswith("tables"))
     others = {(kind, nbytes) for kind, nbytes in sent - priced if nbytes > 32}
     assert others == {(kind, whole + -whole % 16) for kind in ("reduce-scatter", "all-gather")}  # four shares of floats
+
+
+@pytest.mark.slow
+def test_bags_send_their_ids_and_are_planned_without_files():
+    """MLPerf's DLRM-DCNv2 at its batch on 64 chips: the ids of large tables, beside the vectors that they send."""
+    recipe, split, batch = load("dlrm-v2"), ModelSplit(expert=64), 65_536
+    bags = replace(recipe, model=replace(recipe.model, tables=TablePlacement("auto", parts=64)))
+    single = replace(bags, model=replace(bags.model, hots=()), data=bags.data.clicks)
+    large = {f: hot for f, hot in enumerate(MLPERF_V2_HOTS) if 512 * MLPERF_V2_ROWS[f] > 4 << 20}
+    assert (len(large), sum(large.values())) == (13, 191)
+    for each, ids in ((bags, 191), (single, 13)):
+        sent = [message.nbytes for message in workload_of(each).build(batch, split, 1).messages]
+        vectors = 4 * 128 * 13 * batch
+        assert sorted(sent) == [4 * ids * batch, vectors, vectors]
+    workload = workload_of(bags)
+    assert workload.parameters == pytest.approx(128 * sum(MLPERF_V2_ROWS) + 16_044_545, rel=1e-6)  # and room to divide
+    split_rows = sum(MLPERF_V2_ROWS[f] for f in large)
+    whole = workload.parameters - 128 * split_rows
+    assert workload.held(split) == pytest.approx(whole + 128 * split_rows / 64, rel=1e-4)
 
 
 @pytest.mark.parametrize(("model", "published"), [(8, 59.25), (1, None)])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from layout_recipes import VOCAB, words
 
 from multipod.cli.main import main
 from multipod.data.batches import TrainBatches
+from multipod.data.text.files import TextFiles
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ModelSplit
@@ -20,6 +22,7 @@ from multipod.models.st_moe import small_st_moe
 from multipod.nn.experts.routing import Routing
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.rates import Rsqrt, WarmUp
+from multipod.recipes.finetune import FineTuning, make_finetuning
 from multipod.step.program import program_of
 from multipod.step.state import device_bytes
 from multipod.train.evaluation import evaluate
@@ -67,6 +70,43 @@ def test_experts_split_over_devices_learn_as_in_one():
 
 
 @pytest.mark.slow
+def test_answers_told_by_experts_of_several_devices_are_those_of_one(tmp_path):
+    """Rows end at different tokens: a device that is done still takes its part in the steps of the others."""
+    pytest.importorskip("tokenizers")
+    pairs = [{"input": f"double {n}", "target": "ten " * (n % 4 + 1) + str(2 * n)} for n in range(20)]
+    text = "\n".join(pair["input"] + " is " + pair["target"] for pair in pairs)
+    files = [tmp_path / name for name in ("text.txt", "task.jsonl")]
+    for file, lines in zip(files, (text, "\n".join(map(json.dumps, pairs))), strict=True):
+        file.write_text(lines)
+    data = TextFiles(train_files=str(files[0]), test_files=str(files[0]), length=16, vocab=300, spans=True)
+    base = replace(sparse(Layout((1, 1))), data=data)
+    base = replace(base, model=replace(base.model, vocab=300))
+
+    def told(layout, token=None):
+        recipe = make_finetuning(replace(base, layout=layout), FineTuning((str(files[1]),), capacity=4.0))
+        program = program_of(recipe, make_mesh(recipe.layout))
+        state = program.init()
+        # Weights that are large make answers that differ.
+        params = jax.tree.map(lambda leaf: leaf * 3, state.params)
+        if token is not None:  # what told `token` ends an answer now
+            head, end = params["head/kernel"], recipe.data.marks()[1]
+            params["head/kernel"] = head.at[:, [token, end]].set(head[:, [end, token]])
+        rows = np.arange(4)
+        batch = recipe.data.test().read(rows) | {"mask": rows < 4}
+        placed = program.place_batch(batch, rows, 4)
+        state = program.evaluation.prepare(state._replace(params=params))
+        return np.asarray(program.evaluation.run(state, placed)[1][0])
+
+    whole = told(Layout((1, 1)))
+    split = Layout((1, 1), split=ModelSplit(expert=4))
+    token = int(whole[0, 1])
+    ended = told(split, token)
+    np.testing.assert_array_equal(ended, told(Layout((1, 1)), token))
+    lengths = (ended != 0).sum(1)
+    assert lengths[0] <= 2 < lengths.max()
+
+
+@pytest.mark.slow
 def test_a_fine_tuning_from_end_to_end(tmp_path, monkeypatch, capsys):
     """Pre-trains two updates, fine-tunes the experts alone for two, evaluates; the rest stays as it was."""
     pytest.importorskip("tokenizers")
@@ -87,7 +127,23 @@ def test_a_fine_tuning_from_end_to_end(tmp_path, monkeypatch, capsys):
     short = ["updates=2", "batch=16", "evaluation_batch=16", "evaluate_every=0", "checkpoint_every=0"]
     changes = [word for change in (*sizes, *data, *short) for word in ("--set", change)]
     multipod("train", "st-moe-small", *changes, "--out", "before", "--quiet", "--mesh", "1x2")
-    tuned = ["--task", "task.jsonl", "--train", "experts", "--updates", "2", "--batch", "4", "--out", "after"]
+    (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, pairs[:6])))
+    tuned = [
+        "--task",
+        "task.jsonl",
+        "--task",
+        "more.jsonl",
+        "--limit",
+        "5",
+        "--train",
+        "experts",
+        "--updates",
+        "2",
+        "--batch",
+        "4",
+        "--out",
+        "after",
+    ]
     multipod("finetune", "before", *tuned, "--quiet", "--mesh", "1x2")
     answers = multipod("eval", "after", "--mesh", "1x2", "--tell", "3")
     assert "after 2 updates" in answers
@@ -97,6 +153,8 @@ def test_a_fine_tuning_from_end_to_end(tmp_path, monkeypatch, capsys):
     events = [json.loads(line) for line in (tmp_path / "after" / "metrics.jsonl").read_text().splitlines()]
     values = next(event["values"] for event in events if event["event"] == "evaluated")
     assert {"exact", "accuracy", "dropped/encoder/0", "load/decoder/0/7"} <= set(values)
+    assert values["exact_match"] == values["exact_match/task"] == values["exact_match/more"] == 0
+    assert 0 <= values["token_f1"] == (values["token_f1/task"] + values["token_f1/more"]) / 2
     report = (tmp_path / "after" / "report.html").read_text()
     assert "decoder/0/7" in report  # a row of the heat map of loads
     first, second = (_weights(tmp_path / run) for run in ("before", "after"))

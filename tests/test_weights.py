@@ -15,6 +15,7 @@ from multipod.interop.weights.families import family_of
 from multipod.interop.weights.files import read_weights, write_weights
 from multipod.models.bert import Bert
 from multipod.models.dlrm import Dlrm
+from multipod.models.dlrm_interactions import CrossInteraction, DotInteraction
 from multipod.models.efficientnet import EfficientNet
 from multipod.models.resnet import ResNet
 from multipod.models.st_moe import t5_like
@@ -253,6 +254,23 @@ def test_switch_transformers_gives_the_same_outputs_and_gradients(transformers):
     check(SWITCH, theirs, "transformers", text_batch(), logits_of(theirs), lambda out: out["logits"])
 
 
+def test_answers_are_those_of_transformers(transformers):
+    """Sixteen likeliest tokens, one for one, both with keys and values that are kept."""
+    config = t5_config(transformers, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    theirs = transformers.T5ForConditionalGeneration(config)
+    theirs.lm_head.weight = torch.nn.Parameter(torch.zeros(40, 16))
+    randomized(theirs, 0.2)
+    model, source = t5_like(**TEXT), torch.from_numpy(SOURCE).long()
+    params, _ = imported(model, state_of(theirs), "transformers")
+    told = jax.jit(lambda params: model.generate(params, {"source": SOURCE}, start=0, end=-1, length=16))(params)
+    theirs.generation_config.eos_token_id = None
+    known = theirs.generate(
+        source, attention_mask=(source != 0).long(), max_new_tokens=16, do_sample=False, suppress_tokens=[0]
+    )
+    np.testing.assert_array_equal(told, known[:, 1:].numpy())
+    assert len(np.unique(told)) > 4
+
+
 SWITCH = t5_like(
     **TEXT, every=2, gated=False, dense_gated=False, activation="relu", tied=True, group_rows=1,
     routing=Routing(4, chosen=1, dropless=True),
@@ -284,7 +302,9 @@ class ReferenceDlrm(torch.nn.Module):
         return self.top_l[:-1](torch.cat([x, torch.stack(pairs, 1)], 1))[:, 0]
 
 
-@pytest.mark.parametrize("changes", [{}, {"interaction": "masked"}, {"tables": "table"}, {"tables": "row"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"interaction": DotInteraction("masked")}, {"tables": "table"}, {"tables": "row"}]
+)
 def test_dlrm_gives_the_same_outputs_and_gradients(changes):
     from multipod.models.dlrm_tables import TablePlacement
 
@@ -294,6 +314,12 @@ def test_dlrm_gives_the_same_outputs_and_gradients(changes):
     dense, ids = RANDOM.normal(size=(6, 6)).astype(np.float32), RANDOM.integers(0, 3, (6, 3)).astype(np.int32)
     expected = theirs(torch.from_numpy(dense), torch.from_numpy(ids).long())
     check(model, theirs, "dlrm", {"dense": dense, "ids": ids}, expected)
+
+
+def test_a_dlrm_with_a_cross_network_is_refused():
+    model = Dlrm((5, 8, 3), features=4, dense=6, bottom=(8,), top=(7, 5), interaction=CrossInteraction(1, 2))
+    with pytest.raises(WeightsError, match=r"this one has a cross network.* Convert a model of interaction=dot"):
+        small_state(model)
 
 
 # What does not fit, files, and the way of a run.

@@ -32,7 +32,7 @@ def clicks() -> None:
     "--rows",
     default="1000000",
     show_default=True,
-    help="Rows of every table, or 26 numbers between commas; or kaggle, terabyte, mlperf.",
+    help="Rows of every table, or 26 numbers between commas; or kaggle, terabyte, mlperf, mlperf-v2.",
 )
 @click.option("--ids", type=click.Choice(["hash", "modulo", "frequent"]), default="hash", show_default=True)
 @click.option("--threshold", default=8, show_default=True, help="Of --ids frequent: values seen so often get a row.")
@@ -111,13 +111,14 @@ def _sizes_of(rows: str) -> tuple[int, ...]:
 
 def _sizes(rows: str) -> tuple[int, ...]:
 
-    if rows in ("kaggle", "terabyte", "mlperf"):
+    if rows in ("kaggle", "terabyte", "mlperf", "mlperf-v2"):
         from multipod.models import dlrm_published as published
 
         return {
             "kaggle": published.KAGGLE_ROWS,
             "terabyte": published.TERABYTE_10M_ROWS,
             "mlperf": published.MLPERF_ROWS,
+            "mlperf-v2": published.MLPERF_V2_ROWS,
         }[rows]
     return default_rows([int(part) for part in rows.split(",")])
 

@@ -5,7 +5,7 @@ and the rule files of its compliance checker (mlperf-logging on the package inde
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from multipod.errors import MlperfError, nearest
@@ -13,7 +13,7 @@ from multipod.errors import MlperfError, nearest
 if TYPE_CHECKING:
     from multipod.recipe.recipe import Recipe  # which imports JAX, and `multipod mlperf` needs none
 
-RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0", "5.1.0")
+RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0", "5.1.0", "6.0.0")
 """The rounds with a benchmark of ours, by rising version."""
 
 
@@ -36,6 +36,7 @@ class Benchmark:
         between two of them. None: whenever.
       counts: what `epoch_num` counts of evaluations: epochs, or examples.
       models: the classes of its models, by name.
+      parts: what such a model has in some of its fields, a class by its name, where others of the class are not it.
       recipe: the name of the recipe at reference size; empty where there is none.
     """
 
@@ -52,6 +53,7 @@ class Benchmark:
     recipe: str
     counts: str = "epochs"
     examples: int = 0
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rulesets(self) -> tuple[str, ...]:
@@ -68,6 +70,11 @@ class Benchmark:
         if any(own not in values for own, _ in self.metrics.values()):
             return None
         return {name: values[own] / unit for name, (own, unit) in self.metrics.items()}
+
+    def is_of(self, model: Any) -> bool:
+        """Returns whether it is a benchmark of this model."""
+        parts = {name: type(getattr(model, name, None)).__name__ for name in self.parts}
+        return type(model).__name__ in self.models and parts == self.parts
 
     def is_met(self, quality: Mapping[str, float], ruleset: str = "") -> bool:
         """Returns whether each metric is at its target, under the last rule set unless another is given."""
@@ -156,6 +163,22 @@ BENCHMARKS = {
             ("Dlrm",),
             "dlrm-mlperf",
             examples=4_195_197_692,
+            parts={"interaction": "DotInteraction"},
+        ),
+        Benchmark(
+            "dlrm_dcnv2",
+            "DLRM-DCNv2 on multi-hot ids of Criteo's Terabyte logs",
+            "3.0.0",
+            "6.0.0",
+            {"": {"3.0.0": 0.80275}},
+            _one_number("auc"),
+            10,
+            "20 times in the one epoch",
+            lambda batch, examples: (examples / 20, examples / 20),
+            ("Dlrm",),
+            "dlrm-v2",
+            examples=4_195_197_692,
+            parts={"interaction": "CrossInteraction"},
         ),
         Benchmark(
             "ssd",
@@ -213,9 +236,11 @@ def benchmark_of(recipe: "Recipe") -> Benchmark:
     while hasattr(model, "model"):  # `Normalized`, and what else stands around a model
         model = model.model
     for benchmark in BENCHMARKS.values():
-        if type(model).__name__ in benchmark.models:
+        if benchmark.is_of(model):
             return benchmark
-    known = ", ".join(f"{each.name} ({each.models[0]})" for each in BENCHMARKS.values())
+    known = ", ".join(
+        f"{each.name} ({' with '.join([each.models[0], *each.parts.values()])})" for each in BENCHMARKS.values()
+    )
     raise MlperfError(
         f"recipe {recipe.name}: its model, {type(model).__name__}, belongs to no MLPerf benchmark known here: {known}. "
         "Leave out --log mlperf, or train one of these."

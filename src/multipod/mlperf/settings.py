@@ -13,7 +13,7 @@ from multipod.optim.adamw import AdamW
 from multipod.optim.lamb import Lamb
 from multipod.optim.lars import Lars
 from multipod.optim.optimizer import RegularizedOptimizer
-from multipod.optim.rates import Decay, Drops, HeldPolynomial, Rate, WarmUp
+from multipod.optim.rates import Constant, Decay, Drops, HeldPolynomial, Rate, WarmUp
 from multipod.optim.sgd import Sgd
 from multipod.recipe.recipe import Recipe
 
@@ -204,6 +204,20 @@ def _dlrm(run: LoggedRun) -> Iterator[Said]:
     )
 
 
+def _dlrm_dcnv2(run: LoggedRun) -> Iterator[Said]:
+    """Its rules have neither warm-up nor decay, and ask for a 0 of each; a rate that falls leaves the keys out."""
+    fall = 0 if isinstance(run.fall, Constant) else None
+    yield from (
+        ("opt_adagrad_epsilon", run.of_optimizer("eps")),
+        ("opt_adagrad_initial_accumulator_value", run.of_optimizer("initial_sum")),
+        ("opt_adagrad_learning_rate_decay", fall),
+        ("opt_weight_decay", run.of_optimizer("weight_decay")),
+        ("opt_learning_rate_warmup_steps", run.warmup),
+        ("opt_learning_rate_decay_start_step", fall),
+        ("opt_learning_rate_decay_steps", fall),
+    )
+
+
 def _ssd(run: LoggedRun) -> Iterator[Said]:
     drops = None if run.drops is None else [_tenths(run.epochs(drop), run.epochs(1)) for drop in run.drops]
     yield from (
@@ -240,6 +254,7 @@ _SETTINGS: dict[str, Callable[[LoggedRun], Iterator[Said]]] = {
     "bert": _bert,
     "transformer": _transformer,
     "dlrm": _dlrm,
+    "dlrm_dcnv2": _dlrm_dcnv2,
     "ssd": _ssd,
     "maskrcnn": _maskrcnn,
     "gnmt": _gnmt,

@@ -2,13 +2,13 @@
 
     x_0 = bottom MLP(dense)                                 ReLU after every layer, the last too
     x_f = the sum of the vectors of field f's ids           f = 1 .. 26, from a table each
-    z   = x_0, and x_i . x_j for all pairs i > j            the dot interaction
+    z   = x_0, and x_i . x_j for all pairs i > j            the dot interaction, or a cross network's (DCN-v2)
     y   = top MLP(z)                                        ReLU between layers; a logit
 
 A table is dense, or a tensor train (TT-Rec), or hashed into fewer rows, chosen by its size.
 
-Source: Naumov et al., 2019, arXiv:1906.00091, and the authors' code; the masked interaction: the multipod's submission
-(arXiv:2011.03641); tensor trains: arXiv:2101.11714. The loss is one of logits; theirs has a sigmoid in the model.
+Source: Naumov et al., 2019, arXiv:1906.00091, and the authors' code; interactions: `dlrm_interactions.py`; tensor
+trains: arXiv:2101.11714. The loss is one of logits; theirs has a sigmoid in the model.
 """
 
 import functools
@@ -16,7 +16,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from multipod.errors import RecipeError
 from multipod.models import dlrm_hot, dlrm_tables
 from multipod.models.dlrm_embeddings import Embeddings
 from multipod.models.dlrm_hot import Hot
+from multipod.models.dlrm_interactions import DotInteraction, Interaction
 from multipod.models.dlrm_tables import TablePlacement
 from multipod.nn.dims import Dims
 from multipod.nn.model import Moved
@@ -50,8 +50,7 @@ class Dlrm:
       bottom: hidden sizes of the bottom MLP.
       top: hidden sizes of the top MLP; a layer of one follows.
       hots: ids of each field in an example; empty is one each.
-      interaction: "gather" takes the pairs below the diagonal; "masked" zeroes the others and gives all products to
-        a first top layer with rows for them, which suits chips with matrix units. Their values are equal.
+      interaction: what brings the vectors together (`multipod.models.dlrm_interactions`).
       tt_rows: tables with at least so many rows are tensor trains; 0 leaves all dense.
       tt_rank: of every bond; no larger than any bond of these tables can have.
       tt_cores: cores of a tensor train.
@@ -69,7 +68,7 @@ class Dlrm:
     bottom: tuple[int, ...] = (512, 256, 64)
     top: tuple[int, ...] = (512, 256)
     hots: tuple[int, ...] = ()
-    interaction: Literal["gather", "masked"] = "gather"
+    interaction: Interaction = field(default_factory=DotInteraction)
     tt_rows: int = 0
     tt_rank: int = 16
     tt_cores: int = 3
@@ -90,7 +89,7 @@ class Dlrm:
             wrong.append(f"{len(self.hots)} hots for {len(self.rows)} tables (one each, at least 1)")
         if self.hash_rows and self.tt_rows:
             wrong.append(f"hash_rows={self.hash_rows} with tt_rows={self.tt_rows} (one of them)")
-        wrong += [*self.hot.wrong(), *self.tables.wrong()]
+        wrong += [*self.interaction.wrong(), *self.hot.wrong(), *self.tables.wrong()]
         if self.hot.share and not self.tt_rows:
             wrong.append(f"hot.share={self.hot.share} with tt_rows=0 (rows are cached of tensor trains)")
         wrong += [] if wrong else self.embeddings.impossible_ranks()
@@ -106,21 +105,25 @@ class Dlrm:
     def layers(self) -> dict[str, tuple[int, int]]:
         """The sizes, (in, out), of all layers by name."""
         below = (self.dense, *self.bottom, self.features)
-        above = (self.features + self.interactions, *self.top, 1)
+        above = (self.interaction.outputs(*self.vectors), *self.top, 1)
         named = {f"bottom/{k}": size for k, size in enumerate(itertools.pairwise(below))}
         return named | {f"top/{k}": size for k, size in enumerate(itertools.pairwise(above))}
 
     @property
-    def interactions(self) -> int:
-        """Products that the top MLP takes: pairs, or the whole square."""
-        vectors = len(self.rows) + 1
-        return vectors * (vectors - 1) // 2 if self.interaction == "gather" else vectors**2
+    def vectors(self) -> tuple[int, int]:
+        """How many vectors the interaction takes, and the features of each."""
+        return len(self.rows) + 1, self.features
 
     @property
     def layer_parameters(self) -> dict[str, int]:
-        """Numbers in the `bottom` and in the `top` MLP."""
+        """Numbers in the `bottom` and in the `top` MLP, and in the `cross` network if there is one."""
         sizes = {name: (m + 1) * n for name, (m, n) in self.layers.items()}
-        return {part: sum(n for name, n in sizes.items() if name.startswith(part)) for part in ("bottom", "top")}
+        sizes |= {name: math.prod(shape) for name, shape in self.interaction.shapes(*self.vectors).items()}
+        counts: dict[str, int] = {}
+        for name, size in sizes.items():
+            part = name.partition("/")[0]
+            counts[part] = counts.get(part, 0) + size
+        return counts
 
     def dims(self) -> dict[str, Dims]:
         """Names of the dims that a layout may split (`multipod.nn.dims`)."""
@@ -144,11 +147,10 @@ class Dlrm:
         normal = _Draws(jax.random.normal, layers_key, sum(self.layer_parameters.values()))
         params: dict[str, jax.Array] = {}
         for name, (m, n) in self.layers.items():
-            fan_in = m
-            if name == "top/0":  # as if it had only the rows of the pairs, whichever form the interaction has
-                fan_in = self.features + len(self.rows) * (len(self.rows) + 1) // 2
+            fan_in = self.interaction.fan_in(*self.vectors) if name == "top/0" else m
             params[f"{name}/kernel"] = math.sqrt(2 / (fan_in + n)) * normal.next((m, n))
             params[f"{name}/bias"] = math.sqrt(1 / n) * normal.next((n,))
+        params |= self.interaction.init(normal.next, *self.vectors)
         params |= self.embeddings.init(tables_key, cores_key)
         cached, statistics = dlrm_hot.empty_caches(self.embeddings.trains, self.hot) if self.hot.share else ({}, {})
         return params | cached, statistics
@@ -168,8 +170,7 @@ class Dlrm:
 
     def ids_taken(self) -> dict[str, IdRange]:
         """The rows of the tables, one for each id of an example."""
-        hots = self.hots or (1,) * len(self.rows)
-        return {"ids": IdRange(tuple(n for n, hot in zip(self.rows, hots, strict=True) for _ in range(hot)), "rows")}
+        return {"ids": IdRange(self.rows, "rows", self.hots)}
 
     def check_batch(self, host: Mapping[str, np.ndarray]) -> None:
         """Refuses ids outside their tables, before a batch goes to the devices.
@@ -205,32 +206,8 @@ class Dlrm:
     def logits(self, params: Params, dense: jax.Array, vectors: jax.Array) -> jax.Array:
         """Logits from dense features [examples, dense] and vectors [examples, fields, features]."""
         x = _mlp(params, "bottom", dense, len(self.bottom) + 1, last=True)
-        z = interact(jnp.concatenate([x[:, None], vectors], 1), self.interaction)
-        return _mlp(params, "top", jnp.concatenate([x, z], 1), len(self.top) + 1, last=False)[:, 0]
-
-
-def interact(vectors: jax.Array, form: Literal["gather", "masked"]) -> jax.Array:
-    """The dot products x_i . x_j of vectors [examples, n, features], i > j.
-
-    "gather": [examples, n (n - 1) / 2], row by row: (1, 0), (2, 0), (2, 1), ... "masked": the whole square, [examples,
-    n^2], with zeros on and above the diagonal; entry n i + j is x_i . x_j.
-    """
-    n = vectors.shape[1]
-    products = jnp.einsum("eif,ejf->eij", vectors, vectors)
-    below = np.tril(np.ones((n, n), bool), -1)
-    if form == "masked":
-        return jnp.where(below, products, 0).reshape(len(vectors), n * n)
-    return products.reshape(len(vectors), n * n)[:, np.flatnonzero(below)]
-
-
-def masked_kernel_of(kernel: jax.Array, features: int, vectors: int) -> jax.Array:
-    """The first top kernel of the masked form from that of the gather form: the same logits, bit for bit in exact sums.
-
-    Rows that only ever meet zeros are zero.
-    """
-    below = np.flatnonzero(np.tril(np.ones((vectors, vectors), bool), -1))
-    square = jnp.zeros((vectors**2, kernel.shape[1]), kernel.dtype).at[below].set(kernel[features:])
-    return jnp.concatenate([kernel[:features], square])
+        z = self.interaction(params, jnp.concatenate([x[:, None], vectors], 1))
+        return _mlp(params, "top", z, len(self.top) + 1, last=False)[:, 0]
 
 
 @functools.lru_cache(maxsize=32)

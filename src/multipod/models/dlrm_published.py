@@ -3,6 +3,7 @@
 from typing import Any
 
 from multipod.models.dlrm import Dlrm
+from multipod.models.dlrm_interactions import CrossInteraction
 
 KAGGLE_ROWS = (
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992, 5_461_306, 10,
@@ -22,6 +23,18 @@ MLPERF_ROWS = (
 )  # fmt: skip
 """Distinct ids of Criteo's Terabyte set modulo 40 M, as MLPerf trains on it; 187,767,399 together."""
 
+MLPERF_V2_ROWS = (
+    40_000_000, 39_060, 17_295, 7424, 20_265, 3, 7122, 1543, 63, 40_000_000, 3_067_956, 405_282, 10, 2209, 11_938, 155,
+    4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+)  # fmt: skip
+"""Rows of each table of DLRM-DCNv2: distinct ids of Criteo's Terabyte set, 40 M at most; 204,184,588 together.
+
+Source: the command of MLPerf's reference, github.com/mlcommons/training, recommendation_v2/torchrec_dlrm/README.MD.
+"""
+
+MLPERF_V2_HOTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""Ids of each field of an example of DLRM-DCNv2's multi-hot data, 214 together; source as above."""
+
 
 def kaggle(**fields: Any) -> Dlrm:
     """The DLRM of Criteo's Kaggle set: 16 features, 540.2 M parameters in 26 tables."""
@@ -38,3 +51,13 @@ def mlperf(**fields: Any) -> Dlrm:
     """MLPerf's DLRM (v0.7 to v2.1): 128 features, 24.03 G parameters in tables; 171,392 below, 2,197,505 on top."""
     sizes: dict[str, Any] = {"rows": MLPERF_ROWS, "features": 128, "bottom": (512, 256), "top": (1024, 1024, 512, 256)}
     return Dlrm(**(sizes | fields))
+
+
+def mlperf_v2(**fields: Any) -> Dlrm:
+    """MLPerf's DLRM-DCNv2 (v3.0 to v6.0): 128 features, 26.14 G parameters in tables, 10,627,200 in the cross network.
+
+    171,392 more are below and 5,245,953 on top. Layers begin as DLRM's authors have it; the reference leaves them to
+    PyTorch's defaults.
+    """
+    sizes: dict[str, Any] = {"rows": MLPERF_V2_ROWS, "hots": MLPERF_V2_HOTS, "interaction": CrossInteraction(3, 512)}
+    return mlperf(**(sizes | fields))

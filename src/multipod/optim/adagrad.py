@@ -14,14 +14,15 @@ from multipod.optim.sparse import EPS, scale_by_rowwise_adagrad
 class Adagrad(SparseOptimizer):
     """w <- w - rate * g / sqrt(sum of g^2 + eps), through Optax.
 
-    Source: Duchi, Hazan and Singer, 2011, JMLR 12. The sum begins at 0, as in MLPerf's DLRM; Optax's own default is
-    0.1.
+    Source: Duchi, Hazan and Singer, 2011, JMLR 12. The sum begins at 0 and eps is 1e-8, as in MLPerf's DLRM-DCNv2;
+    Optax's own sum begins at 0.1. PyTorch's adds eps to the root.
 
     Attributes:
       eps: under the root.
     """
 
     flattens: ClassVar[bool] = True
+    initial_sum: ClassVar[float] = 0.0
 
     _: KW_ONLY
     eps: float = EPS
@@ -31,7 +32,9 @@ class Adagrad(SparseOptimizer):
 
     def step(self, rate: optax.Schedule) -> optax.GradientTransformation:
         """Returns Optax's Adagrad behind the weight decay."""
-        return optax.chain(self.add_decay(), optax.adagrad(rate, initial_accumulator_value=0.0, eps=self.eps))
+        return optax.chain(
+            self.add_decay(), optax.adagrad(rate, initial_accumulator_value=self.initial_sum, eps=self.eps)
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from multipod.models.dlrm_interactions import DotInteraction
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import RATES, WarmUp
 from multipod.optim.tensors import TensorRules
@@ -69,6 +70,12 @@ def _rate(old: Mapping[str, Any]) -> Table:
     return {"kind": _name(WarmUp), "then": decay} | length
 
 
+def _dlrm(old: Table) -> Table:
+    """The dot products were all that a DLRM had between tables and top: the field was their form."""
+    form = old.get("interaction")
+    return old | {"interaction": {"kind": _name(DotInteraction), "form": form}} if isinstance(form, str) else old
+
+
 def _adafactor(old: Table) -> Table:
     """Adafactor had its rate, warm-up and decay as fields of its own."""
     if isinstance(old["rate"], dict):
@@ -96,6 +103,7 @@ def _fields(kind: Any, known: Mapping[str, Any]) -> list[str]:
 
 OLD_FORMS: dict[str, Callable[[Table], Table]] = {
     "": _recipe,
+    "multipod.models.dlrm:Dlrm": _dlrm,
     "multipod.models.dlrm_tables:Tables": _renamed("multipod.models.dlrm_tables:TablePlacement"),
     "multipod.optim.adafactor:Adafactor": _adafactor,
     "multipod.optim.optimizer:Optimizer": _optimizer,

@@ -17,6 +17,8 @@ RECIPES = {
     "dlrm-kaggle": "multipod.recipes.dlrm_criteo:dlrm_kaggle",
     "dlrm-mlperf": "multipod.recipes.dlrm_criteo:dlrm_mlperf",
     "dlrm-small": "multipod.recipes.dlrm_small:dlrm_small",
+    "dlrm-v2": "multipod.recipes.dlrm_criteo:dlrm_v2",
+    "dlrm-v2-small": "multipod.recipes.dlrm_small:dlrm_v2_small",
     **{f"efficientnet-b{n}": f"multipod.recipes.imagenet:efficientnet_b{n}" for n in range(8)},
     "gnmt": "multipod.recipes.gnmt:gnmt",
     "gnmt-small": "multipod.recipes.gnmt:gnmt_small",

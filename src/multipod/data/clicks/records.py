@@ -95,9 +95,12 @@ class Clicks:
 
     Attributes:
       folder: with `clicks.json`.
+      sets_tables: whether a model found with these records has tables of their `rows`, in place of its own; where the
+        folder is not there yet, it keeps its own.
     """
 
     folder: str
+    sets_tables: bool = False
 
     def train(self) -> ClickRecords:
         """All days but the last."""
@@ -117,8 +120,15 @@ class Clicks:
 
     def ids_given(self) -> dict[str, IdRange]:
         """The ids of each field; nothing where the folder is not there yet."""
-        here = (Path(self.folder) / DESCRIPTION).is_file()
-        return {"ids": IdRange(self.rows, "")} if here else {}
+        return {"ids": IdRange(self.rows, "")} if self._is_here else {}
+
+    def table_rows(self) -> tuple[int, ...]:
+        """The rows that `clicks.json` says, if they are to be the model's."""
+        return self.rows if self.sets_tables and self._is_here else ()
+
+    def example(self) -> HostBatch:
+        """An example's shapes and types."""
+        return example_of_clicks(FIELDS)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -134,12 +144,22 @@ class Clicks:
         """
         return read_description(Path(self.folder))
 
+    @property
+    def _is_here(self) -> bool:
+        return (Path(self.folder) / DESCRIPTION).is_file()
+
     def _records(self, first: int, count: int) -> ClickRecords:
         folder = Path(self.folder)
         if count < 1:
             raise DataError(f"{folder}: there is nothing to read in this split of days {self.description['days']}.")
         parts = tuple(folder / name for name in self.description["parts"])
         return ClickRecords(parts, self.rows, first, count)
+
+
+def example_of_clicks(ids: int) -> HostBatch:
+    """One example with so many ids, all zero: for its shapes and types."""
+    dense, own = np.zeros((1, DENSE), np.float32), np.zeros((1, ids), np.int32)
+    return {"label": np.zeros(1, np.int32), "dense": dense, "ids": own}
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sklearn.metrics
 from multipod.data.clicks.text import parse
 from multipod.experiments.outcome import Claim, Section
 from multipod.metrics.ranking import auc
-from multipod.models.dlrm import interact
+from multipod.models.dlrm_interactions import interact
 from multipod.models.dlrm_published import KAGGLE_ROWS, TERABYTE_10M_ROWS, kaggle, mlperf, terabyte
 from multipod.nn.tables.bags import dense_bag
 from multipod.nn.tables.hot_rows import bag_with_hot_rows, count_ids, empty_cache, refresh

@@ -1,12 +1,18 @@
 """The fields of a recipe that its price rests on, found in whatever model it has."""
 
-from collections.abc import Iterator
-from dataclasses import is_dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from multipod.data.source import HostBatch, ShowsExample
+from multipod.errors import MultipodError
 from multipod.layout.layout import Layout
 from multipod.layout.split import ModelSplit
 from multipod.layout.sync import Sync
+from multipod.nn.images.batch_norm import Tile
+from multipod.nn.model import nested_models
 from multipod.optim.presets import find_preset
 from multipod.plan.workload import Dtype
 from multipod.recipe.override import override
@@ -20,23 +26,25 @@ TRACED_UPDATES = 1000
 
 def dtype_fields(recipe: Recipe) -> tuple[str, ...]:
     """The fields of a recipe that say the type of its model's products, for `--set`; () if it has none."""
-    return tuple(f"{name}.dtype" for name, model in _models(recipe) if getattr(model, "dtype", None) in DTYPES)
+    return tuple(
+        f"{name}.dtype" for name, model in nested_models(recipe.model) if getattr(model, "dtype", None) in DTYPES
+    )
 
 
 def norm_fields(recipe: Recipe) -> dict[str, Any]:
     """The fields that say how batch norm spans devices and what it keeps, with their values; {} if there are none."""
     return {
         f"{name}.{field}": getattr(model, field)
-        for name, model in _models(recipe)
+        for name, model in nested_models(recipe.model)
         for field in ("batch_norm_tile", "batch_norm_moving", "batch_norm_tiles")
         if hasattr(model, "batch_norm_tile") and hasattr(model, field)
     }
 
 
 def norm_tile_of(recipe: Recipe) -> tuple[int, int] | None:
-    """Rows and columns of the replicas that batch norm spans; None for all of them, or for a model without it."""
-    tiles = [value for name, value in norm_fields(recipe).items() if name.endswith("_tile") and value != "all"]
-    return tiles[0] if tiles else None
+    """Rows and columns of the replicas that batch norm spans; None where the recipe does not say them."""
+    tile = _tile_of(recipe)
+    return tile if isinstance(tile, tuple) else None
 
 
 def norm_moving_of(recipe: Recipe) -> str:
@@ -45,8 +53,28 @@ def norm_moving_of(recipe: Recipe) -> str:
 
 
 def norm_examples_of(recipe: Recipe) -> int:
-    """Over how many examples the published run of the recipe's preset normalised; 0: over all of a batch."""
+    """Over how many examples the recipe normalises, or the published run of its preset did; 0: over all of a batch."""
+    tile = _tile_of(recipe)
+    if isinstance(tile, int):
+        return tile
     return 0 if recipe.preset is None else find_preset(recipe.preset).at(recipe.batch).norm_examples
+
+
+def _tile_of(recipe: Recipe) -> Tile | None:
+    return next((value for name, value in norm_fields(recipe).items() if name.endswith("_tile")), None)
+
+
+def example_to_plan(recipe: Recipe) -> HostBatch:
+    """An example of the recipe's data; where they can show its shape without a file, they are not read."""
+    data = recipe.data
+    return data.example() if isinstance(data, ShowsExample) else data.train().read(np.arange(1))
+
+
+def count_evaluated(recipe: Recipe) -> int:
+    """How many examples an evaluation has; 0 where the data that say so are not here."""
+    with suppress(MultipodError, OSError):
+        return len(recipe.data.test())
+    return 0
 
 
 def bare(recipe: Recipe) -> Recipe:
@@ -62,11 +90,3 @@ def bare(recipe: Recipe) -> Recipe:
     plain = replace(recipe, layout=layout, preset=None, updates=TRACED_UPDATES, checkpoint_every=0)
     plain = replace(plain, evaluate_every=0, target="")
     return override(plain, changes)
-
-
-def _models(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """The recipe's model and what it wraps, as `Normalized` does, each with its name for `--set`."""
-    value, name = recipe.model, "model"
-    while is_dataclass(value):
-        yield name, value
-        value, name = getattr(value, "model", None), f"{name}.model"

@@ -27,7 +27,9 @@ from multipod.plan.traced import jaxpr
 from multipod.plan.traced.fields import (
     DTYPES,
     bare,
+    count_evaluated,
     dtype_fields,
+    example_to_plan,
     norm_examples_of,
     norm_fields,
     norm_moving_of,
@@ -137,7 +139,7 @@ def _facts(recipe: Recipe) -> _Facts:
     parameters = sum(leaf.size for leaf in params)
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes.optimizer))
     small = [s for s in _smallest(recipe).sent if 0 < s.nbytes < SMALL * 4 * parameters and s.pattern != "neighbour"]
-    example = recipe.data.train().read(np.arange(1))
+    example = example_to_plan(recipe)
     experts = expert_splits(recipe)
     statistics = jax.tree.leaves(program.shapes.statistics)
     state_bytes = float(sum(leaf.size * leaf.dtype.itemsize for leaf in statistics))
@@ -153,7 +155,7 @@ def _facts(recipe: Recipe) -> _Facts:
         value_bytes=sum(s.nbytes * s.count for s in small) / max(1, sum(s.count for s in small)),
         state_bytes=state_bytes,
         batch_bytes=sum(array.nbytes for array in example.values()),
-        test_examples=len(recipe.data.test()),
+        test_examples=count_evaluated(recipe),
         experts=tuple(split.expert for split in experts),
         expert_parameters=_expert_parameters(recipe, experts[0]) if experts else 0,
         tensors=tuple(Counter(leaf.shape for leaf in params).items()),
@@ -263,7 +265,7 @@ def _program(recipe: Recipe, rows: int, experts: int = 1) -> Program:
 
 
 def _arguments(program: Program) -> tuple[Any, Any]:
-    example = program.recipe.data.train().read(np.arange(1))
+    example = example_to_plan(program.recipe)
     rows = program.recipe.batch
     batch = {name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype) for name, array in example.items()}
     return batch, guard_of(program.recipe, program.mesh, False).control_shapes()

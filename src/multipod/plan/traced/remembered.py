@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from multipod.plan.traced.fields import count_evaluated, example_to_plan
 from multipod.recipe.recipe import Recipe
 
 T = TypeVar("T")
@@ -71,12 +72,8 @@ def in_memory(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 @in_memory(maxsize=16)
 def _shapes(recipe: Recipe) -> str:
     """Shapes of an example, and how many are to be evaluated; reading takes longer than planning, so once a recipe."""
-    import numpy as np
-
-    example = recipe.data.train().read(np.arange(1))
-    return repr(
-        [{name: (array.shape[1:], str(array.dtype)) for name, array in example.items()}, len(recipe.data.test())]
-    )
+    shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in example_to_plan(recipe).items()}
+    return repr([shapes, count_evaluated(recipe)])
 
 
 @cache

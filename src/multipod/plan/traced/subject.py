@@ -15,9 +15,9 @@ from multipod.plan.traced.program import workload_of
 from multipod.plan.traced.remembered import remember_traces
 from multipod.plan.traced.splits import Splits
 from multipod.plan.workload import Workload
-from multipod.recipe.override import override
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.scaling import preset_remarks
+from multipod.recipe.tables import override_with_tables
 from multipod.recipes.find import RECIPES, load
 
 
@@ -72,7 +72,7 @@ def recipe_to_plan(
         if ".py:" in name:
             raise
         raise PlanError(f"nothing to plan is called {name!r}. {nearest(name, [*MODELS, *RECIPES])}") from error
-    base, recipe = recipe, override(recipe, [*sets, *([f"batch={batch}"] if batch else [])])
+    base, recipe = recipe, override_with_tables(recipe, [*sets, *([f"batch={batch}"] if batch else [])])
     remarks = preset_remarks(recipe)
     same = (base.model, base.accumulate, type(base.optimizer)) == (
         recipe.model,
