@@ -7,7 +7,7 @@ ARGS ?=
 JOBS ?= 2
 # What the tests need is installed beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
 # detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
-EXTRAS ?= bench mpi bleu coco text tpu micro data hub weights remote mlperf models ray
+EXTRAS ?= bench mpi bleu tasks coco text tpu micro data hub weights remote mlperf models ray
 
 .PHONY: train test test-all check format install extras firmware-test docs wheel clean
 

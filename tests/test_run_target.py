@@ -23,6 +23,7 @@ from multipod.recipe.text import differences, from_text, to_text
         ("box_AP >= 0.377 and mask_AP >= 0.339", {"box_AP": 0.4, "mask_AP": 0.3}, False),
         ("box_AP >= 0.377 and mask_AP >= 0.339", {"box_AP": 0.4, "mask_AP": 0.34}, True),
         ("auc >= 8.025e-1", {"auc": 0.81, "loss": 0.4}, True),
+        ("exact_match/boolq >= 0.8", {"exact_match": 0.9, "exact_match/boolq": 0.7}, False),
     ],
 )
 def test_a_target_is_reached_by_name_from_above_or_below(target, values, reached):

@@ -14,9 +14,10 @@ from multipod.data.span_corruption import Spans, corrupt, restore, teacher_force
 from multipod.errors import PoisonedError, RecipeError
 from multipod.metrics.objective import masked_sums
 from multipod.metrics.sparse import SparseTokens
-from multipod.models.st_moe import StMoe, small_st_moe, st_moe_large
+from multipod.models.st_moe import StMoe, _decoder_steps, small_st_moe, st_moe_large, t5_like
 from multipod.nn.dims import dims_of
 from multipod.nn.experts.routing import Routing
+from multipod.nn.merge import merge_model
 from multipod.nn.text.relative_positions import buckets
 from multipod.optim.adafactor import Adafactor
 from multipod.optim.partly import SUBSETS, Partly
@@ -174,3 +175,119 @@ def test_nan_in_a_router_is_named(params):
         "update 9: NaN in the router of decoder/0: its logits are not finite. Lower the rate, raise routing.z, or see "
         "which examples do that. Last good checkpoint: 6. Go on from there with --resume runs/x --at 6."
     )
+
+
+DECODERS = {
+    "sparse": replace(TINY, layers=2, routing=Routing(4, dropless=True)),
+    "slots for all": replace(TINY, path="einsum", routing=Routing(4, capacity=4.0, evaluation_capacity=4.0)),
+    "T5": t5_like(vocab=32, features=16, hidden=12, heads=2, kv=8, layers=2),
+    "T5 1.0": t5_like(vocab=32, features=16, hidden=12, heads=2, kv=8, layers=1, dense_gated=False, tied=True),
+}
+
+
+def random_params(model, seed=0, size=0.3):
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    return {path: np.float32(size * rng.normal(size=leaf.shape)) for path, leaf in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=name, marks=[pytest.mark.slow] if name != "T5 1.0" else [])
+        for name, model in DECODERS.items()
+    ],
+)
+def test_a_step_gives_the_logits_of_the_whole_decoder(model):
+    """Place after place from keys and values that were kept, against one pass over all; sources of two lengths."""
+    params, batch = random_params(model), batch_of(rows=4, length=10)
+    batch["source"][1, 6:] = 0
+    batch["target"][:, 0] = 0  # T5's start token is its padding
+
+    @jitted
+    def by_steps(params, batch):
+        step, cache = _decoder_steps(merge_model(model, params), batch, 10, 1)
+
+        def place(cache, given):
+            logits, cache = step(*given, cache)
+            return cache, logits
+
+        return jax.lax.scan(place, cache, (batch["target"].T, jnp.arange(10)))[1].swapaxes(0, 1)
+
+    whole = np.asarray(outputs(model, params, batch)["logits"])
+    stepped = np.asarray(by_steps(params, batch))
+    assert (stepped[..., 0] == -np.inf).all()  # padding is never told
+    np.testing.assert_allclose(stepped[..., 1:], whole[..., 1:], rtol=1e-5, atol=1e-5)
+
+
+def plainly_answered(model, params, batch, *, start, end, length):
+    """The whole decoder for every token: what `generate` must give."""
+    target = np.zeros((len(batch["source"]), length + 1), np.int32)
+    target[:, 0] = start
+    ended = np.zeros(len(target), bool)
+    for place in range(length):
+        logits = np.asarray(outputs(model, params, {**batch, "target": target[:, :-1]})["logits"])[:, place, 1:]
+        target[:, place + 1] = np.where(ended, 0, 1 + logits.argmax(-1))
+        ended |= target[:, place + 1] == end
+    return target[:, 1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sparse", "T5"])
+def test_answers_are_those_of_the_whole_decoder(name):
+    model = DECODERS[name]
+    params, batch = random_params(model, size=0.6), batch_of(rows=8, length=6)
+    batch["source"][::2, 4:] = 0
+    marks = {"start": 2, "end": 3}
+    told = jitted(partial(model.generate, **marks, length=12))(params, {"source": batch["source"]})
+    # A token that rows tell early on ends them: some rows then end before others.
+    marks["end"] = int(np.bincount(np.asarray(told)[:, 1:5].ravel()).argmax())
+    told = jitted(partial(model.generate, **marks, length=12))(params, {"source": batch["source"]})
+    np.testing.assert_array_equal(told, plainly_answered(model, params, batch, **marks, length=12))
+    lengths = (np.asarray(told) != 0).sum(1)
+    assert lengths.min() < lengths.max()
+    found = jitted(partial(model.translate, **marks, length=12, beam=4))(params, {"source": batch["source"]})
+    best = np.asarray(found.tokens[:, 0])
+    target = np.concatenate([np.full((8, 1), 2, np.int32), best[:, :-1]], 1)
+    logits = np.asarray(outputs(model, params, {**batch, "target": target})["logits"])
+    logs = np.asarray(jax.nn.log_softmax(np.where(np.arange(32) == 0, -np.inf, logits), axis=-1))
+    told = np.take_along_axis(logs, best[..., None], 2)[..., 0]
+    lengths = (best != 0).sum(1)
+    expected = np.where(best != 0, told, 0).sum(1) / ((5 + lengths) / 6) ** 0.6
+    np.testing.assert_allclose(found.scores[:, 0], expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_full_experts_do_not_change_an_answer():
+    """A capacity that would drop most of a decoder's tokens: it is not asked for while they are told one by one."""
+    narrow = replace(TINY, routing=Routing(4, evaluation_capacity=0.01))
+    free = replace(narrow, routing=Routing(4, dropless=True))
+    params, batch = random_params(TINY, size=0.6), batch_of(rows=8, length=12)
+    batch["source"] = batch["source"][:, :2]  # groups of four tokens have four slots: the encoder drops none
+    routers = outputs(narrow, params, batch)["routers"]
+    assert routers["decoder/0"]["dropped"] > 0.2
+    assert routers["encoder/0"]["dropped"] == 0
+    answers = [
+        jitted(partial(model.generate, start=2, end=3, length=12))(params, {"source": batch["source"]})
+        for model in (narrow, free)
+    ]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_token_costs_one_place_of_the_decoder():
+    """Operations that XLA counts: of one step with 64 places kept, and of the decoder over all 64 places."""
+    model = replace(DECODERS["T5"], features=32, hidden=64, layers=2)
+    params, batch = random_params(model), batch_of(rows=2, length=64)
+    encoded = np.zeros((2, 64, 32), np.float32)
+
+    def whole(params, batch, encoded):
+        return merge_model(model, params).decode(batch, encoded)[0]
+
+    def one(params, batch):
+        step, cache = _decoder_steps(merge_model(model, params), {"source": batch["source"][:, :1]}, 64, 1)
+        return step(batch["target"][:, 0], jnp.int32(0), cache)[0]
+
+    def operations(function, *arguments):
+        return jitted(function).lower(*arguments).compile().cost_analysis()["flops"]
+
+    assert operations(whole, params, batch, encoded) > 20 * operations(one, params, batch)

@@ -39,7 +39,14 @@ class IdRange(NamedTuple):
     Attributes:
       counts: how many there are: one number for the whole entry, or one for each of its columns.
       field: the field that says so, as `vocab`; empty: none does.
+      hots: columns of each of `counts`, where a field of that name says them; empty: one each.
     """
 
     counts: tuple[int, ...]
     field: str
+    hots: tuple[int, ...] = ()
+
+    def by_column(self) -> tuple[int, ...]:
+        """How many there are in each column."""
+        repeated = zip(self.counts, self.hots or (1,) * len(self.counts), strict=True)
+        return tuple(count for count, hot in repeated for _ in range(hot))

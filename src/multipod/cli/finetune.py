@@ -17,8 +17,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pretrained", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--task", required=True, metavar="FILE",
-              help='JSON lines, each {"input": "...", "target": "..."}; or hub:NAME:SPLIT, or a folder.')  # fmt: skip
+@click.option("--task", "tasks", required=True, multiple=True, metavar="FILE",
+              help='JSON lines, each {"input": "...", "target": "..."}; or hub:NAME:SPLIT, or a folder. '
+              "Several, each with the option before it, are mixed by their sizes.")  # fmt: skip
+@click.option("--limit", default=0, show_default=True,
+              help="Of several tasks, one counts as so many examples at most; 0: as it is.")  # fmt: skip
+@click.option("--temperature", default=1.0, show_default=True,
+              help="Of several tasks; the larger, the more alike are their shares.")  # fmt: skip
+@click.option("--metrics", default="exact_match,token_f1", show_default=True, metavar="NAMES",
+              help="What the model's answers are judged by in evaluation, with commas: answer_accuracy, exact_match, "
+              "token_f1, rouge_1, rouge_2, rouge_l, matthews, macro_f1; '' for none.")  # fmt: skip
 @click.option("--train", "parts", default="all", show_default=True, metavar="PARTS",
               help="What is updated: all, experts, sparse, non-experts, non-sparse, dense, attention, non-attention, "
               "router, or parts of paths as encoder/0/; several with commas.")  # fmt: skip
@@ -38,8 +46,9 @@ if TYPE_CHECKING:
 @where_options
 def finetune(
     pretrained: Path,
-    task: str,
+    tasks: tuple[str, ...],
     parts: str,
+    metrics: str,
     no_sentinels: bool,
     reset_optimizer: bool,
     at: int | None,
@@ -52,13 +61,16 @@ def finetune(
 ) -> int:
     """Fine-tune the model of RUN, a folder that `multipod train` made, on a task.
 
-    Every fifth line of the task is kept for testing. The new run has a folder of its own, and goes on and is evaluated
+    Every fifth line of a task is kept for testing. The new run has a folder of its own, and goes on and is evaluated
     like any other: `multipod train --resume`, `multipod eval`.
     """
-    train = tuple(part.strip() for part in parts.split(",") if part.strip())
-    file = task if task.startswith("hub:") else str(Path(task).absolute())
-    asked = runs.FineTuning(file, train, sentinels=not no_sentinels, **numbers)
+    files = tuple(task if task.startswith("hub:") else str(Path(task).absolute()) for task in tasks)
+    asked = runs.FineTuning(files, _words(parts), sentinels=not no_sentinels, metrics=_words(metrics), **numbers)
     request = runs.TrainRequest(
         changes=changes, out=out, at=at, reading=reading, observers=ConsoleObservers(quiet, where)
     )
     return exit_code_of(runs.finetune(pretrained, asked, request, reset_optimizer=reset_optimizer, options=where))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

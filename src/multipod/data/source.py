@@ -78,7 +78,11 @@ class Ordered(Protocol):
     """A source that says in which order an epoch reads it; any other is read in a random order of all examples."""
 
     def epoch_order(self, seed: int, epoch: int, batch: int) -> np.ndarray:
-        """Every number once, int64 [len]; a pure function. Batches are cut at multiples of `batch` over all epochs."""
+        """Every number once, int64 [len]; a pure function. Batches are cut at multiples of `batch` over all epochs.
+
+        A source that reads of its examples by shares, as `multipod.data.task_mixture.MixedRows` does, says there how
+        often an epoch has each.
+        """
         ...
 
 
@@ -125,6 +129,15 @@ class GivesIds(Protocol):
 
     def ids_given(self) -> Mapping[str, IdRange]:
         """How many different ids the entries of a batch may hold, by the entry; entries it cannot tell are left out."""
+        ...
+
+
+@runtime_checkable
+class SetsTables(Protocol):
+    """Data that say how large the tables are in which a model looks their ids up."""
+
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of each table; empty where the model's own stand."""
         ...
 
 

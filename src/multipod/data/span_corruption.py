@@ -11,6 +11,7 @@ import numpy as np
 from multipod.data.source import HostBatch
 from multipod.data.stdlib_text import (
     END,
+    SPECIAL,
     START,
     StdlibText,
     Tokenizer,
@@ -166,7 +167,13 @@ class SpanCorruption:
 
     def text_tokens(self) -> TextTokens:
         """What a task is cut with that follows this pre-training."""
-        return TextTokens(partial(encode, self.tokenizer()), START, END, self.vocab - 1)
+        tokenizer, words = self.tokenizer(), self.text.vocab
+
+        def decode(tokens: np.ndarray) -> str:
+            told = tokens[: np.append(np.flatnonzero(tokens == END), len(tokens))[0]]
+            return tokenizer.decode(told[(told >= len(SPECIAL)) & (told < words)].tolist())
+
+        return TextTokens(partial(encode, tokenizer), decode, START, END, self.vocab - 1)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, up to the end of the row; sentinels as <1>, <2>, ..."""

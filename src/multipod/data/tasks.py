@@ -1,6 +1,7 @@
 """Text-to-text tasks: JSON lines, `{"input": "...", "target": "..."}`, or two columns of a Hugging Face data set."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +52,20 @@ class Task:
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; see `SpanCorruption.decode`."""
         return self.pretrained.decode(tokens)
+
+    def answer_text(self, tokens: np.ndarray) -> str:
+        """The words of an answer, without special tokens and sentinels."""
+        return self.text_tokens().decode(tokens)
+
+    def marks(self) -> tuple[int, int]:
+        """The token that a decoder begins with, and the one that ends a text."""
+        tokens = self.text_tokens()
+        return tokens.start, tokens.end
+
+    def task_names(self) -> tuple[str, ...]:
+        """What the task is called: its file's name without the ending, or the data set's."""
+        name = self.file.removeprefix(PREFIX).split(":")[0] if self.file.startswith(PREFIX) else Path(self.file).stem
+        return (re.sub(r"[^\w.-]", "_", name.rpartition("/")[2]),)
 
     def text_tokens(self) -> TextTokens:
         """The tokens of the pre-training.
@@ -141,7 +156,7 @@ def _pairs(task: Task) -> list[tuple[str, str]]:
     return [(text_of(rows, n, task.input_field), text_of(rows, n, task.target_field)) for n in range(len(rows))]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _arrays(task: Task) -> dict[str, np.ndarray]:
     pairs, tokens = _pairs(task), task.text_tokens()
     sentinel = [tokens.sentinel] if task.sentinels else []

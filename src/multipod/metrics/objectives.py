@@ -5,6 +5,7 @@ from multipod.metrics.detection import Detection
 from multipod.metrics.objective import Classification, TokenClassification
 from multipod.metrics.pretraining import Pretraining
 from multipod.metrics.sparse import SparseTokens
+from multipod.metrics.text_to_text import TextToText
 from multipod.metrics.translation import Bleu
 
 OBJECTIVES: dict[str, type] = {
@@ -14,6 +15,7 @@ OBJECTIVES: dict[str, type] = {
     "detection": Detection,
     "pretraining": Pretraining,
     "sparse-tokens": SparseTokens,
+    "text-to-text": TextToText,
     "tokens": TokenClassification,
 }
 """Every objective by its name."""

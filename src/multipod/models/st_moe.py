@@ -10,21 +10,26 @@ from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import RecipeError
 from multipod.nn.dense import Activation, ComputeDtype, Dense, FeedForward, GatedMlp, RMSNorm, dropout_layer
-from multipod.nn.experts.layer import ExpertSpec, Path, SparseMlp
+from multipod.nn.experts.exchange import is_mapped
+from multipod.nn.experts.layer import EXPERT_AXIS, ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing
 from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.padding import example_mask
 from multipod.nn.remat import Remat, call_layer
-from multipod.nn.text.attention import Attention
+from multipod.nn.text.attention import Attention, KeysValues, store
+from multipod.nn.text.beam_search import Beams, Cache, Step, beam_search, greedy
 from multipod.nn.text.embedding import Embedding
 from multipod.nn.text.fused_attention import AttentionKernel
 from multipod.nn.text.relative_positions import RelativePositions
 from multipod.nn.text.segments import Segments
-from multipod.pytrees import Batch, IdRange, Outputs, Params, Pytree
+from multipod.pytrees import Batch, IdRange, Outputs, Params
 
 KERNELS = variance_scaling(0.1, "fan_in", "truncated_normal")
 """A tenth of the usual variance, as in arXiv:2101.03961, for kernels of one input dim."""
+
+CrossMemory = tuple[KeysValues, jax.Array]
+"""Keys and values of the encoder's output, and which of them are tokens, bool [rows, 1, 1, positions]."""
 
 
 @dataclass(frozen=True)
@@ -125,22 +130,26 @@ class StMoe(FlaxModel):
     def generate(self, params: Params, batch: Batch, *, start: int, end: int, length: int) -> jax.Array:
         """The likeliest token at each place behind those told before it: int32 [examples, length], 0 behind `end`.
 
-        Only batch["source"] is read. The decoder goes over all places for each token: meant for short answers. Slots
-        are shared within a group, so where experts are full an answer may depend on the other rows.
+        Only batch["source"] is read, and encoded once; keys and values of what was told are kept, so that a token costs
+        one place of the decoder. `PAD` is never told. Each token of the decoder reaches its experts, whatever their
+        capacity: where `forward` drops tokens of the target, the answer is that of a decoder that drops none. The
+        encoder keeps its capacity.
         """
-        module = merge_model(self, params)
-        encoded, _ = module.encode(batch)
-        rows = len(batch["source"])
+        step, cache = _decoder_steps(merge_model(self, params), batch, length, 1)
+        return greedy(step, cache, len(batch["source"]), length=length, start=start, end=end, agree=_any_of_experts)
 
-        def step(n: jax.Array, carry: Pytree) -> Pytree:
-            target, done = carry  # the start token, and what was told
-            logits, _ = module.decode({**batch, "target": target[:, :-1]}, encoded)
-            own = jax.lax.dynamic_index_in_dim(logits, n, 1, keepdims=False)
-            token = jnp.where(done, 0, own.argmax(-1).astype(jnp.int32))
-            return jax.lax.dynamic_update_index_in_dim(target, token, n + 1, 1), done | (token == end)
+    def translate(
+        self, params: Params, batch: Batch, *, start: int, end: int, length: int, beam: int = 4, penalty: float = 0.6
+    ) -> Beams:
+        """The best answers to each source by beam search, from the steps that `generate` takes.
 
-        target = jnp.zeros((rows, length + 1), jnp.int32).at[:, 0].set(start)
-        return jax.lax.fori_loop(0, length, step, (target, jnp.zeros(rows, bool)))[0][:, 1:]
+        See `multipod.nn.text.beam_search.beam_search`.
+        """
+        step, cache = _decoder_steps(merge_model(self, params), batch, length, beam)
+        rows, agree = len(batch["source"]), _any_of_experts
+        return beam_search(
+            step, cache, rows, beam=beam, length=length, start=start, end=end, penalty=penalty, agree=agree
+        )
 
     def figures(self) -> dict[str, str]:
         """For `multipod show`: sizes that tensors do not tell."""
@@ -267,9 +276,35 @@ class _Layer(nnx.Module):
         if self.cross is not None and self.cross_residual is not None and encoded is not None:
             y = self.cross(self.cross_residual.norm(x), self.cross.memory(encoded), cross_mask)
             x = self.cross_residual.added(x, y)
+        return self._feed_forward(x, is_token, group=self.group_rows * x.shape[1])
+
+    def step(
+        self,
+        x: jax.Array,
+        position: jax.Array,
+        bias: jax.Array,
+        is_token: jax.Array,
+        own: KeysValues,
+        source: CrossMemory,
+    ) -> tuple[jax.Array, KeysValues]:
+        """`__call__` of a decoder's layer for the token at `position` alone, x [n, 1, features], after those before it.
+
+        `own` holds this layer's keys and values [n, length, h, d] of the positions before; it comes back with those of
+        this one. `bias` [1, h, 1, length] is of the positions. Of `source` are the keys, the values and the mask.
+        """
+        assert self.cross is not None
+        assert self.cross_residual is not None
+        y = self.attention_residual.norm(x)
+        own = store(own, self.attention.memory(y), position)
+        told = (jnp.arange(own.keys.shape[1]) <= position)[None, None, None]
+        x = self.attention_residual.added(x, self.attention(y, own, told, bias))
+        x = self.cross_residual.added(x, self.cross(self.cross_residual.norm(x), *source))
+        return self._feed_forward(x, is_token[:, None], group=0, dropless=True)[0], own
+
+    def _feed_forward(self, x: jax.Array, is_token: jax.Array, **slots: Any) -> tuple[jax.Array, Report]:
         report: Report = {}
         if self.sparse is not None and self.sparse_residual is not None:
-            y, report = self.sparse(self.sparse_residual.norm(x), is_token, group=self.group_rows * x.shape[1])
+            y, report = self.sparse(self.sparse_residual.norm(x), is_token, **slots)
             x = self.sparse_residual.added(x, y)
         if self.mlp is not None and self.mlp_residual is not None:
             x = self.mlp_residual.added(x, self.mlp(self.mlp_residual.norm(x)))
@@ -321,6 +356,32 @@ class _StMoe(nnx.Module):
             reports |= {f"decoder/{number}": report} if report else {}
         return self._logits(self.dropout(self.decoder_norm(x))), reports
 
+    def sources(self, batch: Batch) -> list[CrossMemory]:
+        """What each decoder layer attends to of the source, computed once for all tokens that are told."""
+        encoded, _ = self.encode(batch)
+        mask = _is_token(batch["source"])[:, None, None]
+        return [(layer.cross.memory(encoded), mask) for layer in self.decoder]
+
+    def empty_cache(self, rows: int, length: int) -> list[KeysValues]:
+        """Room for `length` positions of each decoder layer."""
+        return [layer.attention.empty(rows, length) for layer in self.decoder]
+
+    def step(
+        self,
+        tokens: jax.Array,
+        position: jax.Array,
+        is_token: jax.Array,
+        cache: list[KeysValues],
+        sources: list[CrossMemory],
+    ) -> tuple[jax.Array, list[KeysValues]]:
+        """Logits [rows, vocab] behind the tokens [rows] at `position`, and the cache with them."""
+        x, kept = self.embedding(tokens[:, None]), []
+        bias = self.decoder_position.at(position, cache[0].keys.shape[1])
+        for layer, own, source in zip(self.decoder, cache, sources, strict=True):
+            x, own = layer.step(x, position, bias, is_token, own, source)
+            kept.append(own)
+        return self._logits(self.decoder_norm(x))[:, 0], kept
+
     def _logits(self, x: jax.Array) -> jax.Array:
         if self.head is None:
             return self.embedding.scores(x * self.spec.features**-0.5)
@@ -332,3 +393,22 @@ def _is_token(tokens: jax.Array, *, starts: bool = False) -> jax.Array:
     is_token = (tokens != 0) | ((jnp.arange(tokens.shape[1]) == 0) & starts)
     rows = example_mask()
     return is_token if rows is None else is_token & rows[:, None]
+
+
+def _decoder_steps(module: _StMoe, batch: Batch, length: int, beam: int) -> tuple[Step, Cache]:
+    """The step function and the empty cache for `beam` rows of each example."""
+    sources = jax.tree.map(lambda leaf: jnp.repeat(leaf, beam, axis=0), module.sources(batch))
+    rows = example_mask()
+    counts = jnp.repeat(jnp.ones(len(batch["source"]), bool) if rows is None else rows, beam)
+
+    def step(tokens: jax.Array, position: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        is_token = counts & ((tokens != 0) | (position == 0))  # the start token may be PAD
+        logits, cache = module.step(tokens, position, is_token, cache, sources)
+        return logits.at[:, 0].set(-jnp.inf), cache
+
+    return step, module.empty_cache(len(batch["source"]) * beam, length)
+
+
+def _any_of_experts(goes_on: jax.Array) -> jax.Array:
+    """Whether any of the devices goes on that share the experts: each needs the others in every step."""
+    return jax.lax.pmax(goes_on.astype(jnp.int32), EXPERT_AXIS) > 0 if is_mapped(EXPERT_AXIS) else goes_on

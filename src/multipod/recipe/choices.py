@@ -8,6 +8,7 @@ from typing import Any
 
 from multipod.metrics.objective import Objective
 from multipod.metrics.objectives import OBJECTIVES
+from multipod.models.dlrm_interactions import INTERACTIONS, Interaction
 from multipod.optim.optimizer import Builds
 from multipod.optim.optimizers import OPTIMIZERS
 from multipod.optim.rates import RATES, Decay, Rate, WarmUp
@@ -18,5 +19,6 @@ CHOICES: dict[Any, TypeChoice] = {
     Objective: TypeChoice(OBJECTIVES),
     Rate: TypeChoice(RATES, WarmUp, "then"),
     Decay: TypeChoice(RATES),
+    Interaction: TypeChoice(INTERACTIONS),
 }
 """What a field takes, by its annotation."""

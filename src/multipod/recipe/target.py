@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from multipod.errors import RecipeError
 
-_CONDITION = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(>=|<=)\s*(\S+)\s*")
+_CONDITION = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)

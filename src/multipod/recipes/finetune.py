@@ -4,10 +4,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from multipod.data.span_corruption import SpanCorruption
+from multipod.data.task_mixture import TaskMixture
 from multipod.data.tasks import Task
 from multipod.data.text.files import TextFiles
 from multipod.errors import RecipeError
 from multipod.metrics.sparse import SparseTokens
+from multipod.metrics.text_to_text import TextToText
 from multipod.models.st_moe import StMoe
 from multipod.optim.optimizer import Optimizer
 from multipod.optim.partly import Partly
@@ -20,7 +22,7 @@ class FineTuning:
     """What is asked for. The defaults are those that were best for sparse models (arXiv:2202.08906).
 
     Attributes:
-      task: the file of the task, or its data set; `multipod.data.tasks.Task` says which.
+      tasks: the file of each task, or its data set; `multipod.data.tasks.Task` says which. Several are mixed.
       train: which parameters are updated, see `multipod.optim.partly.SUBSETS`.
       rate: the constant learning rate.
       batch: examples of an update.
@@ -29,9 +31,12 @@ class FineTuning:
       expert_dropout: share dropped of the experts' hidden features.
       capacity: capacity factor in evaluation.
       sentinels: mark what is to be told by a sentinel.
+      metrics: what the model's answers are judged by in evaluation, names of `multipod.metrics.answers.ANSWER_METRICS`;
+        empty: the model gives no answers there.
+      limit, temperature: of a mixture, see `multipod.data.task_mixture.TaskMixture`.
     """
 
-    task: str
+    tasks: tuple[str, ...]
     train: tuple[str, ...] = ("all",)
     rate: float = 1e-3
     batch: int = 32
@@ -40,6 +45,13 @@ class FineTuning:
     expert_dropout: float = 0.2
     capacity: float = 2.0
     sentinels: bool = True
+    metrics: tuple[str, ...] = ("exact_match", "token_f1")
+    limit: int = 0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tasks, str) or not self.tasks:
+            raise RecipeError(f"fine-tuning: tasks={self.tasks!r} are not several names. Give FineTuning(('FILE',)).")
 
 
 def make_finetuning(before: Recipe, asked: FineTuning) -> Recipe:
@@ -62,14 +74,19 @@ def make_finetuning(before: Recipe, asked: FineTuning) -> Recipe:
         before,
         name=f"{before.name}-finetuned",
         model=model,
-        data=Task(asked.task, pretrained, sentinels=asked.sentinels),
-        objective=SparseTokens(),
+        data=_make_data(asked, pretrained),
+        objective=TextToText(metrics=asked.metrics) if asked.metrics else SparseTokens(),
         optimizer=Partly(optimizer, asked.train),
         batch=asked.batch,
         updates=asked.updates,
         evaluate_every=max(1, asked.updates // 4),
         checkpoint_every=0,
     )
+
+
+def _make_data(asked: FineTuning, pretrained: SpanCorruption | TextFiles) -> Task | TaskMixture:
+    tasks = tuple(Task(file, pretrained, sentinels=asked.sentinels) for file in asked.tasks)
+    return tasks[0] if len(tasks) == 1 else TaskMixture(tasks, asked.limit, asked.temperature)
 
 
 def _make_constant(optimizer: Any, rate: float) -> Any:

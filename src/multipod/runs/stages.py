@@ -15,6 +15,7 @@ from multipod.elastic.worker.worker import identity_of
 from multipod.errors import PeerLostError
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
+from multipod.recipe.tables import table_changes
 from multipod.recipe.text import to_text
 from multipod.runs.facts import data_identities, facts, versions
 from multipod.runs.lengthening import change_length
@@ -89,7 +90,9 @@ def prepare_folder(request: TrainRequest, options: RuntimeOptions, program: Prog
 def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) -> dict[str, Any]:
     """What `run.json` says of this run, and what was planned, if it was."""
     cache = str(options.cache or "off")
-    known = facts(program, recipe_name(request), request.all_changes, options.command, cache)
+    # With the rows that the data set: a run can be opened where its data are not.
+    changes = [*request.all_changes, *table_changes(program.recipe, request.all_changes)]
+    known = facts(program, recipe_name(request), changes, options.command, cache)
     known |= {} if isinstance(request.recipe, str) else {"recipe_is_value": True}
     known |= {"weights_from": request.origin} if request.origin else {}
     return known if request.plan is None else known | {"plan": dict(request.plan.prediction)}

@@ -47,16 +47,15 @@ def _ids_taken(model: Model) -> Mapping[str, IdRange]:
 
 def _beyond(names: str, given: IdRange, taken: IdRange) -> str:
     """What is wrong with the entries of these names; empty if nothing is."""
-    if len(given.counts) != len(taken.counts):
-        return (
-            f"The data give {len(given.counts)} columns of {names}, and the model takes {len(taken.counts)}. "
-            f"{_way(given, taken)}"
-        )
-    pairs = enumerate(zip(given.counts, taken.counts, strict=True))
+    columns, places = given.by_column(), taken.by_column()
+    if len(columns) != len(places):
+        said = f"The data give {len(columns)} columns of {names}, and the model takes {len(places)}."
+        return f"{said} {_way(given, taken)}"
+    pairs = enumerate(zip(columns, places, strict=True))
     place, ids, room = next(((k, ids, room) for k, (ids, room) in pairs if ids > room), (0, 0, 0))
     if not ids:
         return ""
-    column = f"[:, {place}]" if len(given.counts) > 1 else ""
+    column = f"[:, {place}]" if len(columns) > 1 else ""
     return (
         f"The data give {names}{column} ids up to {ids - 1:,}, and the model takes them up to {room - 1:,}. "
         f"{_way(given, taken)}"
@@ -64,10 +63,15 @@ def _beyond(names: str, given: IdRange, taken: IdRange) -> str:
 
 
 def _way(given: IdRange, taken: IdRange) -> str:
-    counts = ",".join(map(str, given.counts))
-    ways = [f"model.{taken.field}={counts}"] if taken.field else []
+    ways = [f"model.{taken.field}={_listed(given.counts)}"] if taken.field else []
+    if ways and given.hots != taken.hots:
+        ways[0] += f" and model.hots={_listed(given.hots)}"
     ways += [f"data.{given.field} no larger than the model's"] if given.field else []
     return f"Set {', or '.join(ways)}." if ways else "Give another model or other data."
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
 
 
 @contextmanager

@@ -23,12 +23,14 @@ class Corpus:
       format: of the files, a name of `FORMATS`; empty: by what is there, and text lines where that is not known.
       vocabulary: a file, see `multipod.data.text.vocabulary`; empty: trained.
       vocab: entries of a trained vocabulary, and the most that a named one may have.
+      spans: whether spans of the texts are hidden.
     """
 
     places: tuple[tuple[str, str], ...]
     format: str
     vocabulary: str
     vocab: int
+    spans: bool = False
 
     def cutter(self) -> Vocabulary:
         """The vocabulary, trained now and kept in the user's cache if none is named.
@@ -58,7 +60,7 @@ def open_text(where: str, kind: str) -> Records:
 @lru_cache(maxsize=8)
 def _vocabulary(corpus: Corpus) -> Vocabulary:
     if corpus.vocabulary:
-        return open_vocabulary(Path(corpus.vocabulary).expanduser())
+        return open_vocabulary(Path(corpus.vocabulary).expanduser(), spans=corpus.spans)
     parts = [(TextField(open_text(where, corpus.format), field)) for where, field in corpus.places]
     keys = [key_of(part.records, part.field) for part in parts]
     key = fingerprint([text.encode() for text in ("byte-pairs", str(corpus.vocab), *keys)])

@@ -82,12 +82,17 @@ class TextFiles:
         """What a task is cut with that follows a pre-training by spans; None without spans."""
         if not self.spans:
             return None
-        vocabulary = self._corpus.cutter()
-        return TextTokens(vocabulary.encode, vocabulary.start, vocabulary.end, self.corruption.sentinel)
+        vocabulary = self._cutter()
+        words = self._words
+
+        def decode(tokens: np.ndarray) -> str:
+            return vocabulary.decode(tokens[tokens < words])
+
+        return TextTokens(vocabulary.encode, decode, vocabulary.start, vocabulary.end, self.corruption.sentinel)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text, sentinels as <NUMBER>, and special ones by their role."""
-        vocabulary = self._corpus.cutter()
+        vocabulary = self._cutter()
         names = {vocabulary.mask: "[MASK]", vocabulary.start: "[START]", vocabulary.end: "[END]"}
         parts: list[str] = []
         kept: list[int] = []
@@ -103,7 +108,22 @@ class TextFiles:
 
     @property
     def _corpus(self) -> Corpus:
-        return Corpus(((self.train_files, self.text_field),), self.format, self.vocabulary, self._words)
+        return Corpus(((self.train_files, self.text_field),), self.format, self.vocabulary, self._words, self.spans)
+
+    def _cutter(self) -> Vocabulary:
+        """The vocabulary.
+
+        Raises:
+          DataError: see `Corpus.cutter`; or its own sentinels are not the last entries of `vocab`.
+        """
+        vocabulary = self._corpus.cutter()
+        last = vocabulary.size + vocabulary.sentinels
+        if vocabulary.sentinels and last != self.vocab:
+            raise DataError(
+                f"vocabulary {self.vocabulary}: its sentinels end at {last:,}, and the data say vocab={self.vocab:,}, "
+                f"which puts other sentinels there. Set data.vocab={last}, and the model's vocab to as many or more."
+            )
+        return vocabulary
 
     @property
     def _words(self) -> int:
@@ -116,7 +136,7 @@ class TextFiles:
             raise DataError(
                 f"the recipe does not say where its text is. Give --set data.{part}=FILES, one document a line."
             )
-        vocabulary, records = self._corpus.cutter(), open_text(where, self.format)
+        vocabulary, records = self._cutter(), open_text(where, self.format)
         texts = TextField(records, self.text_field)
         key = key_of(records, self.text_field, vocabulary.identity)
         tokens = keep_tokens(key, cut_texts(texts, vocabulary), vocabulary.size)

@@ -13,12 +13,14 @@ class TextTokens:
 
     Attributes:
       encode: texts to int32 tokens, without special ones.
+      decode: the text of a row of tokens, without special ones and sentinels, up to the first that ends it.
       start: what the decoder reads first.
       end: behind a text.
       sentinel: the first sentinel.
     """
 
     encode: Callable[[Sequence[str]], list[np.ndarray]]
+    decode: Callable[[np.ndarray], str]
     start: int
     end: int
     sentinel: int

@@ -4,7 +4,7 @@
 |---|---|
 | `*.json` | a tokenizer of Hugging Face's `tokenizers`, of any kind |
 | `*.txt` | BERT's list of word pieces (`vocab.txt`), lower case where the list has no capital letter |
-| `*.model` | SentencePiece |
+| `*.model` | SentencePiece, T5's among them |
 | `*.codes`, `*.bpe` | merges of subword-nmt, of words between spaces |
 | none | byte-pair tokens over bytes, trained on the training text |
 """
@@ -57,7 +57,8 @@ class Vocabulary:
     """Numbers for pieces of text, of which 0 is padding, as all models here take it.
 
     A file that has another padding, or lacks one of the special tokens, gets these in front: its own numbers then begin
-    behind them.
+    behind them. Text of which spans are hidden needs no mask, and begins with padding where the file has no start
+    token: a file of T5 (arXiv:1910.10683) keeps its numbers, which the weights of a released T5 were trained with.
 
     Attributes:
       cutter: what the file does.
@@ -66,6 +67,7 @@ class Vocabulary:
       start: before a text: the decoder's first, and BERT's `[CLS]`.
       end: behind a text, and behind each of two sentences (`[SEP]`).
       identity: changes when the file does.
+      sentinels: how many of its last tokens are T5's sentinels, `<extra_id_0>` the last; for hidden spans, else 0.
     """
 
     cutter: Cutter
@@ -74,11 +76,12 @@ class Vocabulary:
     start: int
     end: int
     identity: str
+    sentinels: int = 0
 
     @property
     def size(self) -> int:
-        """How many numbers there are: the least `vocab` of a model."""
-        return self.shift + self.cutter.size()
+        """How many numbers there are, without sentinels: with them, the least `vocab` of a model."""
+        return self.shift + self.cutter.size() - self.sentinels
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each text, int32, without special ones."""
@@ -92,8 +95,8 @@ class Vocabulary:
         return self.cutter.decode([int(one) - self.shift for one in tokens if one not in special and one >= self.shift])
 
 
-def open_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a file.
+def open_vocabulary(path: Path, *, spans: bool = False) -> Vocabulary:
+    """The vocabulary of a file, `spans`: for text of which spans are hidden.
 
     Raises:
       DataError: no such file, of no known kind, it cannot be read, or its library is not installed.
@@ -104,24 +107,39 @@ def open_vocabulary(path: Path) -> Vocabulary:
         raise DataError(f"vocabulary {path}: files of this name are not known. Name one that ends in {known}.")
     try:
         identity = fingerprint([path.read_bytes()])
-        return make_vocabulary(load(path), identity)
+        return make_vocabulary(load(path), identity, spans=spans)
     except DataError:
         raise
     except Exception as error:  # the libraries raise bare exceptions
         raise DataError(f"vocabulary {path} cannot be read: {error}. See whether its kind fits its name.") from error
 
 
-def make_vocabulary(cutter: Cutter, identity: str) -> Vocabulary:
-    """The cutter's numbers with the special tokens of `NAMES`, its own where it has them."""
+def make_vocabulary(cutter: Cutter, identity: str, *, spans: bool = False) -> Vocabulary:
+    """The cutter's numbers with the special tokens of `NAMES`, its own where it has them; `spans` as `Vocabulary` says.
+
+    Roles that hidden spans can do without have the number of padding.
+    """
     found = {role: next((n for n in map(cutter.number, names) if n is not None), None) for role, names in NAMES.items()}
     missing = [role for role, number in found.items() if number is None]
-    if found["pad"] == 0 and not missing:
-        return Vocabulary(cutter, 0, found["mask"] or 0, found["start"] or 0, found["end"] or 0, identity)
-    front = ["pad", *(role for role in missing if role != "pad")]
+    spared = [role for role in missing if spans and role in ("mask", "start")]
+    sentinels = _sentinels(cutter) if spans else 0
+    # Tokens are kept on disk by the identity: those of a file that masks need otherwise are others.
+    identity += "-spans" if spared else ""
+    missing = [role for role in missing if role not in spared]
+    front = [] if found["pad"] == 0 and not missing else ["pad", *(role for role in missing if role != "pad")]
     special = {
-        role: front.index(role) if role in front else len(front) + (number or 0) for role, number in found.items()
+        role: front.index(role) if role in front else 0 if role in spared else len(front) + (number or 0)
+        for role, number in found.items()
     }
-    return Vocabulary(cutter, len(front), special["mask"], special["start"], special["end"], identity)
+    return Vocabulary(cutter, len(front), special["mask"], special["start"], special["end"], identity, sentinels)
+
+
+def _sentinels(cutter: Cutter) -> int:
+    """How many of the last pieces are `<extra_id_0>`, `<extra_id_1>` and so on, the first of them last."""
+    count = 0
+    while cutter.number(f"<extra_id_{count}>") == cutter.size() - 1 - count >= 0:
+        count += 1
+    return count
 
 
 def train_vocabulary(texts: Iterable[str], vocab: int, path: Path) -> None:

@@ -156,6 +156,7 @@ class SparseMlp(nnx.Module):
         axis: exchange.Axis = (),
         key: jax.Array | None = None,
         group: int | None = None,
+        dropless: bool = False,
     ) -> tuple[jax.Array, Report]:
         """x [..., M] to the same, and the layer's report: `losses` and `routing_figures` of `routing.py`.
 
@@ -164,6 +165,7 @@ class SparseMlp(nnx.Module):
           counts: bool [...], false for padding, which is sent nowhere.
           axis: mesh axes that the experts are split over.
           group: tokens of a group, in place of `routing.group`.
+          dropless: serve every choice, whatever `routing` says.
           key: of all that is drawn; by default the module's own, which must be the same on all devices for results
             that do not depend on their number.
 
@@ -181,7 +183,10 @@ class SparseMlp(nnx.Module):
         keys = None if key is None else group_keys(key, groups, exchange.first_group(axis, groups))
         logits = logits_of(tokens, self.router[...], routing, keys if train else None)
         choices = choose(logits, routing, train=train, counts=counted, key=keys)
-        y, served = self._through_experts(tokens.astype(self.spec.dtype), choices, axis, key if train else None)
+        dropless |= routing.dropless
+        y, served = self._through_experts(
+            tokens.astype(self.spec.dtype), choices, axis, key if train else None, dropless
+        )
         report = losses(logits, choices, routing, counted) | routing_figures(logits, choices, served, counted)
         return y.astype(x.dtype).reshape(x.shape), report
 
@@ -197,12 +202,12 @@ class SparseMlp(nnx.Module):
         return self.random.rngs() if key is None and draws else key
 
     def _through_experts(
-        self, x: jax.Array, choices: Choices, axis: exchange.Axis, key: jax.Array | None
+        self, x: jax.Array, choices: Choices, axis: exchange.Axis, key: jax.Array | None, dropless: bool
     ) -> tuple[jax.Array, jax.Array]:
         spec, routing, weights = self.spec, self.spec.routing, self.experts.weights()
         key = key if spec.dropout else None
         slots = replace(routing, group=x.shape[1]).slots(train=not self.random.deterministic)
-        slots = 0 if routing.dropless else slots
+        slots = 0 if dropless else slots
         check_split(routing.experts, len(weights.inner), exchange.devices(axis))
         if axis:
             return exchange.exchange_through(

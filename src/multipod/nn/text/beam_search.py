@@ -20,6 +20,10 @@ Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 Bonus = Callable[[Cache], jax.Array]
 """At most 0 for each row of a cache, float32 [rows]: added to the score of a sequence that ends there."""
 
+Agree = Callable[[jax.Array], jax.Array]
+"""Of whether this device must go on, a bool: whether any of those must that exchange data in a step. What they do for
+each other inside a step then ends for all of them at once."""
+
 _NEVER = -1e9
 """Below any log-probability; finite, so that differences are no NaN."""
 
@@ -44,18 +48,26 @@ class _Search(NamedTuple):
     cache: Cache  # rows n * beam
 
 
-def greedy(step: Step, cache: Cache, rows: int, *, length: int, start: int, end: int) -> jax.Array:
+def _alone(goes_on: jax.Array) -> jax.Array:
+    return goes_on
+
+
+def greedy(
+    step: Step, cache: Cache, rows: int, *, length: int, start: int, end: int, agree: Agree = _alone
+) -> jax.Array:
     """The likeliest token at each place, int32 [rows, length], zeros behind `end`. Stops when all rows have ended."""
 
-    def place(carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array, Cache]) -> tuple[Pytree, ...]:
-        position, last, ended, tokens, cache = carry
+    def place(carry: tuple[jax.Array, ...]) -> tuple[Pytree, ...]:
+        position, _, last, ended, tokens, cache = carry
         logits, cache = step(last, position, cache)
         last = jnp.where(ended, 0, logits.argmax(-1).astype(jnp.int32))
         tokens = lax.dynamic_update_slice_in_dim(tokens, last[:, None], position, 1)
-        return position + 1, last, ended | (last == end), tokens, cache
+        ended |= last == end
+        return position + 1, agree(~ended.all()), last, ended, tokens, cache
 
-    first = jnp.int32(0), jnp.full(rows, start, jnp.int32), jnp.zeros(rows, bool), jnp.zeros((rows, length), jnp.int32)
-    return lax.while_loop(lambda c: (c[0] < length) & ~c[2].all(), place, (*first, cache))[3]
+    tokens, ended = jnp.zeros((rows, length), jnp.int32), jnp.zeros(rows, bool)
+    first = jnp.int32(0), jnp.bool_(rows > 0), jnp.full(rows, start, jnp.int32), ended, tokens, cache
+    return lax.while_loop(lambda c: (c[0] < length) & c[1], place, first)[4]
 
 
 def beam_search(
@@ -69,6 +81,7 @@ def beam_search(
     end: int,
     penalty: float = 0.6,
     bonus: Bonus | None = None,
+    agree: Agree = _alone,
 ) -> Beams:
     """The `beam` best sequences of at most `length` tokens, `end` included, for each example.
 
@@ -91,10 +104,11 @@ def beam_search(
         reachable = search.alive_log[:, 0] / length_penalty(length, penalty)
         return (search.position < length) & (reachable > search.finished.scores[:, -1]).any()
 
-    def place(search: _Search) -> _Search:
-        return _extended(step, search, end, penalty, bonus)
+    def place(carry: tuple[_Search, jax.Array]) -> tuple[_Search, jax.Array]:
+        search = _extended(step, carry[0], end, penalty, bonus)
+        return search, agree(may_improve(search))
 
-    done = lax.while_loop(may_improve, place, search)
+    done, _ = lax.while_loop(lambda carry: carry[1], place, (search, may_improve(search)))
     some = done.finished.scores[:, :1] > _NEVER / 2
     return Beams(
         jnp.where(some[..., None], done.finished.tokens, done.alive[:, :, 1:]),

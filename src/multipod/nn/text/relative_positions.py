@@ -29,6 +29,15 @@ class RelativePositions(nnx.Module):
         found = buckets(distance, len(self.table), self.longest, both_ways=self.both_ways)
         return jnp.moveaxis(self.table[...][found], -1, 0)[None]
 
+    def at(self, position: jax.Array, keys: int) -> jax.Array:
+        """The row of `__call__` for the query at `position`, an array of none or one: float32 [1, heads, 1, keys].
+
+        For tables without `both_ways`: later keys count as distance 0, and a causal mask hides them.
+        """
+        found = buckets(-np.arange(keys), len(self.table), self.longest, both_ways=False)
+        back = jnp.maximum(position - jnp.arange(keys), 0)
+        return jnp.moveaxis(self.table[...][jnp.asarray(found)[back]], -1, 0)[None, :, None]
+
 
 def buckets(distance: np.ndarray, count: int = 32, longest: int = 128, *, both_ways: bool) -> np.ndarray:
     """The bucket of each distance (place of the key - place of the query): 0 to count - 1.
