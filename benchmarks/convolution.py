@@ -1,9 +1,10 @@
 """Ways to write the convolutions of the digits network, each alone on one CPU device.
 
-    python benchmarks/convolution.py [--examples 16]
+    python benchmarks/convolution.py [--examples 16] [--in-loop]
 
 For each layer and each way: microseconds of the forward pass, of the gradient to the kernel, and of the
 gradient to the image; the least of many repeats. 16 examples are a device's share of the recipe's batch.
+With --in-loop each is the only step of a `lax.map`; the last layer is one of Mask R-CNN's mask head.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import jax.numpy as jnp  # noqa: E402
 import machine  # noqa: E402
 from jax import lax  # noqa: E402
 
+from multipod.nn.images.convolution import convolution  # noqa: E402
+
 Convolution = Callable[[jax.Array, jax.Array, int], jax.Array]
 
 LAYERS = [  # image size, channels in, channels out, kernel size, stride
@@ -31,6 +34,7 @@ LAYERS = [  # image size, channels in, channels out, kernel size, stride
     (4, 32, 64, 3, 2),
     (4, 32, 64, 1, 2),
     (2, 64, 64, 3, 1),
+    (14, 256, 256, 3, 1),
 ]
 
 
@@ -72,7 +76,18 @@ def many_products(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     return sum(window @ place for window, place in zip(windows(x, kernel.shape[0], stride), places, strict=True))
 
 
+def ours(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """What the models have."""
+    return convolution(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def in_loop(way: Convolution) -> Convolution:
+    """`way` as the one step of a loop."""
+    return lambda x, kernel, stride: lax.map(lambda one: way(one, kernel, stride), x[None])[0]
+
+
 WAYS: dict[str, Convolution] = {
+    "ours": ours,
     "NHWC": channels_last,
     "NCHW": channels_first,
     "16n channels": padded_channels,
@@ -90,17 +105,17 @@ def programs(way: Convolution, stride: int) -> list[Callable[..., jax.Array]]:
 
 
 def least_us(program: Callable[..., jax.Array], arguments: tuple[jax.Array, ...], repeats: int = 50) -> float:
-    """The least microseconds of many calls, after one that compiles."""
+    """The least microseconds of many calls, or of five seconds, after one that compiles."""
     jax.block_until_ready(program(*arguments))
-    taken = []
-    for _ in range(repeats):
+    taken: list[float] = []
+    while len(taken) < repeats and sum(taken) < 5:
         start = time.perf_counter()
         jax.block_until_ready(program(*arguments))
         taken.append(time.perf_counter() - start)
     return 1e6 * min(taken)
 
 
-def row(layer: tuple[int, int, int, int, int], examples: int) -> list[str]:
+def row(layer: tuple[int, int, int, int, int], examples: int, *, loop: bool) -> list[str]:
     """One layer's figures, checked against each other."""
     size, channels_in, channels_out, kernel_size, stride = layer
     key = jax.random.key(0)
@@ -108,7 +123,7 @@ def row(layer: tuple[int, int, int, int, int], examples: int) -> list[str]:
     kernel = jax.random.normal(key, (kernel_size, kernel_size, channels_in, channels_out))
     out = channels_last(x, kernel, stride)
     cells = []
-    for way in WAYS.values():
+    for way in map(in_loop, WAYS.values()) if loop else WAYS.values():
         assert jnp.allclose(way(x, kernel, stride), out, rtol=1e-4, atol=1e-3), way
         cells.append(" / ".join(f"{least_us(p, (x, kernel, out)):.0f}" for p in programs(way, stride)))
     return [f"{size}x{size}, {channels_in} to {channels_out}, {kernel_size}x{kernel_size} / {stride}", *cells]
@@ -117,9 +132,10 @@ def row(layer: tuple[int, int, int, int, int], examples: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=16)
+    parser.add_argument("--in-loop", action="store_true")
     options = parser.parse_args()
     print(machine.headline(machine.facts()), flush=True)
-    rows = [row(layer, options.examples) for layer in LAYERS]
+    rows = [row(layer, options.examples, loop=options.in_loop) for layer in LAYERS]
     print(machine.table(["layer", *WAYS], rows))
     print(f"Load average at the end: {machine.facts()['load']}")
 

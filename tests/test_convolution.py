@@ -37,6 +37,40 @@ def test_equals_xlas_convolution(size, window, strides, padding):
 
 
 @pytest.mark.parametrize(
+    ("size", "window", "strides", "padding"),
+    [
+        ((8, 9), (3, 3), (2, 2), "SAME"),
+        ((8, 9), (3, 3), (2, 2), ((1, 1), (1, 1))),
+        ((9, 8), (1, 1), (2, 2), "VALID"),
+        ((9, 16), (7, 7), (2, 2), ((3, 3), (3, 3))),
+        ((9, 9), (3, 2), (3, 1), ((0, 4), (1, 0))),
+        ((10, 7), (2, 2), (3, 3), "VALID"),
+    ],
+)
+def test_gradients_equal_xlas_where_windows_miss_pixels(size, window, strides, padding):
+    image = jax.random.normal(jax.random.key(3), (3, *size, 5))
+    kernel = jax.random.normal(jax.random.key(4), (*window, 5, 4))
+    for ours, theirs in zip(*both(image, kernel, strides, padding), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_in_loops_every_convolution_is_one_that_cpus_have_fast_code_for():
+    """Channels last, and no kernel turned around; XLA makes others so only outside of loops."""
+
+    def total(images, kernel):
+        step = lambda image: convolution(image, kernel, (2, 2), "SAME", dimension_numbers=DIMENSIONS)  # noqa: E731
+        return (jax.lax.map(step, images) ** 2).sum()
+
+    arguments = jnp.ones((4, 2, 16, 16, 8)), jnp.ones((3, 3, 8, 8))
+    program = jax.jit(jax.grad(total, (0, 1))).lower(*arguments).compile().as_text()
+    convolutions = [line for line in program.splitlines() if " convolution(" in line]
+    assert len(convolutions) == 3, program
+    for line in convolutions:
+        assert "dim_labels=b01f_01io->b01f" in line
+        assert "rhs_reversal" not in line
+
+
+@pytest.mark.parametrize(
     ("channels", "options"), [(2, {"feature_group_count": 2}), (4, {"rhs_dilation": (2, 2)}), (4, {})]
 )
 def test_groups_and_dilation_are_left_to_xla(channels, options):

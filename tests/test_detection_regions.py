@@ -11,6 +11,7 @@ from flax import nnx
 from multipod.nn.detection.masks import crop_masks, paste_masks
 from multipod.nn.detection.pyramid import FeaturePyramid
 from multipod.nn.detection.roi_align import RoiAlign, pyramid_level, stride_scales
+from multipod.nn.detection.second_stage import of_wanted
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 
@@ -147,3 +148,33 @@ def test_a_pyramid_is_torchvisions():
     assert len(ours) == len(out) == 4
     for mine, other in zip(ours, out.values(), strict=True):
         close(mine, other.detach().permute(0, 2, 3, 1).numpy())
+
+
+def test_what_is_not_wanted_is_not_computed_on_cpu():
+    """Values and gradients of the wanted are those of all, and a chunk of which none is wanted is left out."""
+    rng = np.random.default_rng(9)
+    table, boxes = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(2, 48, 4)).astype(np.float32)
+    wanted = np.zeros((2, 48), bool)
+    wanted[0, :3] = wanted[1, :18] = True
+    seen = []
+
+    def total(table, boxes, way):
+        def function(boxes):
+            jax.debug.callback(lambda: seen.append(boxes.shape))
+            return jnp.tanh(boxes @ table)[..., None]
+
+        found = way(function, boxes, jnp.asarray(wanted))
+        return jnp.where(wanted[..., None, None], found, 0).sum(), found
+
+    graded = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=2)
+    (value, _), gradients = graded(table, boxes, lambda function, boxes, _: function(boxes))
+    jax.effects_barrier()
+    assert seen == [(2, 48, 4)]
+    (ours, found), ours_gradients = graded(table, boxes, partial(of_wanted, chunk=16))
+    jax.effects_barrier()
+    assert seen[1:] == [(2, 16, 4)] * 2
+    close(ours, value)
+    assert not found[:, 32:].any()
+    close(ours_gradients[0], gradients[0])
+    close(ours_gradients[1], gradients[1])
+    assert of_wanted(lambda boxes: boxes, jnp.ones((1, 10, 4)), jnp.ones((1, 10), bool)).shape == (1, 10, 4)

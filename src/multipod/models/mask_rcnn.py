@@ -17,9 +17,9 @@ from multipod.nn.detection.losses import mask_loss, region_losses, rpn_losses
 from multipod.nn.detection.pyramid import FeaturePyramid
 from multipod.nn.detection.roi_align import Border, RoiAlign, Way, pyramid_level, stride_scales
 from multipod.nn.detection.rpn import Proposals, RpnHead, propose, rpn_targets
-from multipod.nn.detection.second_stage import BoxHead, MaskHead, mask_targets, refine, sample_regions
+from multipod.nn.detection.second_stage import BoxHead, MaskHead, mask_targets, of_wanted, refine, sample_regions
 from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
-from multipod.nn.logical_axes import with_logical_constraint
+from multipod.nn.logical_axes import axes_of_dim, with_logical_constraint
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import REMATS, Remat, call_layer
 from multipod.pytrees import Batch
@@ -236,7 +236,7 @@ class _MaskRcnn(nnx.Module):
         regions, positives = jax.vmap(draw)(proposals, box, label, keys[1])
         found = self.box_head(self._read(maps, regions.box, 7))
         classes, boxes = jax.vmap(lambda a, b, c: region_losses(a, b, c, beta=beta))(*found, regions)
-        masks = self._masks(maps, positives.box)
+        masks = self._masks(maps, positives.box, positives.positive)
         wanted = jax.vmap(lambda a, b, c: mask_targets(a, b, c, 28))(batch["object_mask"], box, positives)
         mask = jax.vmap(mask_loss)(masks, wanted, positives.label, positives.positive)
         return dict(zip(LOSSES, (objectness, rpn_box, classes, boxes, mask), strict=True))
@@ -260,14 +260,19 @@ class _MaskRcnn(nnx.Module):
 
         found = jax.vmap(of_image)(logits, offsets, proposals, extent)
         own = jax.nn.one_hot(found.label, spec.classes)
-        masks = jax.nn.sigmoid(jnp.einsum("nryxc,nrc->nryx", self._masks(maps, found.box), own))
+        masks = jax.nn.sigmoid(jnp.einsum("nryxc,nrc->nryx", self._masks(maps, found.box, found.kept), own))
         return {"box": found.box, "score": found.score, "label": found.label, "kept": found.kept, "mask": masks}
 
-    def _masks(self, maps: list[jax.Array], boxes: jax.Array) -> jax.Array:
-        """Mask logits [examples, regions, 28, 28, classes]."""
-        regions = self._read(maps, boxes, 14)
-        logits = self.mask_head(regions.reshape(-1, *regions.shape[2:]))
-        return logits.reshape(*regions.shape[:2], *logits.shape[1:])
+    def _masks(self, maps: list[jax.Array], boxes: jax.Array, wanted: jax.Array) -> jax.Array:
+        """Mask logits [examples, regions, 28, 28, classes] of the boxes that are wanted, bool [examples, regions]."""
+
+        def draw(boxes: jax.Array) -> jax.Array:
+            regions = self._read(maps, boxes, 14)
+            logits = self.mask_head(regions.reshape(-1, *regions.shape[2:]))
+            return logits.reshape(*regions.shape[:2], *logits.shape[1:])
+
+        # Regions that lie on several devices go through at once.
+        return draw(boxes) if axes_of_dim("height") else of_wanted(draw, boxes, wanted)
 
     def _read(self, maps: list[jax.Array], boxes: jax.Array, size: int) -> jax.Array:
         """The features of regions, [examples, regions, size, size, features]: each from the level of its size."""

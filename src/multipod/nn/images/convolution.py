@@ -1,11 +1,18 @@
 """Convolution of images, however small, or with few channels."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from multipod.nn.logical_axes import axes_of_dim
+
+Pads = tuple[tuple[int, int], tuple[int, int]]
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+ADDED_BY_FLAX = {"dimension_numbers", "feature_group_count", "lhs_dilation", "rhs_dilation"}
 
 
 def convolution(
@@ -21,6 +28,10 @@ def convolution(
     side with the kernel. XLA exchanges the operands of such a convolution or of its gradient, and on
     CPU has only plain loops for what comes out: six times slower on 2 x 2 images
     (`benchmarks/convolution.py`, 2 cores with AVX-512, JAX 0.10.2, 2026-11-21).
+
+    On CPU gradients keep the channels last, unless the image is split over devices. XLA rewrites the convolutions of
+    gradients into that form, but not inside of loops and conditionals, where its plain loops took 57 times as long
+    (jax-ml/jax issue 12868; the same benchmark).
     """
     size = kernel.shape[:2]
     if isinstance(padding, str):
@@ -32,7 +43,12 @@ def convolution(
         set(options.get(name) or (1,)) == {1} for name in ("lhs_dilation", "rhs_dilation")
     )
     if not plain or not 0 < out[0] * out[1] < size[0] * size[1]:
-        return lax.conv_general_dilated(image, kernel, strides, padding, **options)
+        added = {name for name, value in options.items() if value is not None} - ADDED_BY_FLAX
+        split = axes_of_dim("height") or axes_of_dim("width")
+        if not plain or added or split or image.dtype != kernel.dtype or min(out) < 1:
+            return lax.conv_general_dilated(image, kernel, strides, padding, **options)
+        (top, bottom), (left, right) = padding
+        return _convolution(image, kernel, (strides[0], strides[1]), ((top, bottom), (left, right)))
     image = jnp.pad(image, ((0, 0), *padding, (0, 0)))
     ends = [(n - 1) * step + 1 for n, step in zip(out, strides, strict=True)]
     windows = [
@@ -47,6 +63,52 @@ def convolution(
         precision=options.get("precision"),
         preferred_element_type=options.get("preferred_element_type"),
     )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolution(image: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
+    return lax.conv_general_dilated(image, kernel, strides, pads, dimension_numbers=DIMENSIONS)
+
+
+def _forward(
+    image: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _convolution(image, kernel, strides, pads), (image, kernel)
+
+
+def _backward(
+    strides: tuple[int, int], pads: Pads, saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    def by_xla(image: jax.Array, kernel: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+        plain = functools.partial(
+            lax.conv_general_dilated, window_strides=strides, padding=pads, dimension_numbers=DIMENSIONS
+        )
+        return jax.vjp(plain, image, kernel)[1](grad)
+
+    channels_last = functools.partial(_gradients, strides=strides, pads=pads)
+    return lax.platform_dependent(*saved, grad, cpu=channels_last, default=by_xla)
+
+
+_convolution.defvjp(_forward, _backward)
+
+
+def _gradients(
+    image: jax.Array, kernel: jax.Array, grad: jax.Array, *, strides: tuple[int, int], pads: Pads
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients to image and kernel as convolutions with channels last and no window turned around."""
+    conv = functools.partial(lax.conv_general_dilated, window_strides=(1, 1), dimension_numbers=DIMENSIONS)
+    sides = list(zip(image.shape[1:3], kernel.shape[:2], grad.shape[1:3], strides, pads, strict=True))
+    reached = [(out - 1) * step + size - low for _, size, out, step, (low, _) in sides]  # end of the last window
+    around = [
+        (size - 1 - low, side - end + size - 1)
+        for (side, size, _, _, (low, _)), end in zip(sides, reached, strict=True)
+    ]
+    back = conv(grad, kernel[::-1, ::-1].swapaxes(2, 3), padding=around, lhs_dilation=strides)
+    # The kernel's: examples are summed over as channels are, and channels stand apart as examples do.
+    seen = image[:, : reached[0], : reached[1]].transpose(3, 1, 2, 0)
+    edges = [(low, max(end - side, 0)) for (side, _, _, _, (low, _)), end in zip(sides, reached, strict=True)]
+    taps = conv(seen, grad.transpose(1, 2, 0, 3), padding=edges, rhs_dilation=strides)
+    return back, taps.transpose(1, 2, 0, 3)
 
 
 def convolution_with_folded_stride(
