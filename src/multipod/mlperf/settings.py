@@ -205,7 +205,7 @@ def _dlrm(run: LoggedRun) -> Iterator[Said]:
 
 
 def _dlrm_dcnv2(run: LoggedRun) -> Iterator[Said]:
-    """Its rules have neither warm-up nor decay, and ask for a 0 of each; a rate that falls leaves the keys out."""
+    """DLRM-DCNv2's rules have neither warm-up nor decay and ask for a 0 of each; a falling rate leaves the keys out."""
     fall = 0 if isinstance(run.fall, Constant) else None
     yield from (
         ("opt_adagrad_epsilon", run.of_optimizer("eps")),

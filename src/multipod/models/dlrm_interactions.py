@@ -47,7 +47,7 @@ class DotInteraction:
         return {}
 
     def init(self, normal: Callable[[tuple[int, ...]], jax.Array], vectors: int, features: int) -> dict[str, jax.Array]:
-        """Its first parameters, made of `normal(shape)`."""
+        """The first parameters, made of `normal(shape)`."""
         return {}
 
     def __call__(self, params: Params, vectors: jax.Array) -> jax.Array:
@@ -95,7 +95,7 @@ class CrossInteraction:
         return {f"cross/{layer}/{name}": shape for layer in range(self.layers) for name, shape in each.items()}
 
     def init(self, normal: Callable[[tuple[int, ...]], jax.Array], vectors: int, features: int) -> dict[str, jax.Array]:
-        """Its first parameters, made of `normal(shape)`."""
+        """The first parameters, made of `normal(shape)`."""
         deviation = (2 / (self.outputs(vectors, features) + self.rank)) ** 0.5
         return {
             name: jnp.zeros(shape) if name.endswith("bias") else deviation * normal(shape)

@@ -105,7 +105,7 @@ class MultiHotClicks:
         return {name: ids._replace(hots=self.hots) for name, ids in given.items() if len(ids.counts) == len(self.hots)}
 
     def table_rows(self) -> tuple[int, ...]:
-        """Those of the clicks, if they set them."""
+        """The rows of each table, where the clicks set them."""
         return self.clicks.table_rows() if isinstance(self.clicks, SetsTables) else ()
 
     def _with_bags(self, source: Source) -> MultiHotSource:
