@@ -484,9 +484,15 @@ def test_the_summary_table_reads_well_without_colour() -> None:
     ]
 
 
+def test_the_summary_says_what_a_model_is_known_by() -> None:
+    detector = replace(ENDED, accuracy=None, values={"box_AP": 0.75882, "mask_AP": 0.744, "loss": 0.68})
+    assert text.judged_rows(detector) == [("test box AP", "0.75882"), ("test mask AP", "0.744")]
+    assert text.judged_rows(replace(detector, values={"loss": 0.68})) == [("test loss", "0.6800")]
+
+
 def test_the_summary_table_does_not_invent() -> None:
     lines = rendered(replace(ENDED, accuracy=None, rate=0.0, median_step_s=0.0, data_share=math.nan, interrupted=True))
-    assert {"test accuracy  –", "examples/s  –", "median step time  –", "waiting for data  –"} < set(lines)
+    assert {"test loss  –", "examples/s  –", "median step time  –", "waiting for data  –"} < set(lines)
     assert "updates  4 (interrupted)" in lines
 
 

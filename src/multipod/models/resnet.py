@@ -154,7 +154,8 @@ class _Block(nnx.Module):
 class _ResNet(nnx.Module):
     def __init__(self, spec: SmallResNet, rngs: nnx.Rngs) -> None:
         self.activate = ACTIVATIONS[spec.activation]
-        self.stem = nnx.Conv(spec.channels, spec.width, (3, 3), use_bias=False, rngs=rngs)
+        conv = partial(nnx.Conv, use_bias=False, conv_general_dilated=convolution, rngs=rngs)
+        self.stem = conv(spec.channels, spec.width, (3, 3))
         self.norm = _norm(spec, rngs)(spec.width)
         blocks, features = [], spec.width
         for stage, count in enumerate(spec.blocks):

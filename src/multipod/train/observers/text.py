@@ -10,6 +10,10 @@ UNKNOWN = "–"
 """Stands where nothing was measured."""
 
 
+KNOWN_BY = {"auc": "AUC", "bleu": "BLEU", "box_AP": "box AP", "mask_AP": "mask AP"}
+"""Values of evaluations by which models are compared, and what they are called."""
+
+
 def start_rows(ended: Ended) -> list[tuple[str, str]]:
     """What the time to the first step went into, as one row; none where it is not known."""
     parts = ", ".join(f"{part} {duration(seconds)}" for part, seconds in ended.start_s.items() if seconds >= 0.05)
@@ -21,8 +25,7 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
     compiling = f" (compiling {duration(ended.compile_s)})" if math.isfinite(ended.compile_s) else ""
     left_out = [("left out", f"{ended.skipped:,} {ended.unit} that cannot be read")] if ended.skipped else []
     return [
-        *([("test AUC", f"{ended.values['auc']:.5f}")] if "auc" in ended.values else []),
-        ("test accuracy", UNKNOWN if ended.accuracy is None else percent(ended.accuracy, 2)),
+        *judged_rows(ended),
         *ended.notes.items(),
         ("updates", f"{ended.update:,}" + (" (interrupted)" if ended.interrupted else "")),
         (f"{ended.unit}/s", rate_text(ended.rate) if ended.rate > 0 else UNKNOWN),
@@ -38,6 +41,16 @@ def summary_rows(ended: Ended) -> list[tuple[str, str]]:
         *([("not split, per device", unshared_text(ended.unshared))] if ended.unshared else []),
         *left_out,
     ]
+
+
+def judged_rows(ended: Ended) -> list[tuple[str, str]]:
+    """Returns what the last evaluation says of the model by the measures that it is known by, the loss if by none."""
+    rows = [(f"test {words}", f"{ended.values[name]:.5g}") for name, words in KNOWN_BY.items() if name in ended.values]
+    if ended.accuracy is not None:
+        rows.append(("test accuracy", percent(ended.accuracy, 2)))
+    if not rows:
+        rows.append(("test loss", f"{ended.values['loss']:.4f}" if "loss" in ended.values else UNKNOWN))
+    return rows
 
 
 def unshared_text(found: dict[str, int]) -> str:
