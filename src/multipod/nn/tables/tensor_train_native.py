@@ -15,6 +15,8 @@ from multipod.nn import ffi
 from multipod.nn.tables.tensor_train import Cores, TensorTrain
 from multipod.pytrees import Pytree
 
+HERE = Path(__file__).parent
+HEADERS = [HERE / f"tensor_train_{part}.h" for part in ("ids", "math", "walk")]
 FORWARD, BACKWARD = "multipod_tt_forward", "multipod_tt_backward"
 
 
@@ -25,9 +27,7 @@ def register() -> None:
     Raises:
       NativeError: it cannot be compiled here.
     """
-    here = Path(__file__).parent
-    headers = [here / "tensor_train_math.h"]
-    ffi.register("multipod-tensor-train", here / "tensor_train.cc", (FORWARD, BACKWARD), headers=headers)
+    ffi.register("multipod-tensor-train", HERE / "tensor_train.cc", (FORWARD, BACKWARD), headers=HEADERS)
 
 
 def forward(

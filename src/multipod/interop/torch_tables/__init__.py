@@ -1,0 +1,1 @@
+"""Tables of vectors for PyTorch programs; `multipod.interop.torch` has their names."""
