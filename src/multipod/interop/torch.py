@@ -1,9 +1,11 @@
-"""Gradients of PyTorch's `DistributedDataParallel`, summed as a multipod schedule says; and Adasum.
+"""For PyTorch programs: gradients of `DistributedDataParallel` summed as a schedule says; Adasum; tensor-train tables.
 
 state = HookState("halving-doubling")
 model.register_comm_hook(state, multipod_hook)
 
 optimizer = Adasum(torch.optim.Adam(model.parameters()), model.named_parameters())  # without DDP
+
+bag = TTEmbeddingBag(10_000_000, 64, tt_ranks=16, mode="sum")  # in place of torch.nn.EmbeddingBag
 """
 
 from collections.abc import Callable, Iterable
@@ -30,6 +32,9 @@ from multipod.execute.engines.torch import (
     require_process_group,
     run,
 )
+from multipod.interop.torch_tables.module import TTEmbeddingBag as TTEmbeddingBag
+from multipod.interop.torch_tables.module import from_jax as from_jax
+from multipod.interop.torch_tables.module import to_jax as to_jax
 from multipod.topology.topology import Topology
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]

@@ -21,8 +21,6 @@ from multipod.nn.tables.bags import check_bags
 
 Cores = Sequence[torch.Tensor]
 Maybe = torch.Tensor | None
-Gradients = tuple[list[torch.Tensor], Maybe]
-"""Of the cores, and of the weights if they are asked for."""
 
 
 @torch.compiler.assume_constant_result
@@ -57,8 +55,8 @@ def bag(cores: Cores, rows: int, bags: Bags, *, sparse: bool = False) -> torch.T
 
 def _eager(cores: Cores, rows: int, bags: Bags, sparse: bool) -> torch.Tensor:
     if not torch.is_grad_enabled():
-        return forward(cores, rows, bags, keep=False)[0]
-    return _Bag.apply(rows, sparse, bags[3:], *bags[:3], *cores)
+        return _forward(_Held.of(cores, rows, bags), keep=False)[0]
+    return _Bag.apply(rows, sparse, bags, bags.weights, *cores)
 
 
 _outside_the_graph = torch.compiler.disable(_eager)  # compiled programs have no sparse gradients
@@ -68,80 +66,85 @@ class _Bag(Function):
     """The autograd function: ids in the kernel's order are kept for backward, and products are made again."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913
-        ctx: Any,
-        rows: int,
-        sparse: bool,
-        settings: tuple[int, bool, bool],
-        ids: torch.Tensor,
-        offsets: Maybe,
-        weights: Maybe,
-        *cores: torch.Tensor,
-    ) -> torch.Tensor:
-        out, order = forward(cores, rows, Bags(ids, offsets, weights, *settings), keep=True)
-        ctx.save_for_backward(order, ids, offsets, weights, *cores)
-        ctx.settings = rows, sparse, settings
+    def forward(ctx: Any, rows: int, sparse: bool, bags: Bags, weights: Maybe, *cores: torch.Tensor) -> torch.Tensor:
+        held = _Held.of(cores, rows, bags)
+        out, order = _forward(held, keep=True)
+        ctx.save_for_backward(bags.ids, bags.offsets, weights, *cores)  # to find them changed
+        ctx.held, ctx.order, ctx.sparse = held, order, sparse
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: torch.Tensor) -> tuple[Any, ...]:
-        order, ids, offsets, weights, *cores = ctx.saved_tensors
-        rows, sparse, settings = ctx.settings
-        bags = Bags(ids, offsets, weights, *settings)
-        of_cores, of_weights = backward(cores, rows, bags, order, above, sparse, ctx.needs_input_grad[5])
-        return None, None, None, None, None, of_weights, *of_cores
+        cores = ctx.saved_tensors[3:]
+        of_cores, of_weights = _backward(ctx.held, cores, ctx.order, above, ctx.sparse, ctx.needs_input_grad[3])
+        return None, None, None, of_weights, *of_cores
 
 
-def forward(cores: Cores, rows: int, bags: Bags, keep: bool) -> tuple[torch.Tensor, Maybe]:
-    """The bags, and with `keep` the ids in the kernel's order, int64 [ids]; gradients are not recorded."""
-    held = _Held.of(cores, rows, bags)
+def _forward(held: "_Held", keep: bool) -> tuple[torch.Tensor, Maybe]:
+    """The bags, and with `keep` the ids in the kernel's order, int64 [ids]."""
     out = torch.empty(held.call.bags, held.features)
     order = torch.empty(held.call.ids, dtype=torch.int64) if keep else None
-    done = library.load().multipod_tt_bag(held.call, out.data_ptr(), order.data_ptr() if order is not None else None)
+    done = library.load().multipod_tt_bag(held.call, out.data_ptr(), _address(order))
     if done != library.DONE:
-        _refuse(done, rows, bags)
+        _refuse(done, held)
     return out, order
 
 
-def backward(
-    cores: Cores, rows: int, bags: Bags, order: torch.Tensor, above: torch.Tensor, sparse: bool, weigh: bool
-) -> Gradients:
+def _backward(
+    held: "_Held", cores: Cores, order: torch.Tensor, above: torch.Tensor, sparse: bool, weigh: bool
+) -> tuple[list[torch.Tensor], Maybe]:
     """The gradients of the cores, and of the weights if `weigh`, from `above`, that of the bags."""
-    held = _Held.of(cores, rows, bags)
     above = above.contiguous()
-    places = slices = None
-    if sparse:
-        total = sum(map(len, cores))
-        places = torch.empty(total, dtype=torch.int32)
-        digits = torch.empty(total, dtype=torch.int64)
-        slices = (ctypes.c_int64 * len(cores))()
-        library.load().multipod_tt_touched(held.call, order.data_ptr(), places.data_ptr(), digits.data_ptr(), slices)
-        outs = [torch.empty(count, *core.shape[1:]) for count, core in zip(slices, cores, strict=True)]
-    else:
-        outs = [torch.empty(core.shape) for core in cores]
-    of_weights = torch.empty(bags.ids.shape) if weigh else None
+    touched = _Touched.of(held, cores, order) if sparse else None
+    slices = touched.slices if touched else None
+    outs = [torch.empty(core.shape) for core in cores] if touched is None else touched.values(cores)
+    of_weights = torch.empty(held.bags.ids.shape) if weigh else None
     done = library.load().multipod_tt_bag_backward(
         held.call,
         order.data_ptr(),
         above.data_ptr(),
-        None if of_weights is None else of_weights.data_ptr(),
-        None if places is None else places.data_ptr(),
+        _address(of_weights),
+        None if touched is None else touched.places.data_ptr(),
         slices,
         _pointers(outs),
     )
     if done != library.DONE:
-        _refuse(done, rows, bags)
-    return _as_sparse(outs, digits, cores) if sparse else outs, of_weights
+        _refuse(done, held)
+    return outs if touched is None else touched.as_sparse(outs, cores), of_weights
 
 
-def _as_sparse(values: list[torch.Tensor], digits: torch.Tensor, cores: Cores) -> list[torch.Tensor]:
-    """Sparse tensors of slices; `digits` are those of the first core, with room for all of its slices, then the next."""
-    found = []
-    for value, digit, core in zip(values, digits.split([len(core) for core in cores]), cores, strict=True):
-        index = digit[: len(value)].unsqueeze(0)
-        found.append(torch.sparse_coo_tensor(index, value, core.shape, check_invariants=False, is_coalesced=True))
-    return found
+class _Touched(NamedTuple):
+    """Which slices of the cores a batch reads, as the kernel says them: of all cores, one after the other."""
+
+    places: torch.Tensor
+    digits: torch.Tensor
+    slices: Any
+
+    @classmethod
+    def of(cls, held: "_Held", cores: Cores, order: torch.Tensor) -> "_Touched":
+        total = sum(map(len, cores))
+        places, digits = torch.empty(total, dtype=torch.int32), torch.empty(total, dtype=torch.int64)
+        slices = (ctypes.c_int64 * len(cores))()
+        done = library.load().multipod_tt_touched(
+            held.call, order.data_ptr(), places.data_ptr(), digits.data_ptr(), slices
+        )
+        if done != library.DONE:
+            _refuse(done, held)
+        return cls(places, digits, slices)
+
+    def values(self, cores: Cores) -> list[torch.Tensor]:
+        """Room for the gradients of the slices."""
+        return [torch.empty(count, *core.shape[1:]) for count, core in zip(self.slices, cores, strict=True)]
+
+    def as_sparse(self, values: list[torch.Tensor], cores: Cores) -> list[torch.Tensor]:
+        """Sparse tensors of the slices; each core's digits have room for all of its slices."""
+        digits = self.digits.split([len(core) for core in cores])
+        indices = [digit[: len(value)].unsqueeze(0) for digit, value in zip(digits, values, strict=True)]
+        return [
+            torch.sparse_coo_tensor(index, value, core.shape, check_invariants=False, is_coalesced=True)
+            for index, value, core in zip(indices, values, cores, strict=True)
+        ]
 
 
 class _Held(NamedTuple):
@@ -149,27 +152,25 @@ class _Held(NamedTuple):
 
     call: library.Call
     features: int
-    tensors: tuple[Any, ...]
+    bags: Bags
+    memory: tuple[Any, ...]
 
     @classmethod
     def of(cls, cores: Cores, rows: int, bags: Bags) -> "_Held":
-        ids, offsets, weights = bags[:3]
+        ids, offsets, weights = bags.ids.contiguous(), bags.offsets, bags.weights
+        cores = [core.contiguous() for core in cores]
+        offsets = None if offsets is None else offsets.contiguous()
+        weights = None if weights is None else weights.contiguous()
         shape, features = _shape(*[core.shape for core in cores])
-        cores = [core if core.is_contiguous() else core.contiguous() for core in cores]
-        ids = ids if ids.is_contiguous() else ids.contiguous()
         pointers = _pointers(cores)
-        if offsets is not None:
-            offsets = offsets.contiguous()
-        if weights is not None:
-            weights = weights.contiguous()
         call = library.Call(
             ctypes.addressof(shape),
             ctypes.addressof(pointers),
             len(cores),
             rows,
             ids.data_ptr(),
-            None if offsets is None else offsets.data_ptr(),
-            None if weights is None else weights.data_ptr(),
+            _address(offsets),
+            _address(weights),
             ids.numel(),
             bags.count,
             0 if offsets is None else len(offsets),
@@ -179,7 +180,7 @@ class _Held(NamedTuple):
             bags.mean,
             torch.get_num_threads(),
         )
-        return cls(call, features, (shape, pointers, cores, ids, offsets, weights))
+        return cls(call, features, bags, (shape, pointers, cores, ids, offsets, weights))
 
 
 @functools.lru_cache(maxsize=256)
@@ -196,11 +197,16 @@ def _pointers(tensors: Cores) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
-def _refuse(code: int, rows: int, bags: Bags) -> None:
+def _address(tensor: Maybe) -> int | None:
+    return None if tensor is None else int(tensor.data_ptr())
+
+
+def _refuse(code: int, held: _Held) -> None:
     """Raises what the kernel's code means."""
+    bags = held.bags
     if code == library.NO_MEMORY:
         raise MemoryError(f"TTEmbeddingBag: no memory for {bags.ids.numel():,} ids in {bags.count:,} bags")
-    check(rows, bags)
+    check(held.call.rows, bags)
     raise DataError(
         f"TTEmbeddingBag: {bags.ids.numel():,} ids in {bags.count:,} bags do not fit the kernel: it takes below 2^31 "
         "of each. Look them up in several calls."
@@ -237,7 +243,7 @@ def tensor_train_bag(  # noqa: PLR0913
     rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The bags, and the order of the ids that backward takes."""
-    out, order = forward(cores, rows, Bags(ids, offsets, weights, padding, mean, last), keep=True)
+    out, order = _forward(_Held.of(cores, rows, Bags(ids, offsets, weights, padding, mean, last)), keep=True)
     assert order is not None
     return out, order
 
@@ -274,8 +280,8 @@ def tensor_train_bag_backward(  # noqa: PLR0913
     rows: int,
 ) -> list[torch.Tensor]:
     """The gradients of the cores, and last those of the weights if there are any."""
-    bags = Bags(ids, offsets, weights, padding, mean, last)
-    of_cores, of_weights = backward(cores, rows, bags, order, above, False, weights is not None)
+    held = _Held.of(cores, rows, Bags(ids, offsets, weights, padding, mean, last))
+    of_cores, of_weights = _backward(held, cores, order, above, False, weights is not None)
     return of_cores if of_weights is None else [*of_cores, of_weights]
 
 

@@ -32,9 +32,9 @@ namespace {
 // What functions return, if not the place of an id outside the table.
 enum : int64_t { kDone = -1, kNoMemory = -2, kWrongCores = -3, kWrongOffsets = -4 };
 
-// So many multiplications are worth a thread: about 0.2 ms, and to begin and end one takes 0.02 (two cores of an EPYC of
-// the fourth generation, 2026-11-23).
-constexpr double kWorthOfThread = 4e6;
+// So many multiplications are worth a thread: 0.6 to 1.2 ms. To begin and end one, and to add what it has summed, takes up
+// to 0.15 (two cores of an EPYC of the fourth generation, 2026-11-23).
+constexpr double kWorthOfThread = 12e6;
 
 template <class Id>
 bool fits(const Bags<Id>& in, int64_t ids) {
@@ -70,39 +70,32 @@ std::unique_ptr<float[]> shares(const Bags<Id>& in) {
   return share;
 }
 
-// Multiplications of the entries of a walk, counted from its beginning: for a row, and for each entry of it.
+// Multiplications of the entries of a walk, and its parts.
 struct Work {
+  static constexpr int64_t kBlock = 512;  // entries whose work is counted together
+
   const Train& t;
   const Entry* entries;
-  double of_row, of_entry;
+  int64_t known;
+  double of_row, of_entry;  // of each distinct id, and of each entry
 
-  Work(const Train& train, const Entry* e, double times) : t(train), entries(e) {
+  Work(const Train& train, const Ordered& in, double times) : t(train), entries(in.entries), known(in.known) {
     double last = static_cast<double>(t.features()) * t.rank[t.d - 1];
-    of_row = times * (t.d > 2 ? last + static_cast<double>(t.columns[t.d - 1]) * t.rank[t.d - 1] * t.rank[t.d - 2] : last);
-    of_entry = t.features();
-  }
-  int second(int64_t entry) const {
-    int digit[kMostCores];
-    t.digits(key_of(entries[entry]), digit);
-    return digit[1];
+    double before = t.d > 2 ? static_cast<double>(t.columns[t.d - 1]) * t.rank[t.d - 1] * t.rank[t.d - 2] : 0;
+    of_row = times * (last + before), of_entry = t.features();
   }
   // Parts of about equal work, as many as there are threads and as are worth one.
-  std::vector<Part> parts(int64_t known, int64_t threads, const Places& places) const {
+  std::vector<Part> parts(int64_t threads, const Places& places) const {
     std::vector<Part> found{{0, known, 0, places.slices[1]}};
-    double most = of_row + of_entry, all = 0;
-    if (threads < 2 || most * known < 2 * kWorthOfThread) return found;
-    for (int64_t i = 0; i < known; ++i) all += at(i);
-    int64_t count = std::min({threads, static_cast<int64_t>(all / kWorthOfThread), int64_t{t.m[1]}});
-    double done = 0;
-    uint64_t slab = static_cast<uint64_t>(t.below) * t.m[0];  // keys of one second digit
-    for (int64_t i = 0; i < known && static_cast<int64_t>(found.size()) < count; ++i) {
-      done += at(i);
-      if (done * count < all * static_cast<double>(found.size())) continue;
-      Entry next = (static_cast<Entry>(second(i)) + 1) * slab << 32;  // the next part begins with another second digit
-      int64_t cut = std::lower_bound(entries + i, entries + known, next) - entries;
+    if (threads < 2 || (of_row + of_entry) * known < 2 * kWorthOfThread) return found;
+    std::vector<double> done{0};  // before each block
+    for (int64_t first = 0; first < known; first += kBlock) done.push_back(done.back() + of_block(first));
+    int64_t count = std::min({threads, static_cast<int64_t>(done.back() / kWorthOfThread), int64_t{t.m[1]}});
+    for (int64_t part = 1; part < count; ++part) {
+      int64_t block = std::lower_bound(done.begin(), done.end(), done.back() * part / count) - done.begin();
+      int64_t cut = next_second(std::min(block * kBlock, known) - 1);
       if (cut == known) break;
-      for (++i; i < cut; ++i) done += at(i);
-      --i;
+      if (cut == found.back().first) continue;
       int place = places.at(1, second(cut));
       found.back().last = cut, found.back().end = place;
       found.push_back({cut, known, place, places.slices[1]});
@@ -111,8 +104,21 @@ struct Work {
   }
 
  private:
-  double at(int64_t i) const {
-    return i == 0 || key_of(entries[i]) != key_of(entries[i - 1]) ? of_row + of_entry : of_entry;
+  double of_block(int64_t first) const {
+    int64_t last = std::min(first + kBlock, known);
+    int32_t distinct = first == 0;
+    for (int64_t i = std::max<int64_t>(first, 1); i < last; ++i) distinct += key_of(entries[i]) != key_of(entries[i - 1]);
+    return of_row * distinct + of_entry * static_cast<double>(last - first);
+  }
+  int second(int64_t entry) const {
+    int digit[kMostCores];
+    t.digits(key_of(entries[entry]), digit);
+    return digit[1];
+  }
+  // The first entry behind this one that has another second digit.
+  int64_t next_second(int64_t entry) const {
+    Entry next = (static_cast<Entry>(second(entry)) + 1) * static_cast<Entry>(t.below) * t.m[0] << 32;
+    return std::lower_bound(entries + entry, entries + known, next) - entries;
   }
 };
 
@@ -167,7 +173,7 @@ int64_t forward(const multipod_tt_call& call, float* out, Entry* handed) {
   auto scale = call.mean ? shares(in) : nullptr;
   ordered.scale = scale.get();
   int64_t size = in.bags * t.features();
-  auto parts = Work(t, entries, 1).parts(ordered.known, call.threads, Places(t));
+  auto parts = Work(t, ordered, 1).parts(call.threads, Places(t));
   int64_t extra = static_cast<int64_t>(parts.size()) - 1;
   auto held = room<float>(size * extra);
   together(extra + 1, [&](int64_t part) {
@@ -193,7 +199,7 @@ int64_t backward(const multipod_tt_call& call, const Entry* entries, const float
   if (of_weights) std::memset(of_weights, 0, sizeof(float) * call.ids);
   Places places(t);
   for (int k = 0; place && k < t.d; place += t.m[k++]) places.of[k] = place, places.slices[k] = static_cast<int>(slices[k]);
-  auto parts = Work(t, entries, 3).parts(ordered.known, call.threads, places);
+  auto parts = Work(t, ordered, 3).parts(call.threads, places);
   gradients(t, ordered, places, parts, above, of_weights, outs,
             [&](auto part) { together(static_cast<int64_t>(parts.size()), part); });
   return kDone;
