@@ -51,7 +51,7 @@ def look_up(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     rows = cores[0].new_ones(len(ids), 1, 1)
     for core, digit in zip(cores, digits, strict=True):
         rows = torch.einsum("xar,xrbs->xabs", rows, core[digit])
-        rows = rows.reshape(len(digit), -1, rows.shape[-1])
+        rows = rows.flatten(1, 2)
     return rows[:, :, 0]
 
 
