@@ -42,6 +42,10 @@ def parts() -> Iterator[NativePart]:
     adasum = PACKAGE / "execute" / "adasum" / "adasum.c"
     flags = ["-O3", "-std=c11", "-fopenmp-simd", "-fno-trapping-math"]
     yield NativePart("multipod-adasum", [adasum], [], [], flags, True)
+    tables, experts = PACKAGE / "nn" / "tables", PACKAGE / "nn" / "experts"
+    train = [tables / f"tensor_train_{part}.h" for part in ("ids", "math", "walk")]
+    flags = ["-O3", "-ffp-contract=fast", "-std=c++17", "-pthread"]
+    yield NativePart("multipod-tensor-train-c", [tables / "tensor_train_c.cc"], train, [], flags, True)
     try:
         import jax
     except ImportError:
@@ -50,13 +54,13 @@ def parts() -> Iterator[NativePart]:
     version = f"-DJAX_{jax.__version__.replace('.', '_')}"
     flags = ["-O3", "-ffp-contract=fast", "-std=c++17", version]
     include = jax.ffi.include_dir()
-    tables, experts = PACKAGE / "nn" / "tables", PACKAGE / "nn" / "experts"
     kernels = (
-        ("multipod-tensor-train", tables / "tensor_train.cc", tables / "tensor_train_math.h"),
-        ("multipod-experts", experts / "grouped.cc", experts / "tiles.h"),
+        ("multipod-tensor-train", tables / "tensor_train.cc", train),
+        ("multipod-experts", experts / "grouped.cc", [experts / "tiles.h"]),
+        ("multipod-nms", PACKAGE / "nn" / "detection" / "nms.cc", []),
     )
-    for name, source, header in kernels:
-        yield NativePart(name, [source], [header], [include], flags, True)
+    for name, source, headers in kernels:
+        yield NativePart(name, [source], headers, [include], flags, True)
 
 
 def compile_part(part: NativePart, machine: str, folder: Path) -> Path:

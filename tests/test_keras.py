@@ -1,4 +1,4 @@
-"""Adasum of Keras optimizers with TensorFlow, between two of MPI's ranks."""
+"""Adasum of Keras optimizers with TensorFlow and with JAX, between two of MPI's ranks."""
 
 import importlib.util
 import shutil
@@ -11,8 +11,9 @@ import pytest
 
 
 @pytest.mark.processes
-def test_changes_of_keras_optimizers_are_combined():
-    for needed in ("tensorflow", "mpi4py"):
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_changes_of_keras_optimizers_are_combined(backend):
+    for needed in ("keras", backend, "mpi4py"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install 'multipod[keras]'")
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
@@ -20,6 +21,7 @@ def test_changes_of_keras_optimizers_are_combined():
         pytest.skip("mpirun is not installed")
     script = Path(__file__).with_name("keras_ranks.py")
     command = [mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", sys.executable, script]
-    told = subprocess.run(command, env=engines.environment(), capture_output=True, text=True, timeout=300)
+    environment = engines.environment() | {"KERAS_BACKEND": backend}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr[-4000:]
     assert sorted(line.split(":")[0] for line in told.stdout.splitlines()) == ["rank 0", "rank 1"]

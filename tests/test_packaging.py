@@ -16,8 +16,9 @@ from multipod import native
 from multipod.errors import NativeError
 from multipod.execute.adasum import native as adasum
 from multipod.micro import library as micro
+from multipod.nn.detection import nms_native
 from multipod.nn.experts import native as experts
-from multipod.nn.tables import tensor_train_native
+from multipod.nn.tables import tensor_train_library, tensor_train_native
 
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 
@@ -57,13 +58,33 @@ def test_what_a_wheel_for_a_platform_holds_is_what_the_package_asks_for(monkeypa
 
     monkeypatch.setattr(native, "library", library)
     monkeypatch.setattr(adasum, "library", library)
-    for ask in (micro.load, adasum._library, tensor_train_native.register, experts.register):
+    asking = (
+        micro.load,
+        adasum._library,
+        tensor_train_library.load,
+        tensor_train_native.register,
+        experts.register,
+        nms_native.register,
+    )
+    for ask in asking:
         with suppress(NativeError):
             ask.__wrapped__()
     parts = list(hatch_build.parts())
     named = {part.name: native.shipped_name(part.name, [*part.sources, *part.headers], part.flags) for part in parts}
     assert named == asked
-    assert len(named) == 4
+
+
+def test_every_source_in_c_is_in_a_wheel_for_a_platform(monkeypatch):
+    """But those that need the system's libjpeg. So a kernel that is new is not forgotten."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    import hatch_build
+
+    shipped = {source for part in hatch_build.parts() for source in part.sources}
+    there = {file for suffix in ("*.c", "*.cc", "*.cpp") for file in PACKAGE.rglob(suffix)}
+    assert {file.relative_to(PACKAGE).as_posix() for file in there - shipped} == {
+        "data/images/jpeg.c",
+        "data/images/resize.c",
+    }
 
 
 def test_an_installed_package_says_where_the_experiments_are(installed):

@@ -1,4 +1,4 @@
-"""The PyTorch bag of a tensor train: against `torch.nn.EmbeddingBag` of the table that it stands for, and the JAX form."""
+"""The PyTorch bag of a tensor train against `torch.nn.EmbeddingBag` of the same table, and against the JAX form."""
 
 import copy
 import functools
@@ -89,7 +89,12 @@ def assert_close(ours, theirs, scale=1.0):
 @pytest.mark.parametrize("padding_idx", [None, 5, -1])
 @pytest.mark.parametrize(
     ("name", "dtype", "last"),
-    [("two", torch.int64, False), ("three", torch.int32, True), ("wide", torch.int64, True), ("four", torch.int32, False)],
+    [
+        ("two", torch.int64, False),
+        ("three", torch.int32, True),
+        ("wide", torch.int64, True),
+        ("four", torch.int32, False),
+    ],
 )
 def test_bags_and_gradients_are_those_of_the_dense_table(name, dtype, last, padding_idx, mode, way):
     bag = made(name, mode=mode, padding_idx=padding_idx, include_last_offset=last, way=way)
@@ -130,7 +135,9 @@ def test_ids_of_two_dims_and_of_none(shape, mode, way):
     bag = made("wide", mode=mode, way=way, padding_idx=2)
     ids = torch.randint(900, shape)
     ids[:, :1] = 2
-    right = torch.nn.functional.embedding_bag(ids, bag.full_weight(), mode=mode, padding_idx=2) if 0 not in shape else None
+    right = (
+        torch.nn.functional.embedding_bag(ids, bag.full_weight(), mode=mode, padding_idx=2) if 0 not in shape else None
+    )
     found = bag(ids)
     assert found.shape == (shape[0], 64)
     if right is None:
@@ -284,7 +291,7 @@ def test_what_was_changed_since_is_found():
     found = bag(ids, offsets)
     with torch.no_grad():
         bag.cores[1].add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
         found.sum().backward()
 
 
@@ -295,7 +302,10 @@ def test_memory_in_another_order_and_frozen_cores():
     bag.cores[0].requires_grad_(False)
     ids = torch.randint(700, (4, 30)).T
     weights = torch.randn(4, 30).T
-    ours, theirs = bag(ids, per_sample_weights=weights), other(ids.contiguous(), per_sample_weights=weights.contiguous())
+    ours, theirs = (
+        bag(ids, per_sample_weights=weights),
+        other(ids.contiguous(), per_sample_weights=weights.contiguous()),
+    )
     assert torch.equal(ours, theirs)
     above = torch.randn(12, 30).T
     ours.backward(above)
@@ -362,7 +372,9 @@ def test_it_is_a_node_of_a_compiled_program(backend):
     for ours, theirs in zip(found, right, strict=True):
         torch.testing.assert_close(ours, theirs)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(ids[:21], offsets[:6], weights[:21]), loss(ids[:21], offsets[:6], weights[:21]))
+        torch.testing.assert_close(
+            compiled(ids[:21], offsets[:6], weights[:21]), loss(ids[:21], offsets[:6], weights[:21])
+        )
     sparse = made("two", mode="sum", sparse=True)
     torch.compile(lambda ids: sparse(ids, offsets).sum(), backend=backend)(ids).backward()  # not in the graph, but done
     assert sparse.cores[0].grad.is_sparse
@@ -417,7 +429,10 @@ def test_fbtts_arguments_that_change_nothing_are_taken():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimizer": "sgd", "learning_rate": 0.1}, r"optimizer='sgd': the update is not done in backward.*learning_rate"),
+        (
+            {"optimizer": "sgd", "learning_rate": 0.1},
+            r"optimizer='sgd': the update is not done in backward.*learning_rate",
+        ),
         ({"use_cache": True}, r"use_cache=True: there is no cache of rows"),
         ({"max_norm": 1.0}, r"max_norm=1.0: .* clip the gradients"),
         ({"scale_grad_by_freq": True}, r"scale_grad_by_freq=True: rows share their cores"),
@@ -432,7 +447,9 @@ def test_fbtts_arguments_that_change_nothing_are_taken():
     ],
 )
 def test_arguments_that_are_refused(options, said):
-    given = dict(zip(("num_embeddings", "embedding_dim", "tt_ranks", "tt_p_shapes", "tt_q_shapes"), SHAPES["three"], strict=True))
+    given = dict(
+        zip(("num_embeddings", "embedding_dim", "tt_ranks", "tt_p_shapes", "tt_q_shapes"), SHAPES["three"], strict=True)
+    )
     with pytest.raises(RecipeError, match=said):
         TTEmbeddingBag(**(given | options))
 
@@ -473,7 +490,7 @@ def test_weights_are_for_sums():
 
 def test_the_kernel_takes_float32_alone():
     bag = made("two", way="native", dtype=torch.float64)
-    with pytest.raises(NativeError, match="takes float32 on the CPU, and the cores are torch.float64"):
+    with pytest.raises(NativeError, match=r"takes float32 on the CPU, and the cores are torch.float64"):
         bag(IDS, torch.tensor([0]))
     with pytest.raises(RecipeError, match="sparse=True needs the C"):
         made("two", sparse=True, way="plain")(IDS, torch.tensor([0]))

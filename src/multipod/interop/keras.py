@@ -1,4 +1,4 @@
-"""Adasum for Keras programs with TensorFlow, over MPI. Needs the extra `keras`, and `mpirun` to start the ranks.
+"""Adasum for Keras programs with TensorFlow or JAX, over MPI. Needs the extra `keras`, and `mpirun` to start the ranks.
 
 optimizer = adasum(keras.optimizers.Adam(1e-3))
 model.compile(optimizer, loss, jit_compile=False)
@@ -22,7 +22,8 @@ def adasum(optimizer: Any, comm: MPI.Intracomm | None = None, node: int = 1, top
 
     Each rank's optimizer sees the gradients of its own batch and makes its change; applied is the combination of all
     changes. Its own variables (momenta) stay local. All ranks must begin with equal weights: `broadcast` makes them
-    so. Compile the model with `jit_compile=False`, since XLA cannot call MPI.
+    so. Compile the model with `jit_compile=False`, since XLA cannot call MPI; with JAX behind Keras, steps then run
+    operation by operation.
 
     Args:
       optimizer: of Keras 3; it is changed in place.
@@ -33,7 +34,7 @@ def adasum(optimizer: Any, comm: MPI.Intracomm | None = None, node: int = 1, top
     Raises:
       ScheduleError: the topology does not fit the ranks; when applied, the ranks' variables differ (names rank and
         tensor).
-      LayoutError: when applied inside a program that is not TensorFlow's.
+      LayoutError: when applied inside a program that is compiled and not TensorFlow's.
       PoisonedError: when applied eagerly: a change is not finite on some rank. Inside `model.fit` TensorFlow turns it
         into an error of its own with the same words.
 
@@ -95,8 +96,8 @@ class _Combiner:
             tf = None
         if tf is None or not all(tf.is_tensor(change) for change in changes):
             raise LayoutError(
-                "adasum: the optimizer is traced by a framework that cannot call MPI. Use Keras with TensorFlow and "
-                "jit_compile=False, or with JAX multipod's own training (--gradient-sum adasum)."
+                "adasum: the optimizer is traced by a framework that cannot call MPI. Compile the model with "
+                "jit_compile=False, or with JAX take multipod's own training (--gradient-sum adasum)."
             )
         found = tf.numpy_function(run, changes, [change.dtype for change in changes])
         for one, change in zip(found, changes, strict=True):

@@ -37,7 +37,7 @@ def check_distribution(weight_dist: str) -> None:
     """Refuses a name that is not in `DISTRIBUTIONS`."""
     if weight_dist not in DISTRIBUTIONS:
         why = (
-            "FBTT's comb of narrow peaks is not there; 'sampled-gaussian' comes as near to the distribution that it is for"
+            "FBTT's comb of narrow peaks is not there. Take 'sampled-gaussian', whose table is nearly Gaussian"
             if weight_dist == "approx-uniform"
             else nearest(weight_dist, DISTRIBUTIONS)
         )
@@ -86,4 +86,4 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[TensorTrain], float], Draw]] = {
     "uniform": (_glorot, _uniform),
     "naive-uniform": (_rooted, _uniform),
 }
-"""What core entries are multiplied by, and what they are before. The first is ours; the others are FBTT's, by its names."""
+"""What core entries are multiplied by, and what they are before. The first is ours; the others are FBTT's by name."""

@@ -109,9 +109,7 @@ class TTEmbeddingBag(nn.Module):
         self.weight_dist = weight_dist
         self.padding_idx = None if padding_idx is None else _padding(padding_idx, num_embeddings)
         shapes = self.tt.shapes
-        self.cores = _Cores(
-            [nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes]
-        )
+        self.cores = _Cores([nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes])
         self.reset_parameters()
 
     @classmethod
@@ -125,8 +123,15 @@ class TTEmbeddingBag(nn.Module):
           tt_ranks: as of the class.
           freeze: whether the cores are not to be trained, as in `nn.EmbeddingBag.from_pretrained`.
           options: further arguments of the class.
+
+        Raises:
+          DataError: `embeddings` is not a table.
         """
-        made = cls(*embeddings.shape, tt_ranks, **options)
+        if embeddings.dim() != 2:
+            raise DataError(
+                f"TTEmbeddingBag.from_pretrained: embeddings have {embeddings.dim()} dims. Give a table [rows, features]."
+            )
+        made = cls(len(embeddings), embeddings.shape[1], tt_ranks, **options)
         cores, _ = decompose(embeddings.detach().cpu().double().numpy(), made.tt)
         made._take(cores)
         return made.requires_grad_(not freeze)
@@ -200,7 +205,7 @@ class TTEmbeddingBag(nn.Module):
 
 
 def from_jax(tt: TensorTrain, cores: Cores, **options: Any) -> TTEmbeddingBag:
-    """The bag with the cores of the JAX form (`TensorTrainBag.weights`), copied; `options` are further arguments of it."""
+    """The bag with the cores of the JAX form (`TensorTrainBag.weights`), copied; `options` are its other arguments."""
     made = TTEmbeddingBag(tt.rows, tt.features, tt.ranks, tt.row_factors, tt.column_factors, **options)
     made._take(cores)
     return made

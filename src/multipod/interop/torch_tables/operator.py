@@ -1,14 +1,14 @@
 """The C++ kernel of tensor-train bags (`multipod.nn.tables.tensor_train_library`) as an operation of PyTorch on CPU.
 
 Programs that run as they are called get an autograd function, and compiled ones the operator
-`torch.ops.multipod.tensor_train_bag`, which costs 0.2 ms more a step but is a node of their graph. float32; one order of
-differentiation; so many threads as `torch.get_num_threads` says, where there is enough work for them.
+`torch.ops.multipod.tensor_train_bag`, which is a node of their graph; called by itself it costs 0.2 ms more a step.
+float32; one order of differentiation; so many threads as `torch.get_num_threads` says, where there is enough work.
 """
 
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd import Function
@@ -20,7 +20,7 @@ from multipod.nn.tables import tensor_train_library as library
 from multipod.nn.tables.bags import check_bags
 
 Cores = Sequence[torch.Tensor]
-Maybe = torch.Tensor | None
+Maybe: TypeAlias = torch.Tensor | None
 
 
 @torch.compiler.assume_constant_result
@@ -232,7 +232,7 @@ def check(rows: int, bags: Bags) -> None:
 
 
 @torch.library.custom_op("multipod::tensor_train_bag", mutates_args=(), device_types="cpu")
-def tensor_train_bag(  # noqa: PLR0913
+def tensor_train_bag(
     cores: list[torch.Tensor],
     ids: torch.Tensor,
     offsets: torch.Tensor | None,
@@ -249,7 +249,7 @@ def tensor_train_bag(  # noqa: PLR0913
 
 
 @tensor_train_bag.register_fake
-def _shapes_forward(  # noqa: PLR0913
+def _shapes_forward(
     cores: list[torch.Tensor],
     ids: torch.Tensor,
     offsets: Maybe,
@@ -267,7 +267,7 @@ def _shapes_forward(  # noqa: PLR0913
 
 
 @torch.library.custom_op("multipod::tensor_train_bag_backward", mutates_args=(), device_types="cpu")
-def tensor_train_bag_backward(  # noqa: PLR0913
+def tensor_train_bag_backward(
     above: torch.Tensor,
     order: torch.Tensor,
     cores: list[torch.Tensor],
@@ -286,7 +286,7 @@ def tensor_train_bag_backward(  # noqa: PLR0913
 
 
 @tensor_train_bag_backward.register_fake
-def _shapes_backward(  # noqa: PLR0913
+def _shapes_backward(
     above: torch.Tensor,
     order: torch.Tensor,
     cores: list[torch.Tensor],

@@ -1,4 +1,4 @@
-"""Bags of rows of a tensor train in PyTorch's own operations: the reference of the C++ kernel, on every device and dtype."""
+"""Bags of rows of a tensor train in PyTorch's own operations: the kernel's reference, on every device and dtype."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

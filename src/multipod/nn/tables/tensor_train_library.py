@@ -1,4 +1,4 @@
-"""The C++ kernel of tensor-train bags as plain C functions (`tensor_train_c.cc`), for `ctypes`: without JAX, on threads.
+"""The C++ kernel of tensor-train bags as plain C functions for `ctypes`: without JAX, on threads (`tensor_train_c.cc`).
 
 `multipod.nn.tables.tensor_train_native` is the same kernel as JAX operations.
 """
