@@ -3,12 +3,12 @@
     python benchmarks/torch_bag.py [--cases 10M:64:16:10 ...] [--rounds 15] [--page docs/results/torch_bag.md]
 
 A case is rows:features:rank:ids a bag, as in `tensor_train.py`, whose batches and JAX form these are. Forward is a
-lookup without gradients; a step is lookup, gradient and plain SGD (torch.optim.SGD there), with the bags handed out. The
-ways take turns of some ten milliseconds; CPU time is that of all threads. Bags and updated cores are compared before
-anything is timed.
+lookup without gradients; a step is lookup, gradient and plain SGD (torch.optim.SGD there), with the bags handed out.
+The ways take turns of some ten milliseconds; CPU time is that of all threads. Bags and updated cores are compared
+before anything is timed.
 
-PyTorch's OpenMP threads sleep when they wait here (OMP_WAIT_POLICY=passive, unless it is set): by default they spin after
-each operation that takes several, as SGD's update, and that can take more time than all the rest of a step.
+PyTorch's OpenMP threads sleep when they wait here (OMP_WAIT_POLICY=passive, unless it is set): by default they spin
+after each operation that takes several, as SGD's update, and that can take more time than all the rest of a step.
 """
 
 import argparse

@@ -129,7 +129,7 @@ class TTEmbeddingBag(nn.Module):
         """
         if embeddings.dim() != 2:
             raise DataError(
-                f"TTEmbeddingBag.from_pretrained: embeddings have {embeddings.dim()} dims. Give a table [rows, features]."
+                f"TTEmbeddingBag.from_pretrained: embeddings have {embeddings.dim()} dims. Give [rows, features]."
             )
         made = cls(len(embeddings), embeddings.shape[1], tt_ranks, **options)
         cores, _ = decompose(embeddings.detach().cpu().double().numpy(), made.tt)

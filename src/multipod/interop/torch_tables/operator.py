@@ -172,7 +172,7 @@ class _Held(NamedTuple):
             _address(offsets),
             _address(weights),
             ids.numel(),
-            bags.count,
+            bags.number,
             0 if offsets is None else len(offsets),
             ids.shape[1] if offsets is None else 0,
             library.NO_ID if bags.padding == NO_PADDING else bags.padding,
@@ -205,10 +205,10 @@ def _refuse(code: int, held: _Held) -> None:
     """Raises what the kernel's code means."""
     bags = held.bags
     if code == library.NO_MEMORY:
-        raise MemoryError(f"TTEmbeddingBag: no memory for {bags.ids.numel():,} ids in {bags.count:,} bags")
+        raise MemoryError(f"TTEmbeddingBag: no memory for {bags.ids.numel():,} ids in {bags.number:,} bags")
     check(held.call.rows, bags)
     raise DataError(
-        f"TTEmbeddingBag: {bags.ids.numel():,} ids in {bags.count:,} bags do not fit the kernel: it takes below 2^31 "
+        f"TTEmbeddingBag: {bags.ids.numel():,} ids in {bags.number:,} bags do not fit the kernel: it takes below 2^31 "
         "of each. Look them up in several calls."
     )
 
@@ -221,7 +221,7 @@ def check(rows: int, bags: Bags) -> None:
     """
     ids = bags.ids.reshape(-1)
     if bags.offsets is None:
-        offsets = torch.arange(bags.count + 1) * bags.ids.shape[1]
+        offsets = torch.arange(bags.number + 1) * bags.ids.shape[1]
     else:
         end = bags.offsets.new_tensor([len(ids)])
         offsets = bags.offsets if bags.last else torch.cat([bags.offsets, end])
@@ -262,7 +262,7 @@ def _shapes_forward(
     features = 1
     for core in cores:
         features *= core.shape[2]
-    bags = Bags(ids, offsets, weights, padding, mean, last).count
+    bags = Bags(ids, offsets, weights, padding, mean, last).number
     return cores[0].new_empty(bags, features), ids.new_empty(ids.numel(), dtype=torch.int64)
 
 

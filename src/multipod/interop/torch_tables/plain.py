@@ -28,7 +28,7 @@ class Bags(NamedTuple):
     last: bool = False
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """The number of bags."""
         return self.ids.shape[0] if self.offsets is None else self.offsets.shape[0] - self.last
 
@@ -44,7 +44,7 @@ def materialize(cores: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def look_up(cores: Sequence[torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """The rows with these numbers, [ids, features], each computed for itself; nothing is checked."""
-    digits = []
+    digits: list[torch.Tensor] = []
     for core in reversed(cores):
         digits.insert(0, ids % len(core))
         ids = ids // len(core)
@@ -61,15 +61,15 @@ def bag(cores: Sequence[torch.Tensor], bags: Bags) -> torch.Tensor:
     Every distinct id is looked up once; the kernel shares the products of equal first digits, too.
     """
     numbers = bag_numbers(bags)
-    used = (numbers < bags.count) & (bags.ids.reshape(-1) != bags.padding)
+    used = (numbers < bags.number) & (bags.ids.reshape(-1) != bags.padding)
     distinct, place = torch.unique(bags.ids.reshape(-1)[used], return_inverse=True)
     rows = look_up(cores, distinct)[place]
     if bags.weights is not None:
         rows = rows * bags.weights.reshape(-1)[used, None]
-    sums = rows.new_zeros(bags.count, rows.shape[-1]).index_add(0, numbers[used], rows)
+    sums = rows.new_zeros(bags.number, rows.shape[-1]).index_add(0, numbers[used], rows)
     if not bags.mean:
         return sums
-    counts = torch.bincount(numbers[used], minlength=bags.count).clamp(min=1)
+    counts = torch.bincount(numbers[used], minlength=bags.number).clamp(min=1)
     return sums / counts[:, None].to(sums.dtype)
 
 
