@@ -27,10 +27,11 @@ SCRIPTS = {
     HERE / "grain_order.py": "1,437 examples, 1,437 of them different\nafter a stop the rest is the same: True",
     HERE / "halo_exchange.py": "the whole image: (0.0e.00|[0-9.]*e-0[67])",
     HERE / "tensor_train_table.py": r"2573 times fewer\nloss 1\..*, after 100 updates 0\.[0-4]",
+    HERE / "torch_table.py": r"in place of 640,000,000\nloss [1-9].*, after 100 updates 0\.[0-6]",
 }
 """Each script, and what it must print."""
 EXAMPLES = sorted({*HERE.glob("*.py")} - {*SCRIPTS, HERE / "conftest.py", HERE / "test_examples.py"})
-NEEDED = {"equinox_model": "equinox", "keras_model": "keras"}
+NEEDED = {"equinox_model": "equinox", "keras_model": "keras", "torch_table": "torch"}
 
 
 @pytest.fixture
@@ -62,5 +63,6 @@ def test_the_recipe_as_text_names_the_model_and_its_numbers(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_the_script_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(NEEDED.get(path.stem, "multipod"))
     runpy.run_path(str(path), run_name="__main__")
     assert re.search(SCRIPTS[path], capsys.readouterr().out)
