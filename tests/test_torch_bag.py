@@ -190,7 +190,9 @@ def test_to_jax_and_back_changes_nothing():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-@pytest.mark.parametrize(("rows", "features", "ranks"), [(200_000, 64, 16), (3_000, 64, (40,)), (9_000, 81, (8, 8, 8))])
+@pytest.mark.parametrize(
+    ("rows", "features", "ranks"), [(200_000, 64, 16), (30_000, 64, (80,)), (60_000, 81, (9, 16, 9))]
+)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_threads_give_the_same_to_rounding(rows, features, ranks, sparse, threads):
     """Batches that are large enough for threads, also of two and four cores."""

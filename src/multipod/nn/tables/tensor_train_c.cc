@@ -32,9 +32,9 @@ namespace {
 // What functions return, if not the place of an id outside the table.
 enum : int64_t { kDone = -1, kNoMemory = -2, kWrongCores = -3, kWrongOffsets = -4 };
 
-// So many multiplications are worth a thread: 0.6 to 1.2 ms. To begin and end one, and to add what it has summed, takes up
+// So many multiplications are worth a thread: 1.2 to 2.5 ms. To begin and end one, and to add what it has summed, takes up
 // to 0.15 (two cores of an EPYC of the fourth generation, 2026-11-23).
-constexpr double kWorthOfThread = 12e6;
+constexpr double kWorthOfThread = 24e6;
 
 template <class Id>
 bool fits(const Bags<Id>& in, int64_t ids) {

@@ -19,7 +19,7 @@ DONE, NO_MEMORY = -1, -2
 """What the functions return, if not the place of an id outside the table; below that, cores or offsets do not fit."""
 
 NO_ID = -(2**63)
-"""For `Call.skip`: every id is looked up."""
+"""The value of `skip` in a `Call` for which every id is looked up."""
 
 
 class Call(ctypes.Structure):
