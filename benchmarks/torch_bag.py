@@ -153,8 +153,8 @@ def page(facts: dict, text: str, load: float, notes: str) -> str:
 
 CPU time of `multipod.interop.torch.TTEmbeddingBag`, of all its threads, over that of the JAX form: the least of the
 rounds of each, since load from elsewhere only adds; the ways take turns. Both call one C++ kernel, JAX's on one thread.
-Gradient is a lookup and the gradients of the cores; a step is that and SGD, in PyTorch by torch.optim.SGD, in JAX inside
-the program.
+Gradient is a lookup and the gradients of the cores; a step is that and SGD, in PyTorch by torch.optim.SGD, in JAX
+inside the program.
 
 {text}
 
