@@ -16,10 +16,8 @@ import ctypes
 import importlib.util
 import io
 import os
-import statistics
 import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -256,25 +254,6 @@ def _pycocotools(truth: dict[str, Any], found: Detections, kind: str) -> list[fl
     return list(judged.stats)
 
 
-def timed(way: Way) -> tuple[float, float]:
-    """Milliseconds of wall and of processor time."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    way()
-    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
-
-
-def row_of(case: Case, rounds: int) -> list[str]:
-    """The cells of a case."""
-    name, ours, other = case
-    taken = [(timed(ours), timed(other)) for _ in range(rounds)]
-    cells = []
-    for kind in range(2):
-        mine, theirs = ([one[side][kind] for one in taken] for side in range(2))
-        ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
-        cells += [f"{statistics.median(mine):.1f}", f"{statistics.median(theirs):.1f}", f"{ratio:.2f}"]
-    return [name, *cells]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=["step", "nms", "roi_align", "scoring"])
@@ -291,9 +270,8 @@ def main() -> None:
         "roi_align": roi_align_cases,
         "scoring": lambda: scoring_cases(options.images),
     }
-    rows = [row_of(case, options.rounds) for name in options.cases for case in makers[name]()]
-    head = ["", "ours, ms", "theirs, ms", "ratio", "ours, CPU ms", "theirs, CPU ms", "ratio of CPU"]
-    print(machine.table(head, rows))
+    rows = [machine.paired_row(*case, options.rounds) for name in options.cases for case in makers[name]()]
+    print(machine.table(machine.PAIRED, rows))
     print(f"Load average at the end: {machine.facts()['load']}")
 
 

@@ -1,14 +1,13 @@
 """An update of GNMT: ours against the same model of PyTorch's LSTMs, on the same cores.
 
     python benchmarks/gnmt.py [--features 512] [--examples 64] [--places 24]
+    taskset -c 0 python benchmarks/gnmt.py      # one core, where others use the machine too
 
-Milliseconds of a forward and backward pass with Adam, float32, both on all cores and in turn; the median of the rounds'
-ratios. Both begin with the same weights, and the losses of the first update are compared.
+Milliseconds of a forward and backward pass with Adam, float32, both on all cores and in turn: wall and processor time,
+and the medians of the rounds' ratios. Both begin with the same weights; the losses of the first update are compared.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 from multipod import runtime
@@ -133,16 +132,8 @@ def main() -> None:
     ways = [our_update(model, params, batch), torch_update(TorchGnmt(params, options.layers), batch)]
     first = [way() for way in ways]
     assert abs(first[0] - first[1]) < 1e-4, f"not the same model: losses {first}"
-    times_ms: list[list[float]] = [[], []]
-    for _ in range(options.rounds):
-        for way, times in zip(ways, times_ms, strict=True):
-            start = time.perf_counter()
-            way()
-            times.append(1000 * (time.perf_counter() - start))
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(*times_ms, strict=True))
-    medians = [f"{statistics.median(times):.0f}" for times in times_ms]
-    size = f"{options.layers} + {options.layers} layers of {options.features}, {shape[0]} x {shape[1]} tokens"
-    print(machine.table([size, "ours, ms", "PyTorch, ms", "ratio"], [["update", *medians, f"{ratio:.2f}"]]))
+    size = f"update, {options.layers} + {options.layers} layers of {options.features}, {shape[0]} x {shape[1]} tokens"
+    print(machine.table(machine.PAIRED, [machine.paired_row(size, *ways, options.rounds)]))
     print(f"Load average at the end: {machine.facts()['load']}")
 
 

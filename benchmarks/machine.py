@@ -3,8 +3,10 @@
 import datetime
 import os
 import platform
+import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         [place(cell, width) for place, cell, width in zip(justify, row, widths, strict=True)] for row in (head, *rows)
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], ruler, *lines[1:]))
+
+
+PAIRED = ["", "ours, ms", "theirs, ms", "ratio", "ours, CPU ms", "theirs, CPU ms", "ratio of CPU"]
+"""The head of `paired_row`."""
+
+
+def paired_row(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> list[str]:
+    """The cells of two ways of the same, run in turn: medians of wall and processor time, and of the rounds' ratios."""
+    taken = [(timed_ms(ours), timed_ms(theirs)) for _ in range(rounds)]
+    cells = []
+    for kind in range(2):
+        mine, other = ([one[side][kind] for one in taken] for side in range(2))
+        ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
+        cells += [f"{statistics.median(mine):.1f}", f"{statistics.median(other):.1f}", f"{ratio:.2f}"]
+    return [name, *cells]
+
+
+def timed_ms(way: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of wall and of processor time, of all threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    way()
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
