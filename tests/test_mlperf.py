@@ -22,9 +22,10 @@ from multipod.models.gnmt import small_gnmt
 from multipod.models.mask_rcnn import MaskRcnn
 from multipod.models.mlp import Mlp
 from multipod.models.pixels import Normalized
-from multipod.models.resnet import SmallResNet
+from multipod.models.resnet import ResNet, SmallResNet
 from multipod.models.ssd import Ssd
 from multipod.models.transformer import Transformer
+from multipod.nn.layered import shapes_of
 from multipod.optim.detectors import COCO_EXAMPLES
 from multipod.optim.presets import find_preset
 from multipod.optim.rates import Linear, WarmUp
@@ -118,16 +119,17 @@ class Clock:
         return self.ms
 
 
-def begin(path, recipe, clock, update=0) -> MlperfLog:
+def begin(path, recipe, clock, update=0, facts=None) -> MlperfLog:
     log = MlperfLog(path, recipe, clock)
-    log(Started("", update, recipe.updates, recipe.batch, {"devices": [[{}] * 8], "tile": 2}, began_s=20.0))
+    facts = {"devices": [[{}] * 8], "tile": 2} | (facts or {})
+    log(Started("", update, recipe.updates, recipe.batch, facts, began_s=20.0))
     log(Compiled(1.0))
     return log
 
 
-def write(path, recipe, *values) -> None:
+def write(path, recipe, *values, facts=None) -> None:
     """The log of a run that is evaluated after each epoch."""
-    log = begin(path, recipe, Clock())
+    log = begin(path, recipe, Clock(), facts=facts)
     for number, each in enumerate(values, 1):
         log(updated(20 * number - 19))
         log(updated(20 * number))
@@ -174,6 +176,50 @@ def test_the_closed_division_of_dlrm_dcnv2_takes_no_rate_that_falls(tmp_path):
     assert verdict.is_good
     for key in ("opt_adagrad_learning_rate_decay", "opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"):
         assert any(key in message for message in verdict.closed), key
+
+
+@pytest.mark.parametrize("name", ["resnet", "bert", "dlrm", "ssd", "maskrcnn"])
+def test_the_rules_that_list_initialised_tensors_find_each_of_the_references(name, tmp_path):
+    """Rule sets 1.1 to 2.1; a line of the log's is left out, and one is added, to see that they look."""
+    benchmark, recipe = BENCHMARKS[name], recipe_of(name)
+    recipe = replace(recipe, model=ResNet(50)) if name == "resnet" else recipe
+    loaded = {"weights_from": "resnet50.pth", "weights_drawn": behind_the_backbone(recipe.model)}
+    path = tmp_path / FILE
+    write(path, recipe, MODELS[name][2], facts=loaded if name == "maskrcnn" else {})
+    rulesets = {"1.1.0", "2.0.0", "2.1.0"} & {*benchmark.rulesets}
+    assert rulesets
+    for ruleset in rulesets:
+        assert not [message for message in check(path, ruleset).closed if "tensors" in message]
+    told = [line for line in read_lines(path) if line.key == "weights_initialization"]
+    ours = [name for line in told for name in line.metadata["parameters"]]
+    assert len({*ours}) == len(ours)
+    text, first = path.read_text(), told[0].metadata["tensor"]
+    path.write_text(text.replace(f'"tensor":"{first}"', '"tensor":"head_of_another"'))
+    [message] = [message for message in check(path, max(rulesets)).closed if "tensors" in message]
+    assert message.startswith("the rules list ")
+    assert message.endswith(f"and the log lacks {first} and has beside head_of_another")
+
+
+def behind_the_backbone(model) -> list[str]:
+    return [name for name in shapes_of(model) if not name.startswith(("stem/", "blocks/"))]
+
+
+def test_a_log_tells_which_tensors_were_drawn_and_which_loaded(tmp_path):
+    def tensors(file: str, model, **facts) -> dict[str, str]:
+        log = begin(tmp_path / file, replace(recipe_of("maskrcnn"), model=model), Clock(), facts=facts)
+        log.close()
+        told = [line for line in read_lines(tmp_path / file) if line.key == "weights_initialization"]
+        return {line.metadata["tensor"]: line.metadata["from"] for line in told}
+
+    model = MaskRcnn()
+    drawn = tensors("drawn", model)
+    assert {*drawn.values()} == {"drawn"}
+    assert len(drawn) == 21 + 53  # the backbone's kernels, which the rules have no names for
+    assert len(tensors("loaded", model, weights_from="all.pth")) == 21
+    part = tensors("part", model, weights_from="all.pth", weights_drawn=["rpn/conv/conv/kernel", "rpn/conv/conv/bias"])
+    assert [name for name, came in part.items() if came == "drawn"] == ["RPNHead_conv"]
+    other = tensors("other", SmallResNet())
+    assert {*other} == {*shapes_of(SmallResNet())}  # it is no ResNet-50: the rules have no names for its tensors
 
 
 def test_success_is_the_targets_and_nothing_follows_it(tmp_path):

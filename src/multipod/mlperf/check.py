@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,9 @@ from types import ModuleType
 from multipod.errors import MlperfError
 from multipod.mlperf.benchmarks import Benchmark, check_ruleset, find_benchmark
 from multipod.mlperf.lines import Line, read_lines
+
+TENSORS = "initialized_tensors"
+"""In the official checker's message about the names of initialised tensors."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,24 @@ def ask_official(path: Path, ruleset: str) -> tuple[str, ...]:
             checker.check_file(str(path), f"training_{ruleset}/common.yaml")
         except OSError as error:  # it has no rules for what the log says, an optimizer for instance
             stumbled = [f"has no rules {Path(error.filename).stem}"]
-    messages = [*checker.overwritable.values(), *checker.not_overwritable]
-    return (*(_first_part(message) for message in messages if not message.startswith("Could not find")), *stumbled)
+    messages = [_first_part(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
+    told = (_tensors(text, path) if TENSORS in text else text for text in messages)
+    return (*(text for text in told if not text.startswith("Could not find")), *stumbled)
+
+
+def _tensors(message: str, path: Path) -> str:
+    """Returns in short how the tensors of a log differ from the rules' list, which `message` has whole."""
+    wanted = re.findall(r"[\"']([^\"']+)[\"']", message.split("==", 1)[1])
+    told = [str(line.metadata.get("tensor")) for line in read_lines(path) if line.key == "weights_initialization"]
+    lacking, beside = ([name for name in a if name not in b] for a, b in ((wanted, told), (told, wanted)))
+    parts = [f"{what} {_some(names)}" for what, names in (("lacks", lacking), ("has beside", beside)) if names]
+    how = " and ".join(parts) or "has some twice"
+    return f"the rules list {len(wanted)} initialised tensors, and the log {how}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _first_part(message: str) -> str:

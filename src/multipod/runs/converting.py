@@ -14,7 +14,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.recipe.text import differences, to_text
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
-from multipod.runs.request import TrainRequest
+from multipod.runs.request import ANOTHER_RUN, TrainRequest
 from multipod.step.convert import convert
 from multipod.step.program import Program, program_of
 from multipod.step.state import State
@@ -44,7 +44,7 @@ def start_from(request: TrainRequest, run: Path, options: RuntimeOptions) -> Tra
     def begin(program: Program) -> State:
         return convert_checkpoint(program, folder, facts, before, request.at)
 
-    return replace(request, recipe=recipe, changes=changes, begin=begin)
+    return replace(request, recipe=recipe, changes=changes, begin=begin, origin=ANOTHER_RUN)
 
 
 def check_convertible(folder: RunFolder, facts: dict[str, Any], before: Recipe, after: Recipe) -> None:

@@ -7,7 +7,7 @@ from multipod.recipes.finetune import FineTuning, make_finetuning
 from multipod.runs.opening import restore_state
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
-from multipod.runs.request import RunResult, TrainRequest
+from multipod.runs.request import ANOTHER_RUN, RunResult, TrainRequest
 from multipod.runs.training import train_request
 from multipod.step.program import Program
 from multipod.step.state import State
@@ -32,12 +32,13 @@ def finetune_run(
     """
     folder, facts = open_folder(Path(pretrained))
     before = configure_recipe(recorded_recipe(folder, facts), recorded_changes(folder, facts), RuntimeOptions())
-    request = request or TrainRequest()
+    given = request or TrainRequest()
 
     def begin(program: Program) -> State:
-        return pretrained_state(program, Path(pretrained), request.at, reset_optimizer)
+        return pretrained_state(program, Path(pretrained), given.at, reset_optimizer)
 
-    return train_request(replace(request, recipe=make_finetuning(before, asked), at=None, begin=begin), options)
+    recipe = make_finetuning(before, asked)
+    return train_request(replace(given, recipe=recipe, at=None, begin=begin, origin=ANOTHER_RUN), options)
 
 
 def pretrained_state(program: Program, run: Path, at: int | None, reset_optimizer: bool) -> State:

@@ -24,6 +24,9 @@ from multipod.train.events import Ended, EventSink
 from multipod.train.observers.table import MLPERF, refuse_unknown_observers
 from multipod.train.run_folder import RunFolder, open_folder
 
+ANOTHER_RUN = "another run"
+"""The `origin` of a run that begins with the weights of a run here."""
+
 
 def no_observers(folder: RunFolder, first: bool) -> Sequence[EventSink]:
     """Returns nobody to tell, whatever the folder."""
@@ -48,7 +51,8 @@ class TrainRequest:
       reading: how this host makes batches.
       evaluate_beside: evaluate while training goes on, on a copy of the weights.
       begin: makes the first state of a new run; None starts from scratch.
-      origin: where the first weights came from, for `run.json`; empty: drawn, or another run's.
+      origin: where the first weights came from, for `run.json`; empty: they are drawn.
+      drawn: with `origin`, the names of the parameters that are drawn all the same.
       log_examples: write which examples each update used to the run's folder.
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
       profile: the updates to profile; None profiles none.
@@ -71,6 +75,7 @@ class TrainRequest:
     evaluate_beside: bool = False
     begin: Callable[[Program], State] | None = None
     origin: str = ""
+    drawn: Sequence[str] = ()
     log_examples: bool = False
     inject: Path | None = None
     profile: ProfiledUpdates | None = None

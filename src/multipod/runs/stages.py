@@ -95,6 +95,7 @@ def run_facts(program: Program, request: TrainRequest, options: RuntimeOptions) 
     known = facts(program, recipe_name(request), changes, options.command, cache)
     known |= {} if isinstance(request.recipe, str) else {"recipe_is_value": True}
     known |= {"weights_from": request.origin} if request.origin else {}
+    known |= {"weights_drawn": list(request.drawn)} if request.drawn else {}
     return known if request.plan is None else known | {"plan": dict(request.plan.prediction)}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -53,7 +54,11 @@ def begin_from(
     start = weights if isinstance(weights, ForeignStart) else ForeignStart(weights)
     recipe = requested_recipe(request, options or RuntimeOptions())
     given = read_start(recipe, start)
-    return replace(request, begin=lambda program: state_with(program, *given), origin=str(start.source))
+
+    def begin(program: Program) -> State:
+        return state_with(program, given.params, given.statistics)
+
+    return replace(request, begin=begin, origin=str(start.source), drawn=given.drawn)
 
 
 def import_run(
@@ -87,7 +92,21 @@ def import_run(
     return folder.path
 
 
-def read_start(recipe: Recipe, start: ForeignStart) -> tuple[Params, Statistics]:
+class Given(NamedTuple):
+    """What a run begins with.
+
+    Attributes:
+      params: host arrays of the model's parameters, but for those that begin fresh.
+      statistics: likewise.
+      drawn: names of the parameters that begin fresh.
+    """
+
+    params: Params
+    statistics: Statistics
+    drawn: list[str]
+
+
+def read_start(recipe: Recipe, start: ForeignStart) -> Given:
     """Host arrays for all of the model's parameters and statistics but those that begin fresh.
 
     Raises:
@@ -105,7 +124,7 @@ def read_start(recipe: Recipe, start: ForeignStart) -> tuple[Params, Statistics]
     shapes = jax.eval_shape(lambda: init_model(recipe, jax.random.key(0)))
     fits = to_ours(family, model, weights.tensors, *shapes, fresh=start.fresh, without=start.without)
     params, statistics = ({k: v for k, v in part.items() if isinstance(v, np.ndarray)} for part in fits)
-    return params, statistics
+    return Given(params, statistics, [name for name in shapes[0] if name not in params])
 
 
 def state_with(program: Program, params: Params, statistics: Statistics, update: int = 0) -> State:

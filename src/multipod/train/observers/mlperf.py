@@ -7,9 +7,12 @@ from typing import Any, TextIO
 
 from multipod.layout.axes import DATA_AXES
 from multipod.mlperf.benchmarks import Benchmark, benchmark_of
+from multipod.mlperf.initialisation import initialised_tensors
 from multipod.mlperf.lines import Line, place_of_caller, read_lines
 from multipod.mlperf.settings import LoggedRun, settings_of
+from multipod.models.pixels import behind_pixels
 from multipod.nn.images.batch_norm import Tile, spanned_examples
+from multipod.nn.layered import shapes_of
 from multipod.nn.model import nested_models
 from multipod.recipe.recipe import Recipe
 from multipod.train.events import Compiled, Ended, Evaluated, Event, Regrouped, Started, Updated
@@ -94,9 +97,25 @@ class MlperfLog:
                 self._write(key, value)
             for setting in settings_of(self._benchmark, self._settings(event.facts)):
                 self._write(setting.key, setting.value, metadata=dict(setting.metadata))
+            self._tell_tensors(event)
         if goes_on:
             self._write("multipod_resumed", event.update, metadata=self._place(event.update))
         self._stopped = self._has("run_stop")
+
+    def _tell_tensors(self, event: Started) -> None:
+        """A line for each tensor that the run begins with.
+
+        Those that were loaded have one only by a name of the rules, which ask for it of BERT's and SSD's too.
+        """
+        model: Any = self._recipe.model
+        names = tuple(shapes_of(model))
+        loaded = event.facts.get("weights_from", "a checkpoint" if event.update else "")
+        drawn = {*event.facts.get("weights_drawn", ())} if loaded else {*names}
+        for tensor in initialised_tensors(self._benchmark, behind_pixels(model), names):
+            is_drawn = drawn.issuperset(tensor.parameters)
+            if is_drawn or tensor.in_rules:
+                told = {"parameters": tensor.parameters, "from": "drawn" if is_drawn else loaded}
+                self._write("weights_initialization", metadata={"tensor": tensor.name} | told)
 
     def _settings(self, facts: dict[str, Any]) -> LoggedRun:
         recipe = self._recipe
