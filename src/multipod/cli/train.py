@@ -44,7 +44,8 @@ INTERRUPTED = 130
 @click.option(
     "--start-from",
     metavar="WEIGHTS",
-    help="Begin with another library's weights: a .safetensors, .pt or .pth file, a folder, hf:ORG/NAME.",
+    help="Begin with another program's weights: a .safetensors, .pt or .pth file, a folder, an Orbax checkpoint, "
+    "hf:ORG/NAME.",
 )
 @start_options
 @click.option(

@@ -30,7 +30,8 @@ def import_weights(
 ) -> None:
     """Make a run of RECIPE's model with another library's WEIGHTS, as its checkpoint after 0 updates.
 
-    WEIGHTS is a .safetensors, .pt or .pth file, a folder with one (or with an index and its parts), or hf:ORG/NAME.
+    WEIGHTS is a .safetensors, .pt or .pth file, a folder with one (or with an index and its parts), an Orbax checkpoint
+    of any program, or hf:ORG/NAME.
     `multipod eval`, `export` and `finetune` take the run; `train --resume` trains it.
     """
     start = runs.ForeignStart(weights, fresh, without, library)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from multipod.errors import WeightsError
+from multipod.interop.weights.checkpoints import by_own_names, is_checkpoint, read_checkpoint
 from multipod.interop.weights.convert import to_ours
 from multipod.interop.weights.families import family_of
 from multipod.interop.weights.files import read_weights
@@ -30,7 +31,8 @@ class ForeignStart:
     """Weights of another library to begin with.
 
     Attributes:
-      source: a file, a folder, or `hf:org/name` (`multipod.interop.weights.files.read_weights`).
+      source: a file, a folder, or `hf:org/name` (`multipod.interop.weights.files.read_weights`); or an Orbax checkpoint
+        of any program (`multipod.interop.weights.checkpoints.read_checkpoint`).
       fresh: patterns of names of ours, as `head/*`, that begin as the recipe draws them.
       without: patterns of names of theirs that are left out.
       library: whose they are, as `timm`; empty: told by their names.
@@ -112,8 +114,13 @@ def read_start(recipe: Recipe, start: ForeignStart) -> Given:
     Raises:
       WeightsError: see `begin_from`.
     """
-    weights, model = read_weights(start.source), behind_pixels(recipe.model)
-    family = family_of(model, library=start.library, names=weights.tensors)
+    model = behind_pixels(recipe.model)
+    shapes = jax.eval_shape(lambda: init_model(recipe, jax.random.key(0)))
+    if is_checkpoint(start.source) and not start.library:
+        weights, family = read_checkpoint(start.source, *shapes), by_own_names(*shapes)
+    else:
+        weights = read_weights(start.source)
+        family = family_of(model, library=start.library, names=weights.tensors)
     objections = family.objections(model, weights.config)
     if objections:
         listed = "\n  ".join(objections)
@@ -121,7 +128,6 @@ def read_start(recipe: Recipe, start: ForeignStart) -> Given:
             f"{start.source}: its config.json says of a model that computes otherwise:\n  {listed}\nSet these fields "
             "of the recipe's model (--set model.NAME=VALUE), or take other weights."
         )
-    shapes = jax.eval_shape(lambda: init_model(recipe, jax.random.key(0)))
     fits = to_ours(family, model, weights.tensors, *shapes, fresh=start.fresh, without=start.without)
     params, statistics = ({k: v for k, v in part.items() if isinstance(v, np.ndarray)} for part in fits)
     return Given(params, statistics, [name for name in shapes[0] if name not in params])
