@@ -19,6 +19,7 @@ from multipod.models.dlrm_interactions import CrossInteraction, DotInteraction
 from multipod.models.efficientnet import EfficientNet
 from multipod.models.resnet import ResNet
 from multipod.models.st_moe import t5_like
+from multipod.models.transformer import Transformer, marian_like
 from multipod.nn.experts.routing import Routing
 
 torch = pytest.importorskip("torch")
@@ -67,7 +68,7 @@ def check(model, theirs, library, batch, expected, outputs=lambda out: out, atol
     (expected * torch.from_numpy(weights)).sum().backward()
     ours = to_theirs(family, model, gradients, {})
     named = {name: tensor for name, tensor in theirs.named_parameters() if name in ours}
-    assert {*named} == {*family.modern(ours)} - {name for name in ours if "num_batches" in name}
+    assert {*named} == {*family.modern(ours)} - {name for name, _ in theirs.named_buffers()}
     worst = max(float(tensor.grad.abs().max()) for tensor in named.values())
     for name, tensor in named.items():
         size = max(float(tensor.grad.abs().max()), 1e-2 * worst)
@@ -277,6 +278,82 @@ SWITCH = t5_like(
 )  # fmt: skip
 
 
+MARIAN = marian_like(40, features=16, hidden=24, heads=2, encoder_layers=2, decoder_layers=3, dropout=0.0)
+MARIAN_SOURCE = np.where(SOURCE == 0, 39, SOURCE % 39)  # whose last token is the padding
+
+
+def marian_of(transformers, deviation=0.2, **changes):
+    sizes = {"vocab_size": 40, "d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layers": 2}
+    more = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 3, "scale_embedding": True}
+    tokens = {"pad_token_id": 39, "decoder_start_token_id": 39, "eos_token_id": 0, "activation_function": "swish"}
+    form = {"attn_implementation": "eager", "forced_eos_token_id": None}
+    config = transformers.MarianConfig(**{**sizes, **more, **tokens, **form, **changes})
+    theirs = randomized(transformers.MarianMTModel(config), deviation)
+    for stack in (theirs.model.encoder, theirs.model.decoder):
+        with torch.no_grad():
+            stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
+    return theirs
+
+
+def marian_logits(theirs, target):
+    source = torch.from_numpy(MARIAN_SOURCE).long()
+    return theirs(
+        input_ids=source, attention_mask=source != 39, decoder_input_ids=torch.from_numpy(target).long()
+    ).logits
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours"),
+    [
+        ({}, {}),
+        ({"activation_function": "relu"}, {"activation": "relu"}),
+        ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}, {"tied": False}),
+    ],
+    ids=["swish", "relu", "untied"],
+)
+def test_marian_gives_the_same_outputs_and_gradients(changes, ours, transformers):
+    """The target begins with another token than padding, whose row gets no gradient of its look-up there."""
+    theirs, model = marian_of(transformers, **changes), replace(MARIAN, **ours)
+    target = np.where(TARGET == 0, 1, TARGET % 39)
+    batch = {"source": MARIAN_SOURCE, "target": target}
+    check(model, theirs, "transformers", batch, marian_logits(theirs, target))
+    assert family_of(model).objections(model, theirs.config.to_dict()) == []
+
+
+def test_translations_are_those_of_marian(transformers):
+    """Sixteen likeliest tokens, one for one, behind the padding, which begins a target."""
+    theirs = marian_of(transformers, deviation=0.1, tie_word_embeddings=False, share_encoder_decoder_embeddings=False)
+    with torch.no_grad():  # so that a token depends on the one before
+        theirs.model.decoder.embed_tokens.weight *= 8
+        theirs.final_logits_bias *= 0
+    model = replace(MARIAN, tied=False)
+    params, _ = imported(model, state_of(theirs), "transformers")
+    source = torch.from_numpy(MARIAN_SOURCE).long()
+    theirs.generation_config.eos_token_id = None
+    known = theirs.generate(
+        source, attention_mask=(source != 39).long(), max_new_tokens=16, do_sample=False, num_beams=1
+    )
+    batch = {"source": MARIAN_SOURCE}
+    told = jax.jit(lambda params: model.translate_greedily(params, batch, start=39, end=-1, length=16))(params)
+    np.testing.assert_array_equal(told, known[:, 1:].numpy())
+    assert len(np.unique(told)) > 4
+
+
+def test_what_marian_does_not_have_is_refused_by_name():
+    other = Transformer(40, features=16, hidden=24, heads=2, encoder_layers=1, decoder_layers=1)
+    with pytest.raises(WeightsError) as refused:
+        small_state(other)
+    for line in ("norm='pre', and theirs is 'post'", "attention_bias=False, and theirs", "waves='authors', and theirs"):
+        assert line in str(refused.value)
+    config = {"scale_embedding": False, "activation_function": "tanh", "normalize_before": True, "pad_token_id": 7}
+    assert family_of(MARIAN).objections(MARIAN, config) == [
+        "pad_token_id is 7 there, and 39 here (model.pad)",
+        "scale_embedding is False there, and True here (always)",
+        "normalize_before is True there, and False here (model.norm)",
+        "activation_function is 'tanh' there, and 'silu' here (model.activation)",
+    ]
+
+
 class ReferenceDlrm(torch.nn.Module):
     """The layers of the authors' network under their names, with one id a field."""
 
@@ -360,7 +437,7 @@ def test_a_configuration_that_computes_otherwise_is_told():
     assert family.objections(SMALL, {"num_attention_heads": 4, "hidden_act": "gelu"}) == [
         "num_attention_heads is 4 there, and 2 here"
     ]
-    for model in (SWITCH, t5_like(**TEXT), t5_like(**TEXT, dense_gated=False, activation="relu", tied=True)):
+    for model in (MARIAN, SWITCH, t5_like(**TEXT), t5_like(**TEXT, dense_gated=False, activation="relu", tied=True)):
         assert family_of(model).objections(model, family_of(model).config(model)) == []
     wrong = family_of(SWITCH).objections(replace(SWITCH, tied=False, scaled_attention=True), {"dense_act_fn": "relu"})
     assert wrong == [
@@ -442,12 +519,14 @@ def offline(self, **options):
     raise ConnectionError("offline.")
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5", "switch"])
+@pytest.mark.parametrize("kind", ["bert", "t5", "switch", "marian", "untied marian"])
 def test_transformers_loads_an_exported_folder_bit_for_bit(kind, tmp_path, transformers):
     model, name = {
         "bert": (BERT, "BertForPreTraining"),
         "t5": (t5_like(**TEXT), "T5ForConditionalGeneration"),
         "switch": (SWITCH, "SwitchTransformersForConditionalGeneration"),
+        "marian": (MARIAN, "MarianMTModel"),
+        "untied marian": (replace(MARIAN, tied=False, activation="gelu_tanh"), "MarianMTModel"),
     }[kind]
     family, (params, statistics) = family_of(model), model.init(KEY)
     state = to_theirs(family, model, params, statistics)

@@ -9,20 +9,21 @@ from flax import nnx
 
 from multipod.errors import RecipeError
 from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropout_layer
+from multipod.nn.dims import constant
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.remat import Remat, call_layer
 from multipod.nn.text.attention import KeysValues
 from multipod.nn.text.beam_search import Beams, Cache, beam_search, greedy
-from multipod.nn.text.embedding import Embedding, sinusoids
+from multipod.nn.text.embedding import Embedding, Waves, sinusoids
 from multipod.nn.text.fused_attention import AttentionKernel
 from multipod.nn.text.segments import Segments
 from multipod.nn.text.transformer import DecoderLayer, EncoderLayer, LayerSpec, Norm
 from multipod.pytrees import Batch, IdRange, Params
 
 PAD = 0
-"""The token that fills rows."""
+"""The token that fills rows, unless a model has another."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Transformer(FlaxModel):
     A batch holds tokens `source` and `target` [examples, positions]: `target` is what the decoder reads, so it begins
     with the start token and is one place behind `label` (`multipod.data.packing.shift_right`). Packed rows also have
     `source_segment`, `target_segment` (0: padding) and `source_position`, `target_position`; without them every row is
-    one sequence, and `PAD` is padding except at the first place of the target.
+    one sequence, and `pad` is padding except at the first place of the target.
 
     Attributes:
       vocab: entries of the shared table.
@@ -51,6 +52,11 @@ class Transformer(FlaxModel):
       dtype: type of products and activations; parameters, norms, softmax and logits are float32.
       remat: what each layer keeps for the backward pass.
       attention: who computes attention: the platform's fused kernel where it can (`nn.text.fused_attention`).
+      attention_bias: whether the projections of attentions have biases.
+      epsilon: of the layer norms.
+      waves: of the sinusoids (`multipod.nn.text.embedding.sinusoids`).
+      logit_bias: whether each token has a number that is added to its score.
+      pad: the token that fills rows.
       tied: one table for source, target and the last layer; false gives each its own, which an asynchronous pipeline
         (`layout.schedule=pipemare`) needs.
     """
@@ -68,6 +74,11 @@ class Transformer(FlaxModel):
     remat: Remat = "none"
     tied: bool = True
     attention: AttentionKernel = "auto"
+    attention_bias: bool = False
+    epsilon: float = 1e-6
+    waves: Waves = "authors"
+    logit_bias: bool = False
+    pad: int = PAD
 
     def __post_init__(self) -> None:
         if self.features % self.heads:
@@ -109,7 +120,7 @@ class Transformer(FlaxModel):
             return ModelLayer(f"decoder {n}", names, lambda module, x, batch: module.decoder_layer(n, *x, batch), cost)
 
         turn = (*names_under(self, "encoder_norm/"), *target)
-        head = (*names_under(self, "decoder_norm/"), *scores)
+        head = (*names_under(self, "decoder_norm/", "logit_bias"), *scores)
         return (
             ModelLayer("embedding", table, lambda module, x, batch: module.embed(batch, "source"), 0.1 * block),
             *map(encoder, range(self.encoder_layers)),
@@ -144,6 +155,17 @@ def small_transformer(vocab: int = 4096, **changes: Any) -> Transformer:
     return Transformer(vocab, **{**spec, **changes})
 
 
+def marian_like(vocab: int = 58_101, **changes: Any) -> Transformer:
+    """A Transformer that computes what MarianMTModel of Hugging Face's transformers does, with opus-mt's sizes.
+
+    Its last token is the padding and the start token, and 0 ends a sequence. Source: Junczys-Dowmunt et al., 2018,
+    arXiv:1804.00344; Tiedemann and Thottingal, 2020 (OPUS-MT).
+    """
+    sizes = {"features": 512, "hidden": 2048, "heads": 8, "pad": vocab - 1}
+    form = {"norm": "post", "activation": "silu", "attention_bias": True, "epsilon": 1e-5, "waves": "paper"}
+    return Transformer(vocab, **{**sizes, **form, "logit_bias": True, **changes})
+
+
 class EncodedSource(NamedTuple):
     """What the decoder attends to.
 
@@ -164,6 +186,8 @@ class _Transformer(nnx.Module):
             spec.hidden,
             spec.heads,
             norm=spec.norm,
+            epsilon=spec.epsilon,
+            attention_bias=spec.attention_bias,
             activation=spec.activation,
             dropout=spec.dropout,
             hidden_dropout=spec.dropout,
@@ -177,8 +201,9 @@ class _Transformer(nnx.Module):
         self.encoder = nnx.List([EncoderLayer(layer, rngs) for _ in range(spec.encoder_layers)])
         self.decoder = nnx.List([DecoderLayer(layer, rngs) for _ in range(spec.decoder_layers)])
         last = spec.norm == "pre"
-        self.encoder_norm = LayerNorm(spec.features) if last else None
-        self.decoder_norm = LayerNorm(spec.features) if last else None
+        self.encoder_norm = LayerNorm(spec.features, epsilon=spec.epsilon) if last else None
+        self.decoder_norm = LayerNorm(spec.features, epsilon=spec.epsilon) if last else None
+        self.logit_bias = constant(0.0, (spec.vocab,), ("vocab",)) if spec.logit_bias else None
         tables: list[Any] = [None, None]
         if not spec.tied:
             options = {"init": init, "dtype": spec.dtype, "rngs": rngs}
@@ -190,7 +215,7 @@ class _Transformer(nnx.Module):
         x = self.embed(batch, "source")
         for n in range(len(self.encoder)):
             x = self.encoder_layer(n, x, batch)
-        return self._normed(x), _segment(batch, "source")
+        return self._normed(x), _segment(batch, "source", self.spec.pad)
 
     def decode(self, batch: Batch, encoded: jax.Array) -> jax.Array:
         """Logits for every place of batch["target"]."""
@@ -207,7 +232,7 @@ class _Transformer(nnx.Module):
 
     def encoder_layer(self, n: int, x: jax.Array, batch: Batch) -> jax.Array:
         """x after encoder layer n."""
-        segment = _segment(batch, "source")
+        segment = _segment(batch, "source", self.spec.pad)
         return call_layer(self.encoder[n], x, Segments(segment, segment), remat=self.spec.remat)
 
     def to_decoder(self, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -216,9 +241,9 @@ class _Transformer(nnx.Module):
 
     def decoder_layer(self, n: int, x: jax.Array, encoded: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """x after decoder layer n, and what it attended to."""
-        segment = _segment(batch, "target")
+        segment = _segment(batch, "target", self.spec.pad)
         mask = Segments(segment, segment, causal=True)
-        cross_mask = Segments(segment, _segment(batch, "source"))
+        cross_mask = Segments(segment, _segment(batch, "source", self.spec.pad))
         return call_layer(self.decoder[n], x, encoded, mask, cross_mask, remat=self.spec.remat), encoded
 
     def source(self, batch: Batch) -> EncodedSource:
@@ -248,22 +273,23 @@ class _Transformer(nnx.Module):
     def _embedded(self, table: Embedding, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
         positions = jnp.arange(tokens.shape[1]) if positions is None else positions
         x = table(tokens) * self.spec.features**0.5
-        return x + sinusoids(positions, self.spec.features).astype(x.dtype)
+        return x + sinusoids(positions, self.spec.features, self.spec.waves).astype(x.dtype)
 
     def _normed(self, x: jax.Array) -> jax.Array:
         return self.encoder_norm(x) if self.encoder_norm else x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Scores of every token from the last decoder layer's output."""
-        return (self.scores or self.embedding).scores(self.decoder_norm(x) if self.decoder_norm else x)
+        scores = (self.scores or self.embedding).scores(self.decoder_norm(x) if self.decoder_norm else x)
+        return scores if self.logit_bias is None else scores + self.logit_bias[...]
 
 
-def _segment(batch: Batch, name: str) -> jax.Array:
+def _segment(batch: Batch, name: str, pad: int) -> jax.Array:
     """The segments of the tokens of that name: given, or one for each row, up to its padding."""
     if f"{name}_segment" in batch:
         return batch[f"{name}_segment"]
-    is_token = batch[name] != PAD
-    if name == "target":  # its first token is the start token, which may be PAD
+    is_token = batch[name] != pad
+    if name == "target":  # its first token is the start token, which may be the padding
         is_token |= jnp.arange(batch[name].shape[1]) == 0
     return is_token.astype(jnp.int32)
 

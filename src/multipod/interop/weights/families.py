@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from multipod.errors import WeightsError, nearest
-from multipod.interop.weights import bert, dlrm, efficientnet, resnet, t5
+from multipod.interop.weights import bert, dlrm, efficientnet, marian, resnet, t5
 from multipod.interop.weights.places import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -13,6 +13,7 @@ FAMILIES: tuple[Family, ...] = (
     *efficientnet.TIMM,
     *bert.TRANSFORMERS,
     *t5.TRANSFORMERS,
+    *marian.TRANSFORMERS,
     *dlrm.FACEBOOK,
 )
 """Every family. Of those of one model the first is taken where names do not tell."""

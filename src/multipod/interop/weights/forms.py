@@ -47,6 +47,19 @@ class Flat:
 
 
 @dataclass(frozen=True)
+class OneRow:
+    """A vector that is a matrix of one row there."""
+
+    def ours(self, theirs: np.ndarray, shape: Shape) -> np.ndarray:
+        """The vector."""
+        return theirs[0]
+
+    def theirs(self, ours: np.ndarray) -> np.ndarray:
+        """The matrix."""
+        return ours[None]
+
+
+@dataclass(frozen=True)
 class Transposed:
     """A tensor whose dims stand in another order there: dim k here is dim `dims[k]` there."""
 

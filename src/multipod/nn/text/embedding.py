@@ -1,6 +1,7 @@
 """Tables of vectors, and the positions that need none."""
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +42,21 @@ class Embedding(nnx.Module):
         return with_logical_constraint(scores, self.counts)
 
 
-def sinusoids(positions: jax.Array, features: int) -> jax.Array:
+Waves = Literal["authors", "paper"]
+"""`authors`: wavelengths end at exactly 10000 * 2 pi, as in the authors' own code. `paper`: one step before."""
+
+
+def sinusoids(positions: jax.Array, features: int, waves: Waves = "authors") -> jax.Array:
     """The vectors of positions [...], float32 [..., features]: with i = 0 ... features / 2 - 1,
 
         PE(p, i) = sin(p / 10000^(i / (features / 2 - 1))),  PE(p, features / 2 + i) = cos(the same)
 
-    Source: Vaswani et al., 2017, arXiv:1706.03762, in the form of the authors' own code: all sines, then all cosines,
-    and wavelengths that end at exactly 10000 * 2 pi (the paper interleaves them and divides by features / 2).
+    Source: Vaswani et al., 2017, arXiv:1706.03762, in the form of the authors' own code: all sines, then all cosines
+    (the paper interleaves them). With `waves="paper"` i is divided by features / 2, as the paper has it.
     """
     half = features // 2
-    rates = np.exp(-math.log(10_000) / max(half - 1, 1) * np.arange(half)).astype(np.float32)
+    steps = max(half - 1, 1) if waves == "authors" else features / 2
+    rates = np.exp(-math.log(10_000) / steps * np.arange(half)).astype(np.float32)
     angles = positions[..., None].astype(jnp.float32) * rates
-    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
-    return jnp.pad(waves, [(0, 0)] * (waves.ndim - 1) + [(0, features % 2)])
+    vectors = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+    return jnp.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, features % 2)])
