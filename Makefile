@@ -6,8 +6,9 @@ ARGS ?=
 # Test files run side by side in so many processes; JOBS=0 runs all in one.
 JOBS ?= 2
 # What the tests need is installed beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
-# detections, and what cuts text into tokens. `make test EXTRAS=` leaves them out, and their tests are skipped.
-EXTRAS ?= bench mpi bleu tasks coco text tpu micro data hub weights remote mlperf models ray
+# detections, what cuts text into tokens, and two experiment trackers. `make test EXTRAS=` leaves them out, and their tests
+# are skipped.
+EXTRAS ?= bench mpi bleu tasks coco text tpu micro data hub weights remote mlperf models ray wandb trackio
 
 .PHONY: train test test-all check format install extras firmware-test docs wheel clean
 

@@ -64,6 +64,7 @@ ELSEWHERE = {
     "examples of a reader's own": "my_recipe.py digits.0.npy labels.csv DATA.entries train-00000-of-01024",
     "common speech": "space-to-depth",
     "MPI": "Split_type",
+    "experiment trackers": "WANDB_PROJECT COMET_PROJECT_NAME",
 }
 """Words that are rightly not of this tree, under whose they are."""
 FOREIGN = {word for words in ELSEWHERE.values() for word in words.split()} | {

@@ -29,6 +29,7 @@ from multipod.train.observers.report import write
 from multipod.train.observers.summary import Summary, summary_table
 from multipod.train.observers.table import FILES, OBSERVERS, PRINTED, ObservedRun, as_observer, make_observers
 from multipod.train.observers.tensorboard import TensorBoard
+from multipod.train.observers.trackers.table import TRACKERS
 from multipod.train.run_folder import RunFolder
 
 needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
@@ -397,7 +398,7 @@ def rendered(ended: Ended) -> list[str]:
     return [re.sub("  +", "  ", line).strip() for line in out.getvalue().splitlines()]
 
 
-@pytest.mark.parametrize("name", list(OBSERVERS))
+@pytest.mark.parametrize("name", [name for name in OBSERVERS if name not in TRACKERS])  # those: test_trackers.py
 def test_every_observer_of_the_table_takes_a_run_and_closes_twice(name, tmp_path):
     run = ObservedRun(RunFolder(tmp_path), Console(file=io.StringIO(), width=80), digits())
     (observer,) = make_observers(run, [name, name])

@@ -86,7 +86,11 @@ INTERRUPTED = 130
     help="Profile these updates, as 10:13, for XProf, TensorBoard and ui.perfetto.dev.",
 )
 @click.option(
-    "--log", "loggers", multiple=True, metavar="NAME", help=f"Also tell a logger: {', '.join(OBSERVERS)}. Repeatable."
+    "--log",
+    "loggers",
+    multiple=True,
+    metavar="NAME,...",
+    help=f"Also tell loggers: {', '.join(name for name in OBSERVERS if name not in PRINTED)}. Repeatable.",
 )
 @click.option("--inject", type=click.Path(path_type=Path, exists=True, file_okay=False), hidden=True)
 @reading_options

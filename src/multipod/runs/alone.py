@@ -16,6 +16,7 @@ from multipod.runs.request import (
     RunResult,
     TrainRequest,
     copy_arguments,
+    logger_arguments,
     pace_arguments,
     reading_arguments,
     relocation_arguments,
@@ -87,7 +88,7 @@ def run_alone(request: TrainRequest, options: RuntimeOptions) -> RunResult:
                 request.profile.check(recipe.updates, done=0 if state is None else int(state.update))
             profile = stack.enter_context(open_profile(request.profile, folder, request.planned_parts))
             arguments = relocation_arguments(request, recipe.layout) + reading_arguments(request.reading)
-            arguments += pace_arguments(request) + copy_arguments(request)
+            arguments += pace_arguments(request) + copy_arguments(request) + logger_arguments(request)
             start.mark("folder")
             context = RunContext(
                 checkpoints=checkpoints,

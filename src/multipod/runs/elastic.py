@@ -29,7 +29,15 @@ from multipod.runs.lazy_checkpoints import LazyCheckpoints
 from multipod.runs.lock import RunLock, hold
 from multipod.runs.object_store import LeaderCopies
 from multipod.runs.options import RuntimeOptions
-from multipod.runs.request import RunResult, TrainRequest, reading_arguments, remember, requested_recipe, resume_command
+from multipod.runs.request import (
+    RunResult,
+    TrainRequest,
+    logger_arguments,
+    reading_arguments,
+    remember,
+    requested_recipe,
+    resume_command,
+)
 from multipod.runs.stages import (
     identify,
     open_observers,
@@ -205,7 +213,9 @@ class ElasticRun:
                 info=RunInfo(
                     folder=str(folder.path),
                     facts=self.facts_in(world, program),
-                    resume_command=resume_command(folder, self.options, reading_arguments(self.request.reading)),
+                    resume_command=resume_command(
+                        folder, self.options, reading_arguments(self.request.reading) + logger_arguments(self.request)
+                    ),
                 ),
                 times=carried.times,
                 stop=self.stop,

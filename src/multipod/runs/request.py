@@ -21,7 +21,7 @@ from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_r
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
-from multipod.train.observers.table import MLPERF, refuse_unknown_observers
+from multipod.train.observers.table import MLPERF, names_in, refuse_observers
 from multipod.train.run_folder import RunFolder, open_folder
 
 ANOTHER_RUN = "another run"
@@ -57,7 +57,8 @@ class TrainRequest:
       inject: a folder of faults to be made to happen (`multipod.chaos.inject`).
       profile: the updates to profile; None profiles none.
       plan: the run as it was planned: its changes come before `changes`, and what differs from it is refused.
-      loggers: names in `multipod.train.observers.table.OBSERVERS` of who is told of the run beside its own files.
+      loggers: names in `multipod.train.observers.table.OBSERVERS` of who is told of the run beside its own files;
+        several may stand in one text, with commas between them.
       observers: makes who else is told, on process 0, given the run's folder and whether these are the first of this
         process. Those with a method `close` are closed at the end.
     """
@@ -84,7 +85,8 @@ class TrainRequest:
     observers: Callable[[RunFolder, bool], Sequence[EventSink]] = no_observers
 
     def __post_init__(self) -> None:
-        refuse_unknown_observers(self.loggers)
+        object.__setattr__(self, "loggers", names_in(self.loggers))
+        refuse_observers(self.loggers)
 
     @property
     def all_changes(self) -> list[str]:
@@ -187,6 +189,11 @@ def pace_arguments(request: TrainRequest) -> str:
     """The arguments that say again how updates are given to the devices, as far as the user said it."""
     ahead = "" if request.run_ahead is None else f" --run-ahead {request.run_ahead}"
     return ahead + (f" --steps-per-call {request.steps_per_call}" if request.steps_per_call > 1 else "")
+
+
+def logger_arguments(request: TrainRequest) -> str:
+    """The arguments that name again the loggers that are told."""
+    return f" --log {shlex.quote(','.join(request.loggers))}" if request.loggers else ""
 
 
 def copy_arguments(request: TrainRequest) -> str:

@@ -32,7 +32,7 @@ def train_run(
     run_ahead: int | None = None,
     steps_per_call: int = 1,
     profile: str = "",
-    log: Sequence[str] = (),
+    log: str | Sequence[str] = (),
     observers: Sequence[EventSink] = (),
     options: RuntimeOptions | None = None,
 ) -> RunResult:
@@ -55,7 +55,8 @@ def train_run(
       run_ahead: how many updates are given to the devices ahead of the one waited for; None: as many as are safe.
       steps_per_call: how many updates are one program, which the host calls once; refused where it cannot be.
       profile: the updates to profile, as `10:13`; empty profiles none.
-      log: names of loggers beside the run's own files (`multipod.train.observers.table.OBSERVERS`), as `csv`.
+      log: names of loggers beside the run's own files (`multipod.train.observers.table.OBSERVERS`), as `csv`, or
+        `wandb,csv`.
       observers: called with each event (`multipod.train.events`), on process 0.
       options: mesh, devices, time-outs and cache; None is this process on all of JAX's devices.
 
@@ -81,7 +82,7 @@ def train_run(
         run_ahead=run_ahead,
         steps_per_call=steps_per_call,
         profile=parse_profiled(profile) if profile else None,
-        loggers=log,
+        loggers=(log,) if isinstance(log, str) else log,
         observers=tell,
     )
     if isinstance(weights, str | Path):

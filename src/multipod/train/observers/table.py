@@ -14,6 +14,8 @@ from multipod.train.observers.csv import CsvTable
 from multipod.train.observers.jsonl import JsonLines
 from multipod.train.observers.progress import make_progress
 from multipod.train.observers.summary import Summary
+from multipod.train.observers.trackers.background import InBackground
+from multipod.train.observers.trackers.table import TRACKERS, TrackerKind, refuse_missing_trackers
 
 if TYPE_CHECKING:
     from multipod.recipe.recipe import Recipe
@@ -50,6 +52,18 @@ def _mlperf(run: ObservedRun) -> Observer:
     return MlperfLog(run.folder.path / MLPERF_LOG, run.recipe)
 
 
+def _tracked(name: str, kind: TrackerKind) -> Callable[[ObservedRun], Observer]:
+    """What makes the observer of an experiment tracker."""
+
+    def make(run: ObservedRun) -> Observer:
+        from multipod.recipe.text import flat_fields, to_text  # which imports JAX with the recipes' parts
+
+        config = {} if run.recipe is None else flat_fields(to_text(run.recipe))
+        return InBackground(name, kind.open, run.folder.path, config)
+
+    return make
+
+
 MLPERF = "mlperf"
 """The observer that only runs of MLPerf's benchmarks can have."""
 
@@ -58,6 +72,7 @@ OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     "tensorboard": _tensorboard,
     MLPERF: _mlperf,
     "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
+    **{name: _tracked(name, kind) for name, kind in TRACKERS.items()},
     "progress": lambda run: make_progress(run.console),
     "summary": lambda run: Summary(run.console, run.folder.path),
 }
@@ -70,29 +85,36 @@ PRINTED = ("progress", "summary")
 """What a run has besides, unless it is to be quiet."""
 
 
+def names_in(texts: Iterable[str]) -> tuple[str, ...]:
+    """The names that `--log` was given: several may stand in one text, with commas between them."""
+    return tuple(name for text in texts for part in text.split(",") if (name := part.strip()))
+
+
 def make_observers(run: ObservedRun, names: Iterable[str]) -> list[Observer]:
     """The observers of these names, each once; whoever asks for them closes them.
 
     Raises:
-      RunFolderError: there is no observer of a name.
+      RunFolderError: there is no observer of a name, or its package is missing.
       OSError: a file cannot be opened.
     """
     wanted = list(dict.fromkeys(names))
-    refuse_unknown_observers(wanted)
+    refuse_observers(wanted)
     return [OBSERVERS[name](run) for name in wanted]
 
 
-def refuse_unknown_observers(names: Iterable[str]) -> None:
-    """Refuses names that stand for no observer.
+def refuse_observers(names: Iterable[str]) -> None:
+    """Refuses names that stand for no observer, or for one whose package is not installed.
 
     Raises:
-      RunFolderError: with the nearest name, and all there are.
+      RunFolderError: with the nearest name, and all there are; or with what to install.
     """
-    for name in names:
+    wanted = list(names)
+    for name in wanted:
         if name not in OBSERVERS:
             near = difflib.get_close_matches(name, OBSERVERS, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise RunFolderError(f"--log {name}: there is no such logger.{hint} Known: {', '.join(OBSERVERS)}.")
+    refuse_missing_trackers(wanted)
 
 
 class CallOnly:

@@ -10,7 +10,8 @@ from tensorboardX.proto.event_pb2 import SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
-from multipod.train.events import BadUpdate, Ended, Evaluated, Event, Saved, Started, Updated
+from multipod.train.events import BadUpdate, Ended, Evaluated, Event, Started
+from multipod.train.observers.scalars import scalars
 
 FLUSH_S = 10.0
 
@@ -64,9 +65,9 @@ class TensorBoard:
             self._hide_after(event.update)
         if isinstance(event, BadUpdate) and event.back_to < event.update:
             self._hide_after(event.back_to)
-        scalars = _scalars(event)
-        if scalars:
-            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        numbers = scalars(event)
+        if numbers:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
             self._write(Record(summary=Summary(value=values), step=getattr(event, "update", 0)))
         if isinstance(event, Evaluated | Ended) or self._clock() - self._flushed >= FLUSH_S:
             self._writer.flush()
@@ -83,21 +84,3 @@ class TensorBoard:
     def _write(self, record: Record) -> None:
         record.wall_time = time.time()
         self._writer.write(record.SerializeToString())
-
-
-def _scalars(event: Event) -> dict[str, float]:
-    match event:
-        case Updated():
-            return {f"train/{name}": value for name, value in event.values.items()} | {
-                "time/step_s": event.step_s,
-                "time/data_s": event.data_s,
-                "rate/examples_per_s": event.rate,
-            }
-        case Evaluated():
-            return {f"test/{name}": value for name, value in event.values.items()} | {
-                "time/evaluation_s": event.seconds
-            }
-        case Saved():
-            return {"time/save_s": event.seconds}
-        case _:
-            return {}
