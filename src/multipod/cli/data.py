@@ -1,7 +1,7 @@
 """`multipod data`: looks at what a recipe reads, and converts between formats."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -9,6 +9,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from multipod.cli import completion
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import what_options
 from multipod.cli.reading import reading_options
 from multipod.data.batches import TrainBatches
@@ -17,7 +18,7 @@ from multipod.data.detection.drawing import draw_objects
 from multipod.data.detection.files import write_coco
 from multipod.data.detection.shapes import SEEDS, DrawnShapes
 from multipod.data.files.formats import FORMATS, open_records
-from multipod.data.inspect import array_rows, contact_sheet
+from multipod.data.inspect import array_figures, array_rows, contact_sheet
 from multipod.data.inspect import inspect as look
 from multipod.data.source import DecodesTokens, identity_of, with_cache
 from multipod.errors import DataError
@@ -50,10 +51,17 @@ def data() -> None:
 @click.option("--batches", type=click.IntRange(2), default=4, show_default=True, help="How many to read.")
 @click.option("--rows", type=click.IntRange(1), default=32, show_default=True, help="Examples in each of them.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Contact sheet of a batch, a PNG.")
+@json_option
 @reading_options
 @what_options
 def inspect(
-    recipe: str, batches: int, rows: int, out: Path | None, changes: list[str], reading: "InputOptions"
+    recipe: str,
+    batches: int,
+    rows: int,
+    out: Path | None,
+    as_json: bool,
+    changes: list[str],
+    reading: "InputOptions",
 ) -> None:
     """Read some batches of RECIPE and show them: arrays, labels, where the time goes, and what could not be read.
 
@@ -67,11 +75,30 @@ def inspect(
     chosen = override(load(recipe), changes)
     source = with_cache(chosen.data.train(), reading.cache_bytes, reading.cache_folder)
     found = look(TrainBatches(source, rows, chosen.seed, np.arange(rows)), batches, reading)
-    console = Console()
+    if as_json:
+        print_json({"data": identity_of(source), "rows": rows, **_figures(found)})
+    console = Console(stderr=as_json, quiet=as_json)
     console.print(f"training data  {identity_of(source)}", highlight=False)
     _show(console, found, rows, chosen.data.decode if isinstance(chosen.data, DecodesTokens) else None)
     if out is not None:
         _draw(found, out)
+        click.echo(f"contact sheet  {out}", err=as_json)
+
+
+def _figures(found: "Inspection") -> dict[str, Any]:
+    """What `--json` prints: all but the examples themselves."""
+    arrays = {
+        name: {"shape": array.shape, "dtype": str(array.dtype), **array_figures(name, array)}
+        for name, array in sorted(found.batch.items())
+    }
+    return {
+        "arrays": arrays,
+        "labels": found.counts,
+        "correlation": found.correlation,
+        "examples_per_s": found.rate,
+        "stages_s": found.stages,
+        "skipped": found.skipped,
+    }
 
 
 def _show(console: Console, found: "Inspection", rows: int, decode: "Callable[[np.ndarray], str] | None") -> None:
@@ -116,7 +143,6 @@ def _draw(found: "Inspection", out: Path) -> None:
         images = draw_objects(found.batch, SHEET)
     captions = [str(labels[k]) if labels is not None and labels.ndim == 1 else str(k) for k in range(len(images))]
     contact_sheet(images[:SHEET], captions[:SHEET]).save(out, "PNG")
-    click.echo(f"contact sheet  {out}")
 
 
 @data.command()
@@ -156,8 +182,17 @@ def convert(source: str, target: Path, kind: str, known: str, per_file: int, shu
 @click.option("--image-ms", type=float, default=1.4, show_default=True, help="An ordinary image, on one thread.")
 @click.option("--large", type=float, default=0.005, show_default=True, help="Share of large pictures.")
 @click.option("--most", type=float, default=320.0, show_default=True, help="The largest, in ordinary images.")
+@json_option
 def stragglers(
-    hosts: str, images: int, step_ms: float, threads: int, ahead: int, image_ms: float, large: float, most: float
+    hosts: str,
+    images: int,
+    step_ms: float,
+    threads: int,
+    ahead: int,
+    image_ms: float,
+    large: float,
+    most: float,
+    as_json: bool,
 ) -> None:
     """Predict how much of a step is lost to the slowest host's input, for clusters of several sizes.
 
@@ -172,11 +207,18 @@ def stragglers(
     if min(counts) < 1 or min(step_ms, image_ms) <= 0 or not 0 <= large <= 1 or most < 1:
         raise click.UsageError("hosts are 1 or more, times above 0, --large a share from 0 to 1, --most 1 or more.")
     cost = HeavyTail(image_ms / 1e3, tail=large, most=most)
-    table = Table("hosts", "ms/step", "lost")
-    for count in counts:
-        run = expected_loss(
+    predicted = {
+        count: expected_loss(
             cost, count, images, device_s=step_ms / 1e3, threads=threads, ahead=ahead, part=8, updates=80, seed=count
         )
+        for count in counts
+    }
+    if as_json:
+        figures = [{"hosts": n, "step_s": run.step_s, "lost_share": run.lost_share} for n, run in predicted.items()]
+        print_json({"clusters": figures})
+        return
+    table = Table("hosts", "ms/step", "lost")
+    for count, run in predicted.items():
         table.add_row(f"{count:,}", f"{run.step_s * 1e3:.1f}", f"{run.lost_share:.1%}")
     Console().print(table)
 
@@ -208,8 +250,11 @@ def shapes(out: Path, train_images: int, test_images: int, side: int, most: int,
 
 
 @data.command()
-def formats() -> None:
+@json_option
+def formats(as_json: bool) -> None:
     """List the formats that are read."""
-
+    if as_json:
+        print_json({name: {"about": known.about, "suffixes": list(known.suffixes)} for name, known in FORMATS.items()})
+        return
     for name, known in FORMATS.items():
         click.echo(f"{name:14} {known.about}{' (' + ', '.join(known.suffixes) + ')' if known.suffixes else ''}")

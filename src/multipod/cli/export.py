@@ -1,13 +1,14 @@
 """`multipod export`: the model of a run as a `.tflite` file, in float32 or quantised, judged on the test data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from multipod import runs
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import where_options
 from multipod.runs.options import RuntimeOptions
 
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
     help="Safetensors in place of .tflite, as torchvision, timm, transformers or dlrm (DLRM's authors) load them: FILE "
     "ends in .safetensors, or is a folder.",
 )  # fmt: skip
+@json_option
 @where_options
 def export(
     run: Path, out: Path | None, activations: str | None, int4_weights: bool, calibrate: int, ranges: str,
-    float_io: bool, finetune: int | None, examples: int, at: int | None, library: str | None, where: RuntimeOptions,
+    float_io: bool, finetune: int | None, examples: int, at: int | None, library: str | None, as_json: bool,
+    where: RuntimeOptions,
 ) -> None:  # fmt: skip
     """Write the model in the folder RUN as a .tflite file, and say what that costs in accuracy.
 
@@ -60,7 +63,10 @@ def export(
     if library is not None:
         if activations is not None or int4_weights or float_io or finetune is not None or examples:
             raise click.UsageError("--to writes float32 weights: leave out what makes a .tflite file of them.")
-        for path in runs.export_weights(run, out or run / library, library=library, at=at, options=where):
+        written = runs.export_weights(run, out or run / library, library=library, at=at, options=where)
+        if as_json:
+            print_json({"files": {str(path): path.stat().st_size for path in written}})
+        for path in () if as_json else written:
             click.echo(f"{path}: {path.stat().st_size:,} bytes")
         return
     quantisation = None
@@ -73,7 +79,21 @@ def export(
     exported = runs.export(run, request, at=at, options=where, note=lambda line: click.echo(line, err=True))
     path = out or run / "model.tflite"
     exported.write(path, examples)
-    print_report(path, exported)
+    print_json(figures(path, exported)) if as_json else print_report(path, exported)
+
+
+def figures(path: Path, result: "ExportedRun") -> dict[str, Any]:
+    """What `--json` prints: the file, the error of each operator in dB, and the values on the test data."""
+    return {
+        "file": path,
+        "bytes": len(result.exported.model),
+        "operators": len(result.exported.graph.ops),
+        "layers": [{"kind": one.kind, "name": one.name, "sqnr_db": one.sqnr_db} for one in result.exported.layers],
+        "before": result.before,
+        "after": result.after,
+        "same_predictions": result.same_predictions,
+        "examples": len(result.exact),
+    }
 
 
 def print_report(path: Path, result: "ExportedRun") -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from multipod.cli.json_output import json_option, print_json
 from multipod.errors import MicroError
 from multipod.micro import bundle as firmware
 from multipod.micro import model_file
@@ -29,12 +30,15 @@ def micro() -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE.npz", help="Write the outputs, as out0, out1, ..."
 )
-def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out: Path | None) -> None:
+@json_option
+def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out: Path | None, as_json: bool) -> None:
     """Run MODEL once and print its outputs."""
     interpreter = _open(model, arena)
     arrays = [np.load(path) for path in inputs] if inputs else random_inputs(interpreter, seed)
     outputs = interpreter.run(*arrays)
-    for k, array in enumerate(outputs):
+    if as_json:
+        print_json({"outputs": [{"dtype": str(one.dtype), "shape": one.shape, "values": one} for one in outputs]})
+    for k, array in enumerate(() if as_json else outputs):
         click.echo(f"output {k}: {array.dtype}{list(array.shape)}")
         click.echo(np.array2string(array, threshold=64, precision=6))
     if out:
@@ -44,9 +48,13 @@ def run(model: Path, inputs: tuple[Path, ...], seed: int, arena: int | None, out
 @micro.command()
 @MODEL
 @click.option("--tensors", is_flag=True, help="List the tensors too.")
-def inspect(model: Path, tensors: bool) -> None:
+@json_option
+def inspect(model: Path, tensors: bool, as_json: bool) -> None:
     """List the operators of MODEL, with what goes in and out."""
     graphs = model_file.read(model.read_bytes())
+    if as_json:
+        print_json({"model": model, "subgraphs": graphs})
+        return
     if not graphs:
         click.echo(f"{model}: no subgraph can be read.")
     for number, graph in enumerate(graphs):
@@ -61,9 +69,13 @@ def inspect(model: Path, tensors: bool) -> None:
 
 @micro.command()
 @MODEL
-def size(model: Path) -> None:
+@json_option
+def size(model: Path, as_json: bool) -> None:
     """Say how much memory MODEL needs, exactly, and what for."""
     report = _open(model).report
+    if as_json:
+        print_json(report)
+        return
     rows = [
         (
             "arena",
@@ -87,10 +99,14 @@ def size(model: Path) -> None:
 @micro.command()
 @MODEL
 @click.option("--repeats", type=click.IntRange(1), default=50, show_default=True)
-def profile(model: Path, repeats: int) -> None:
+@json_option
+def profile(model: Path, repeats: int, as_json: bool) -> None:
     """Time each operator of MODEL on this machine."""
     interpreter = _open(model)
     rows = interpreter.profile(*random_inputs(interpreter, 0), repeats=repeats)
+    if as_json:
+        print_json({"repeats": repeats, "operators": [{"name": name, "seconds": seconds} for name, seconds in rows]})
+        return
     total_s = sum(seconds for _, seconds in rows) or 1.0
     for k, (name, seconds) in enumerate(rows):
         click.echo(f"{k:3} {name:32} {seconds * 1e6:10.2f} us {100 * seconds / total_s:5.1f} %")
@@ -100,17 +116,21 @@ def profile(model: Path, repeats: int) -> None:
 @micro.command()
 @MODEL
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the plan.")
-def plan(model: Path, out: Path | None) -> None:
+@json_option
+def plan(model: Path, out: Path | None, as_json: bool) -> None:
     """Show where MODEL's activations lie in the arena, and when."""
     interpreter = _open(model)
     graph = model_file.read(model.read_bytes())[0]
-    for buffer in sorted(interpreter.plan, key=lambda buffer: (buffer.first, buffer.offset)):
+    if as_json:
+        print_json({"bytes": interpreter.report.planned, "buffers": list(interpreter.plan)})
+    for buffer in () if as_json else sorted(interpreter.plan, key=lambda buffer: (buffer.first, buffer.offset)):
         name = "scratch" if buffer.tensor < 0 else graph.tensors[buffer.tensor].name
         last = min(buffer.last, max(len(graph.operators) - 1, 0))
         note = " in place" if buffer.shares else ""
         end = buffer.offset + buffer.size
         click.echo(f"ops {buffer.first:3} to {last:3}  bytes {buffer.offset:>9,} to {end:>9,}  {name}{note}")
-    click.echo(f"{interpreter.report.planned:,} bytes at most")
+    if not as_json:
+        click.echo(f"{interpreter.report.planned:,} bytes at most")
     if out:
         names = [op.name for op in graph.operators]
         out.write_text(draw(interpreter.plan, names, [tensor.name for tensor in graph.tensors]), encoding="utf-8")

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from multipod.mlperf.benchmarks import BENCHMARKS
+from multipod.cli.json_output import json_option, print_json
+from multipod.mlperf.benchmarks import BENCHMARKS, Benchmark
 from multipod.mlperf.check import check as check_log
 from multipod.mlperf.lines import FILE
 from multipod.mlperf.package import Package, Run, Submission, pack
@@ -25,8 +27,12 @@ def mlperf() -> None:
 
 
 @mlperf.command(name="list")
-def list_benchmarks() -> None:
+@json_option
+def list_benchmarks(as_json: bool) -> None:
     """List the benchmarks: rule sets, target, evaluations, runs of a result, recipe."""
+    if as_json:
+        print_json({"benchmarks": [_benchmark(each) for each in BENCHMARKS.values()]})
+        return
     console = Console(highlight=False, soft_wrap=True)
     for each in BENCHMARKS.values():
         targets = [
@@ -41,15 +47,26 @@ def list_benchmarks() -> None:
         console.print(f"  recipe     {each.recipe or 'none of this size'}", markup=False)
 
 
+def _benchmark(each: Benchmark) -> dict[str, Any]:
+    return {
+        **{name: getattr(each, name) for name in ("name", "title", "first", "last", "runs", "targets", "recipe")},
+        "schedule": str(each.schedule),
+    }
+
+
 @mlperf.command()
 @click.argument("run", type=_FOLDER)
 @click.option("--ruleset", default="", help="As 1.0.0; the benchmark's last one if it is left out.")
-def check(run: Path, ruleset: str) -> int:
+@json_option
+def check(run: Path, ruleset: str, as_json: bool) -> int:
     """Check mllog.txt of the RUN, a run's folder or a log: MLCommons' compliance checker, and what it does not see.
 
     Exits 1 if anything is wrong.
     """
     verdict = check_log(_log_of(run), ruleset)
+    if as_json:
+        print_json({**vars(verdict), "benchmark": verdict.benchmark.name, "is_good": verdict.is_good})
+        return 0 if verdict.is_good else 1
     console = Console(highlight=False, soft_wrap=True)
     benchmark = verdict.benchmark
     console.print(f"{benchmark.name} ({benchmark.title}) under the rules of {verdict.ruleset}", markup=False)
@@ -68,12 +85,25 @@ def check(run: Path, ruleset: str) -> int:
 @click.option("--division", type=click.Choice(("open", "closed")), default="open", show_default=True)
 @click.option("--status", default="research", show_default=True, help="onprem, cloud, preview or research.")
 @click.option("--ruleset", default="", help="As 1.0.0; the benchmark's last one if it is left out.")
-def package(runs: tuple[Path, ...], out: Path, org: str, system: str, division: str, status: str, ruleset: str) -> int:
+@json_option
+def package(
+    runs: tuple[Path, ...],
+    out: Path,
+    org: str,
+    system: str,
+    division: str,
+    status: str,
+    ruleset: str,
+    as_json: bool,
+) -> int:
     """Pack the logs of RUNS of one benchmark, and have MLCommons' checkers look at the package.
 
     Exits 1 if they refuse it, or if it is no complete result.
     """
     made = pack([_run(run) for run in runs], Submission(org, system, division, status), out, ruleset)
+    if as_json:
+        print_json({**vars(made), "benchmark": made.benchmark.name})
+        return 1 if made.refused or made.missing else 0
     console = Console(highlight=False, soft_wrap=True)
     times = ", ".join("aborted" if minutes is None else f"{minutes:.3f}" for minutes in made.minutes)
     console.print(f"{made.benchmark.name}: minutes {times}", markup=False)

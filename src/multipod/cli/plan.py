@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from multipod.plan.calibration.fit import Fit
     from multipod.plan.machine import Machine
     from multipod.plan.predict import Prediction
     from multipod.plan.run import RunPrediction
@@ -151,20 +152,25 @@ def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @machine_options
 @click.option("--save", type=FILE, metavar="MACHINE.json", help="Where the constants go.  [default: --on here's own]")
+@json_option
 def plan_calibrate(file: Path | None, **asked: Any) -> None:
     """Fit a machine's constants: to this host, measured now, or to the measured steps in FILE."""
     if file is None:
-        _calibrate(_console())
+        _calibrate(_console(), asked["as_json"])
     else:
         _calibrate_from(_console(), file, {**asked, "scale": None, "splits": False})
 
 
 @plan.command("compare")
 @click.argument("files", nargs=-1, metavar="A B")
+@json_option
 @click.option("--cache", hidden=True, expose_value=False)
-def plan_compare(files: tuple[str, ...]) -> None:
+def plan_compare(files: tuple[str, ...], as_json: bool) -> None:
     """Compare two plans that were saved, A and B."""
-    compare(_console(), files)
+    if as_json:
+        print_json(plan_text.compared(files))
+    else:
+        compare(_console(), files)
 
 
 def _console() -> "Console":
@@ -279,17 +285,25 @@ def _own() -> Path:
     return runtime.default_cache().parent / "plan" / "here.json"
 
 
-def _calibrate(console: "Console") -> None:
+def _calibrate(console: "Console", as_json: bool) -> None:
     """Measures small recipes here and keeps the constants that fit them."""
     runtime.prepare(cpu_devices=8, cache=runtime.default_cache())
     from multipod.plan.calibration.host import calibrate
 
     with console.status("") as status:
         fit, measured = calibrate(here(8, os.cpu_count() or 1), told=status.update)
-    plan_text.fitted(console, fit, measured)
+    _show_fit(console, fit, measured, as_json)
     _own().parent.mkdir(parents=True, exist_ok=True)
     write(fit.machine, _own(), measured=measured)
-    click.echo(f"median error {fit.median_error:.0%}; constants in {_own()}")
+    click.echo(f"median error {fit.median_error:.0%}; constants in {_own()}", err=as_json)
+
+
+def _show_fit(console: "Console", fit: "Fit", measured: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print_json({"measured_s": measured, "constants": fit.constants, "errors": fit.errors, "twins": fit.twins,
+                    "loose": fit.loose, "median_error": fit.median_error})  # fmt: skip
+    else:
+        plan_text.fitted(console, fit, measured)
 
 
 def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> None:
@@ -303,9 +317,9 @@ def _calibrate_from(console: "Console", file: Path, asked: dict[str, Any]) -> No
         for name in {step.model for step in steps}
     }
     fit = fit_steps(steps, _machine(asked), workloads.__getitem__)
-    plan_text.fitted(console, fit, {str(step): step.step_ms / 1e3 for step in steps})
+    _show_fit(console, fit, {str(step): step.step_ms / 1e3 for step in steps}, asked["as_json"])
     write(fit.machine, asked["save"], steps=[str(step) for step in steps])
-    click.echo(f"median error {fit.median_error:.0%}; plan with --calibration {asked['save']}")
+    click.echo(f"median error {fit.median_error:.0%}; plan with --calibration {asked['save']}", err=asked["as_json"])
 
 
 def _remember(cache: str | None) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from multipod.plan.machine import Machine
     from multipod.plan.predict import Prediction
     from multipod.plan.run import RunPrediction
+    from multipod.plan.saved import SavedPlan
     from multipod.plan.search import Found
 
     Run = Callable[[Prediction], RunPrediction] | None
@@ -181,9 +182,7 @@ def draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
 
 def compare(console: "Console", files: tuple[str, ...]) -> None:
     """Two saved plans side by side, with ratios."""
-    if len(files) != 2:
-        raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
-    one, other = (read_plan(Path(file)) for file in files)
+    one, other = _two_plans(files)
     table = Table(box=SIMPLE_HEAD)
     for column in ("", *files, "ratio"):
         table.add_column(column, justify="left" if not column else "right")
@@ -194,11 +193,35 @@ def compare(console: "Console", files: tuple[str, ...]) -> None:
         ("recipe set to", *("\n".join(plan.settings) for plan in (one, other))),
     ):
         table.add_row(title, left, right, "")
-    for key in dict.fromkeys([*one.prediction, *other.prediction]):
-        a, b = one.prediction.get(key), other.prediction.get(key)
-        if isinstance(a, int | float) and isinstance(b, int | float):
-            table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
+    for key, (a, b) in _common_figures(one, other).items():
+        table.add_row(key, f"{a:.6g}", f"{b:.6g}", f"{b / a:.3f}" if a else "")
     console.print(table)
+
+
+def compared(files: tuple[str, ...]) -> dict[str, Any]:
+    """What `plan compare --json` prints: both plans, and each figure that both have, with their ratio."""
+    one, other = _two_plans(files)
+    plans = [
+        {"file": file, "recipe": plan.name, "machine": plan.machine, "layout": layout_words(plan.layout, plan.batch),
+         "settings": list(plan.settings)}
+        for file, plan in zip(files, (one, other), strict=True)
+    ]  # fmt: skip
+    figures = {
+        key: {"values": [a, b], "ratio": b / a if a else None} for key, (a, b) in _common_figures(one, other).items()
+    }
+    return {"plans": plans, "figures": figures}
+
+
+def _two_plans(files: tuple[str, ...]) -> tuple["SavedPlan", "SavedPlan"]:
+    if len(files) != 2:
+        raise click.UsageError("compare takes two plans, as `multipod plan compare a.json b.json`.")
+    one, other = (read_plan(Path(file)) for file in files)
+    return one, other
+
+
+def _common_figures(one: "SavedPlan", other: "SavedPlan") -> dict[str, tuple[float, float]]:
+    pairs = {key: (one.prediction[key], other.prediction[key]) for key in one.prediction if key in other.prediction}
+    return {key: (a, b) for key, (a, b) in pairs.items() if isinstance(a, int | float) and isinstance(b, int | float)}
 
 
 def fitted(console: "Console", fit: "Fit", measured: dict[str, float]) -> None:

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from multipod import runtime
+from multipod.cli.json_output import json_option, print_json
 from multipod.errors import RecipeError
 
 if TYPE_CHECKING:
     from multipod.experiments.experiments import Experiment
+    from multipod.experiments.outcome import Outcome
 
 
 @click.command()
@@ -39,14 +41,15 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Keep each part in DIR as it is done, and go on from there the next time; of the same experiments.",
 )
-def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None) -> None:
+@json_option
+def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None, as_json: bool) -> None:
     """Try the claims of a paper here, and write down what came out: NAME.md and NAME.json.
 
     Without NAME, list the experiments. Exits 1 where a claim does not hold; it is written down all the same.
     """
     table = _table()
     if name is None:
-        _list(table.EXPERIMENTS)
+        print_json({"experiments": table.EXPERIMENTS}) if as_json else _list(table.EXPERIMENTS)
         return
     chosen = table.experiment(name)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # not without ending its processes
@@ -59,6 +62,15 @@ def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None)
     began = time.monotonic()
     outcome = chosen.run(lambda line: console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}"), count, keep)
     files = write(name, outcome, out, time.monotonic() - began)
+    if as_json:
+        print_json({"experiment": name, "claims": outcome.claims, "files": files})
+    else:
+        _print_claims(outcome)
+        click.echo("wrote " + ", ".join(map(str, files)))
+    sys.exit(0 if all(claim.holds for claim in outcome.claims) else 1)
+
+
+def _print_claims(outcome: "Outcome") -> None:
     claims = Table("claim", "measured", "threshold", "holds")
     for claim in outcome.claims:
         measured, threshold = (
@@ -66,8 +78,6 @@ def reproduce(name: str | None, out: Path, count: int | None, keep: Path | None)
         )
         claims.add_row(claim.claim, measured, threshold, "yes" if claim.holds else "no")
     Console().print(claims)
-    click.echo("wrote " + ", ".join(map(str, files)))
-    sys.exit(0 if all(claim.holds for claim in outcome.claims) else 1)
 
 
 def _table() -> ModuleType:

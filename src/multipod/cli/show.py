@@ -42,6 +42,7 @@ def list_recipes(as_json: bool) -> None:
     help="Compile it for a TPU that is not here, as v3:128x32 (needs the extra `tpu`).",
 )
 @click.option("--time-layers", is_flag=True, help="Time each layer on one device; the cut that balances the stages.")
+@json_option
 @what_options
 @where_options
 def show(
@@ -50,6 +51,7 @@ def show(
     compiles: bool,
     compile_for: str | None,
     time_layers: bool,
+    as_json: bool,
     changes: list[str],
     where: RuntimeOptions,
 ) -> None:
@@ -64,6 +66,12 @@ def show(
         program_tables,
         recipe_text,
     )
+    from multipod.cli.printing.recipe_figures import (
+        compiled_for_figures,
+        layer_times_figures,
+        program_figures,
+        recipe_figures,
+    )
     from multipod.layout.compiled import provide_cpu_devices
 
     chosen = runs.configure_recipe(recipe, changes, where)
@@ -71,6 +79,16 @@ def show(
         provide_cpu_devices(chosen.layout)
     if compile_for:
         runtime.absent_tpus()
+    if as_json:
+        if compile_for:
+            figures = compiled_for_figures(chosen, compile_for, where)
+        elif time_layers:
+            figures = layer_times_figures(chosen)
+        else:
+            figures = program_figures(chosen, compiles=compiles)
+        print_json(recipe_figures(chosen) | figures)
+        return
+    if compile_for:
         shown: list[Table | str] = [compiled_for_table(chosen, compile_for, where)]
     elif time_layers:
         shown = [layer_times_table(chosen)]

@@ -8,6 +8,7 @@ import click
 
 from multipod import runs, runtime
 from multipod.cli import completion
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.options import settle, what_options
 
 
@@ -22,6 +23,7 @@ from multipod.cli.options import settle, what_options
 @click.option("--draw", type=click.IntRange(0), default=0, show_default=True, metavar="SEED", help="Draws others.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="All of it as JSON.")
 @click.option("--cache", metavar="DIR", help="Compiled programs; `off` for none.  [default: ~/.cache/multipod/xla]")
+@json_option
 @what_options
 @click.pass_context
 def verify(
@@ -33,6 +35,7 @@ def verify(
     draw: int,
     out: Path | None,
     cache: str | None,
+    as_json: bool,
     changes: list[str],
 ) -> None:
     """Train RECIPE for some updates in layouts drawn at random, and hold each update against one device in float64.
@@ -51,9 +54,12 @@ def verify(
         updates=updates,
         devices=devices,
         seed=draw,
-        report=lambda result: click.echo(result_text(result)),
+        report=lambda result: click.echo(result_text(result), err=as_json),
     )
-    click.echo(verdict_text(verdict))
+    if as_json:
+        print_json(asdict(verdict) | {"holds": verdict.holds})
+    else:
+        click.echo(verdict_text(verdict))
     if out:
         out.write_text(json.dumps(asdict(verdict), indent=1) + "\n", encoding="utf-8")
     context.exit(0 if verdict.holds else 1)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -69,15 +70,31 @@ def array_rows(batch: HostBatch) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, array in sorted(batch.items()):
         shape = f"{'x'.join(map(str, array.shape))} {array.dtype}"
-        numbers = array.astype(np.float64) if array.dtype.kind in "iufb" else np.zeros(0)
-        if not numbers.size:
+        found = array_figures(name, array)
+        if not found:
             rows.append((name, shape, "", ""))
             continue
-        over = tuple(range(array.ndim - 1)) if name == "image" and array.ndim == 4 else None
-        mean, deviation = np.atleast_1d(numbers.mean(over)), np.atleast_1d(numbers.std(over))
-        spread = "  ".join(f"{m:.4g} ± {d:.3g}" for m, d in zip(mean, deviation, strict=True))
-        rows.append((name, shape, f"{numbers.min():.4g} to {numbers.max():.4g}", spread))
+        spread = "  ".join(f"{m:.4g} ± {d:.3g}" for m, d in zip(found["mean"], found["deviation"], strict=True))
+        rows.append((name, shape, f"{found['least']:.4g} to {found['largest']:.4g}", spread))
     return rows
+
+
+def array_figures(name: str, array: np.ndarray) -> dict[str, Any]:
+    """Least and largest value of an array, and lists of its mean and deviation: one for each channel of images.
+
+    Empty for an array without numbers.
+    """
+    numbers = array.astype(np.float64) if array.dtype.kind in "iufb" else np.zeros(0)
+    if not numbers.size:
+        return {}
+    over = tuple(range(array.ndim - 1)) if name == "image" and array.ndim == 4 else None
+    mean, deviation = np.atleast_1d(numbers.mean(over)), np.atleast_1d(numbers.std(over))
+    return {
+        "least": float(numbers.min()),
+        "largest": float(numbers.max()),
+        "mean": mean.tolist(),
+        "deviation": deviation.tolist(),
+    }
 
 
 def contact_sheet(images: np.ndarray, captions: Sequence[str], columns: int = 8) -> Image.Image:

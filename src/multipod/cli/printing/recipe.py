@@ -10,7 +10,7 @@ from multipod.layout.check import tensors_without_rules, unsplit_tensors
 from multipod.layout.compatible import ruled_out
 from multipod.layout.compiled import CompiledFacts
 from multipod.layout.mesh import abstract_mesh, data_devices, make_mesh, topology_of
-from multipod.layout.stages import balanced
+from multipod.layout.stages import Cut, Layer, balanced
 from multipod.nn.model import ShowsFigures
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.scaling import preset_remarks
@@ -86,14 +86,18 @@ def stage_tables(program: StagedProgram) -> list[Table]:
     return [table, each]
 
 
-def layer_times_table(chosen: Recipe) -> Table:
-    """Each layer's time beside its estimated cost, and the cut that the times ask for."""
-
+def timed_cut(chosen: Recipe) -> tuple[int, list[Layer], list[float], Cut]:
+    """Returns rows on a device, its layers timed with them, the layers' estimated costs, and the cut by the times."""
     layout = chosen.layout
     parts, micro = (layout.pipeline.parts, layout.pipeline.micro_batches) if layout.pipeline else (1, 1)
     rows = max(chosen.batch // (math.prod(layout.mesh or (1,)) * max(micro, 1)), 1)
     timed, known = timed_layers(chosen, rows), [layer.cost for layer in layers_of(chosen)]
-    cut = balanced(timed, parts)
+    return rows, timed, known, balanced(timed, parts)
+
+
+def layer_times_table(chosen: Recipe) -> Table:
+    """Each layer's time beside its estimated cost, and the cut that the times ask for."""
+    rows, timed, known, cut = timed_cut(chosen)
     counts = "x".join(str(len(part)) for part in cut.parts)
     table = Table(title=f"layers, forward and backward, {rows} rows on one device")
     for name in ("layer", "ms", "of all", "of all, estimated"):
@@ -101,8 +105,8 @@ def layer_times_table(chosen: Recipe) -> Table:
     for layer, cost in zip(timed, known, strict=True):
         shares = (layer.cost / sum(one.cost for one in timed), cost / sum(known))
         table.add_row(layer.name, f"{1e3 * layer.cost:.2f}", *(f"{share:.1%}" for share in shares))
-    if parts > 1:
-        table.caption = f"--layout cut={counts} balances {parts} parts to {cut.balance:.1%}"
+    if len(cut.parts) > 1:
+        table.caption = f"--layout cut={counts} balances {len(cut.parts)} parts to {cut.balance:.1%}"
     return table
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multipod.cli.json_output import json_option, print_json
 from multipod.errors import ScheduleError
 from multipod.pipelines.build import PIPELINES, build
 from multipod.pipelines.check import check
@@ -33,9 +34,12 @@ def pipeline() -> None:
 
 
 @pipeline.command("list")
-def list_pipelines() -> None:
+@json_option
+def list_pipelines(as_json: bool) -> None:
     """List the schedules and their options."""
-
+    if as_json:
+        print_json({name: {"summary": one.summary, "options": list(one.options)} for name, one in PIPELINES.items()})
+        return
     for name, known in PIPELINES.items():
         options = f"  options: {', '.join(known.options)}" if known.options else ""
         click.echo(f"{name:12} {known.summary}{options}")
@@ -50,6 +54,7 @@ def list_pipelines() -> None:
 @click.option("--forward", type=POSITIVE, default=1, show_default=True, help="Time of a forward pass.")
 @click.option("--backward", type=POSITIVE, default=2, show_default=True, help="Time of a backward pass.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it there, as SVG.")
+@json_option
 def show(
     name: str,
     stages: int,
@@ -59,6 +64,7 @@ def show(
     forward: int,
     backward: int,
     out: Path | None,
+    as_json: bool,
 ) -> None:
     """Prove NAME, draw it, and give delays, activations, weights and idle time."""
 
@@ -74,12 +80,40 @@ def show(
     if out is not None and not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is no folder to write {out.name} in. Make it first.")
     width = shutil.get_terminal_size(fallback=(120, 48)).columns
-    click.echo(f"{proof.schedule}\n\n{draw(clock, max(width, 40))}\n")
-    for line in _figures(proof, clock):
-        click.echo(line)
+    if as_json:
+        print_json(_json_figures(proof, clock))
+    else:
+        click.echo(f"{proof.schedule}\n\n{draw(clock, max(width, 40))}\n")
+        for line in _figures(proof, clock):
+            click.echo(line)
     if out is not None:
         write_picture(clock, out)
-        click.echo(f"written to {out}")
+        click.echo(f"written to {out}", err=as_json)
+
+
+def _json_figures(proof: "PipelineProof", clock: "Timed") -> dict[str, Any]:
+    """What `--json` prints: each stage, and the totals; delays in updates, `busy` and `in_use` as shares."""
+    made = proof.schedule
+    stages = [
+        {
+            "stage": p + 1,
+            "activations": proof.peak_live[p],
+            "busy": clock.busy[p] / clock.total,
+            "forward_delay": proof.mean_delay(p),
+            "backward_delays": proof.backward_delays(p),
+            "old_weights": proof.stashed[p],
+        }
+        for p in range(made.stages)
+    ]
+    return {
+        "schedule": str(made),
+        "synchronous": made.synchronous,
+        "settled": proof.settled,
+        "updates": made.updates,
+        "stages": stages,
+        "in_use": clock.utilisation,
+        "in_use_steadily": clock.steady_utilisation if made.updates > 2 else None,
+    }
 
 
 def _figures(proof: "PipelineProof", clock: "Timed") -> list[str]:

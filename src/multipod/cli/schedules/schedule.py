@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from multipod import runtime
 from multipod.cli import completion
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.schedules.machine import BYTES, machine_options
 from multipod.collectives import msccl as xml
 from multipod.collectives.build import ALGORITHMS, build
@@ -29,6 +30,7 @@ from multipod.simulate.simulate import simulate
 
 if TYPE_CHECKING:
     from multipod.collectives.schedule import Schedule
+    from multipod.collectives.verify import Proof
     from multipod.topology.topology import Topology
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -48,9 +50,13 @@ def schedule() -> None:
 
 
 @schedule.command("list")
-def list_algorithms() -> None:
+@json_option
+def list_algorithms(as_json: bool) -> None:
     """List the algorithms, the collectives that each can do, and its options."""
-
+    if as_json:
+        print_json({name: {"summary": one.summary, "collectives": list(one.collectives), "options": list(one.options)}
+                    for name, one in ALGORITHMS.items()})  # fmt: skip
+        return
     for name, builder in ALGORITHMS.items():
         options = f"  options: {', '.join(builder.options)}" if builder.options else ""
         click.echo(f"{name:20} {builder.summary}\n{'':20} {', '.join(builder.collectives)}{options}")
@@ -60,18 +66,27 @@ def list_algorithms() -> None:
 @click.argument("file", type=FILE)
 @click.option("--executed", is_flag=True, help="Also count what it sends as a program of JAX devices, by links.")
 @click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="Of the vector, for --executed.")
-def check(file: Path, executed: bool, nbytes: int) -> None:
+@json_option
+def check(file: Path, executed: bool, nbytes: int, as_json: bool) -> None:
     """Prove that the schedule in FILE does what it says; exit with 2 and the reason if it does not."""
 
     with _working(f"reading {file}"):
         made = read(file)
-    _prove(made)
+    proof = _prove(made)
+    figures: dict[str, Any] = {"proof": proof, "notes": list(made.notes)}
     if executed:
         runtime.absent_tpus()
-        from multipod.cli.printing.executed import print_executed  # JAX
+        from multipod.cli.printing.executed import count_executed, print_executed  # JAX
 
         with _working("lowering"):
-            print_executed(made, nbytes)
+            counted = count_executed(made, nbytes)
+        figures["executed"] = counted.data()
+    if as_json:
+        print_json(figures)
+        return
+    _print_proof(made, proof)
+    if executed:
+        print_executed(counted)
 
 
 def _builds(collective: Collective) -> Callable[..., None]:
@@ -91,6 +106,7 @@ def _builds(collective: Collective) -> Callable[..., None]:
     )
     @click.option("--out", type=FILE, metavar="FILE", help="Write it as JSON.")
     @click.option("--msccl", type=FILE, metavar="FILE", help="Write it as XML for MSCCL.")
+    @json_option
     def command(
         topology: "Topology",
         algorithm: str,
@@ -98,9 +114,10 @@ def _builds(collective: Collective) -> Callable[..., None]:
         options: tuple[str, ...],
         out: Path | None,
         msccl: Path | None,
+        as_json: bool,
     ) -> None:
         if algorithm == "list":
-            click.get_current_context().invoke(list_algorithms)
+            click.get_current_context().invoke(list_algorithms, as_json=as_json)
             return
         for file in (out, msccl):
             if file is not None and not file.absolute().parent.is_dir():
@@ -108,12 +125,17 @@ def _builds(collective: Collective) -> Callable[..., None]:
         parsed = sizes(algorithm, nbytes) | _parsed(algorithm, options)
         with _working(f"building {algorithm}"), _blaming(algorithm, options):
             built = build(algorithm, topology, collective, **parsed)
-        _prove(built)
+        proof = _prove(built)
         with _working("simulating"):
-            click.echo(_promise(built, nbytes))
+            promise = _promise(built, nbytes)
+        if as_json:
+            print_json({"proof": proof, "notes": list(built.notes), **promise})
+        else:
+            _print_proof(built, proof)
+            click.echo(_promise_text(promise))
         for file, write in ((out, write_json), (msccl, xml.write)):
             if file is not None:
-                _write(write, built, file)
+                _write(write, built, file, err=as_json)
 
     command.__doc__ = f"Build, prove and write a schedule for {collective}."
     return command
@@ -123,26 +145,34 @@ for _collective in COLLECTIVES:
     schedule.command(_collective)(_builds(_collective))
 
 
-def _prove(made: "Schedule") -> None:
-
+def _prove(made: "Schedule") -> "Proof":
     with _working(f"proving {made.algorithm}"):
-        proof = verify(made)
+        return verify(made)
+
+
+def _print_proof(made: "Schedule", proof: "Proof") -> None:
     click.echo(str(proof))
     for note in made.notes:
         click.echo(f"note: {note}")
 
 
-def _promise(made: "Schedule", nbytes: int) -> str:
-    """The time and the share of the bound that `multipod simulate` gives for this schedule."""
+def _promise(made: "Schedule", nbytes: int) -> dict[str, Any]:
+    """The seconds and the share of the bound that `multipod simulate` gives for this schedule; or why it gives none."""
     try:
         simulation = simulate(made, made.topology, nbytes)
     except MultipodError as error:
-        return f"not simulated: {error}"
-    share = f"{simulation.percent_of_bound:.1f} % of the bound"
-    return f"simulated: {time_text(float(simulation.seconds))} for {bytes_text(float(nbytes))}, {share}"
+        return {"bytes": nbytes, "not_simulated": str(error)}
+    return {"bytes": nbytes, "seconds": float(simulation.seconds), "of_bound": simulation.percent_of_bound / 100}
 
 
-def _write(write: Callable[["Schedule", Path], None], made: "Schedule", file: Path) -> None:
+def _promise_text(promise: dict[str, Any]) -> str:
+    if "not_simulated" in promise:
+        return f"not simulated: {promise['not_simulated']}"
+    took, size = time_text(promise["seconds"]), bytes_text(float(promise["bytes"]))
+    return f"simulated: {took} for {size}, {100 * promise['of_bound']:.1f} % of the bound"
+
+
+def _write(write: Callable[["Schedule", Path], None], made: "Schedule", file: Path, err: bool) -> None:
 
     try:
         with _working(f"writing {file}"):
@@ -150,7 +180,7 @@ def _write(write: Callable[["Schedule", Path], None], made: "Schedule", file: Pa
     except OSError as error:
         raise ScheduleError(f"{file} cannot be written: {error.strerror}. Choose another file.") from error
     size = f" ({file.stat().st_size / 1e6:,.2f} MB)" if file.is_file() else ""
-    click.echo(f"written to {file}{size}")
+    click.echo(f"written to {file}{size}", err=err)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from multipod.cli.json_output import json_option, print_json
 from multipod.cli.schedules.machine import BYTES, failure_options, machine_options
 from multipod.collectives.strength import strength as measure
 from multipod.topology.chips import CHIPS
@@ -27,10 +28,14 @@ def topology() -> None:
 @topology.command()
 @click.argument("machine")
 @failure_options
-def show(machine: str, fail: tuple[str, ...], fail_link: tuple[str, ...]) -> None:
+@json_option
+def show(machine: str, fail: tuple[str, ...], fail_link: tuple[str, ...], as_json: bool) -> None:
     """Draw MACHINE, as mesh:8x8 or tpu-v3-pod, with what has failed, and give its figures."""
 
     shown = parse(machine, fail, fail_link)
+    if as_json:
+        print_json(_machine_figures(shown))
+        return
     size = shutil.get_terminal_size(fallback=(100, 48))
     click.echo(f"{shown}\n")
     click.echo(draw(shown, width=max(size.columns, 40), height=max(size.lines, 24)))
@@ -44,9 +49,15 @@ def show(machine: str, fail: tuple[str, ...], fail_link: tuple[str, ...]) -> Non
 
 
 @topology.command("list")
-def list_machines() -> None:
+@json_option
+def list_machines(as_json: bool) -> None:
     """List the machines and chips that are known by name."""
-
+    if as_json:
+        machines = {
+            name: {"about": one.about, "source": one.source, "shape": one.shape} for name, one in MACHINES.items()
+        }
+        print_json({"machines": machines, "chips": CHIPS})
+        return
     click.echo("Machines. A size may follow: mesh:8x8, torus:16x32, switch:4x8, dgx-h100:4, tpu-v5e-pod:8x16.\n")
     for name, machine in MACHINES.items():
         click.echo(f"{name:16} {machine.about}")
@@ -58,10 +69,15 @@ def list_machines() -> None:
 @topology.command()
 @machine_options
 @click.option("--bytes", "nbytes", type=BYTES, default="100M", show_default=True, help="To sum, on each chip.")
-def strength(topology: "Topology", nbytes: int) -> None:
+@json_option
+def strength(topology: "Topology", nbytes: int, as_json: bool) -> None:
     """The least time in which this machine can sum, whatever the algorithm, and the partition that proves it."""
 
     found = measure(topology)
+    if as_json:
+        print_json({"sigma_links": found.value, "bytes_per_s": found.bytes_per_s, "bytes": nbytes,
+                    "seconds": found.seconds(nbytes), "parts": found.partition})  # fmt: skip
+        return
     parts, size = found.partition, len(topology.chips)
     click.echo(f"{topology}\n")
     click.echo(f"sigma       {found.value} links, {_rate(float(found.bytes_per_s))}")
@@ -90,6 +106,25 @@ def _row(name: str, value: str, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _machine_figures(shown: "Topology") -> dict[str, Any]:
+    """What `topology show --json` prints; bytes and seconds."""
+    whole = len(shown.parts) == 1
+    return {
+        "name": str(shown),
+        "shape": shown.shape,
+        "chips": len(shown.chips),
+        "failed_chips": sorted(shown.failed_chips),
+        "links": len(shown.links),
+        "failed_links": sorted(shown.failed_links),
+        "latency_s": shown.latency_s,
+        "bytes_per_s": shown.bytes_per_s,
+        "parts": [len(part) for part in shown.parts],
+        "diameter": diameter(shown) if whole else None,
+        "bisection_bytes_per_s": bisection_bytes_per_s(shown) if whole else None,
+        "chip": shown.chip,
+    }
 
 
 def _figures(shown: "Topology") -> list[tuple[str, str]]:
