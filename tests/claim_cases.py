@@ -14,6 +14,7 @@ import optax
 
 from multipod.experiments import (
     adasum,
+    batch_epochs,
     batch_norm_tiles,
     lars,
     layouts,
@@ -237,6 +238,23 @@ _TILES = [
     )
 ]
 
+
+def _epochs(name: str, *epochs: float) -> batch_epochs.BatchCurve:
+    return batch_epochs.BatchCurve(name, (16, 64, 256, 1024), epochs)
+
+
+ON_SHAPE, OFF_SHAPE = _epochs("digits", 2.1, 2.4, 3.6, 8.4), _epochs("digits", 2, 9, 2, 9)
+NEARLY = _epochs("resnet50", 2.2, 2.4, 3.5, 8.4)
+_BATCH_EPOCHS = [
+    ("batch-epochs", words, unpacked(batch_epochs.claims_of), good, bad)
+    for words, good, bad in (
+        ("of the two-number shape over its batches", (ON_SHAPE, [NEARLY]), (OFF_SHAPE, [OFF_SHAPE])),
+        ("no larger than the worst", (ON_SHAPE, [NEARLY]), (NEARLY, [ON_SHAPE])),
+        ("as the other batches foretell", (ON_SHAPE, [NEARLY]), (_epochs("digits", 2, 2, 2, 9), [NEARLY])),
+        ("slope of log epochs", (ON_SHAPE, [NEARLY]), (_epochs("digits", 2, 2, 2, 9), [NEARLY])),
+    )
+]
+
 # Availability.
 
 
@@ -438,6 +456,6 @@ _TT_REC = [
 CASES = [
     ClaimCase(*case)
     for several in (_LAYOUTS, _PLANNER, _MLPERF, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
-                    _PIPEMARE, _ST_MOE, _TT_REC)
+                    _BATCH_EPOCHS, _PIPEMARE, _ST_MOE, _TT_REC)
     for case in several
 ]  # fmt: skip

@@ -104,6 +104,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         7,
         cpu_devices=1,
     ),
+    "batch-epochs": Experiment(
+        "epochs to the target against the batch, a small ResNet beside MLPerf's reference convergence points",
+        "multipod.experiments.batch_epochs:run",
+        8,
+        cpu_devices=1,
+    ),
     "batch-norm-tiles": Experiment(
         "accuracy of a perceptron against the batch-norm tile, and against what evaluation normalises with",
         "multipod.experiments.batch_norm_tiles:run",

@@ -136,7 +136,7 @@ def _run(study: Study, settings: Settings) -> dict[str, dict[str, jax.Array]]:
     def epoch(carry: Carry, key: jax.Array) -> tuple[Carry, Any]:
         rows = jax.random.permutation(key, len(next(iter(train.values()))))[: study.updates * study.batch]
         carry, _ = lax.scan(update, carry, rows.reshape(study.updates, study.ranks, study.examples))
-        return carry, {name: _means(study, carry, arrays) for name, arrays in judged.items()}
+        return carry, {name: means(study, carry, arrays) for name, arrays in judged.items()}
 
     return lax.scan(epoch, start(study, optimizer, key), jax.random.split(order, study.epochs))[1]
 
@@ -154,7 +154,8 @@ def _gradients(study: Study, params: Any, statistics: Any, batch: Batch) -> tupl
     return found[0], jax.tree.map(lambda leaf: leaf.mean(0), found[1])
 
 
-def _means(study: Study, carry: Carry, batch: Batch) -> dict[str, jax.Array]:
+def means(study: Study, carry: Carry, batch: Batch) -> dict[str, jax.Array]:
+    """The means of the objective's values over examples [count, ...], as evaluation has them."""
     outputs, _ = study.model.apply(carry.params, carry.statistics, batch, train=False, key=jax.random.key(0))
     sums = masked_sums(study.objective(outputs, batch))
     return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
