@@ -266,13 +266,18 @@ class _MaskRcnn(nnx.Module):
     def _masks(self, maps: list[jax.Array], boxes: jax.Array, wanted: jax.Array) -> jax.Array:
         """Mask logits [examples, regions, 28, 28, classes] of the boxes that are wanted, bool [examples, regions]."""
 
+        split = bool(axes_of_dim("height"))
+
         def draw(boxes: jax.Array) -> jax.Array:
             regions = self._read(maps, boxes, 14)
+            # A dim that is split can be merged only from the outside: XLA would gather the regions of several images.
+            regions = regions.swapaxes(0, 1) if split else regions
             logits = self.mask_head(regions.reshape(-1, *regions.shape[2:]))
-            return logits.reshape(*regions.shape[:2], *logits.shape[1:])
+            logits = logits.reshape(*regions.shape[:2], *logits.shape[1:])
+            return logits.swapaxes(0, 1) if split else logits
 
         # Regions that lie on several devices go through at once.
-        return draw(boxes) if axes_of_dim("height") else of_wanted(draw, boxes, wanted)
+        return draw(boxes) if split else of_wanted(draw, boxes, wanted)
 
     def _read(self, maps: list[jax.Array], boxes: jax.Array, size: int) -> jax.Array:
         """The features of regions, [examples, regions, size, size, features]: each from the level of its size."""
