@@ -130,7 +130,7 @@ def _items(folder: Path) -> dict[str, Path]:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """The saved steps in a folder, by their numbers: `120`, `step_00120`, `checkpoint-120`."""
+    """The saved steps in a folder, by their numbers, which stand at the end of their names."""
     found = {}
     for step in folder.iterdir():
         number = re.fullmatch(r"(?:.*[_-])?(\d+)", step.name)
