@@ -65,6 +65,7 @@ ELSEWHERE = {
     "common speech": "space-to-depth",
     "MPI": "Split_type",
     "experiment trackers": "WANDB_PROJECT COMET_PROJECT_NAME",
+    "Kubernetes": "kubectl nvidia-h100-80gb google.com/tpu nvidia.com/gpu",
 }
 """Words that are rightly not of this tree, under whose they are."""
 FOREIGN = {word for words in ELSEWHERE.values() for word in words.split()} | {

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from multipod.cli.launching.child_command import ChildCommand, read_child
+from multipod.cli.launching.manifests.render import RENDERERS, rendered_run
 from multipod.cli.launching.ray_hosts import RayResources
 from multipod.cli.launching.starters import LaunchSettings, Ray, run_with_restarts
 from multipod.elastic.launcher.membership import ElasticPolicy
@@ -38,6 +39,11 @@ class LaunchOptions:
     secret: Path | None = None
     ray: str | None = None
     ray_each: str = "1,0"
+    render: str | None = None
+    per_node: int = 1
+    image: str = ""
+    accelerator: str = ""
+    queue: str = ""
 
     @property
     def policy(self) -> ElasticPolicy | None:
@@ -47,6 +53,19 @@ class LaunchOptions:
         return ElasticPolicy(
             self.processes, self.least, self.spares, not self.no_replace, self.mirror_every, self.evict or 0.0
         )
+
+    @property
+    def each(self) -> tuple[float, float]:
+        """CPUs and GPUs of a process.
+
+        Raises:
+          ClusterError: --each is no pair of numbers.
+        """
+        try:
+            cpus, gpus = map(float, self.ray_each.split(","))
+        except ValueError:
+            raise ClusterError(f"launch: --each {self.ray_each}: say CPUs and GPUs of a process, as 8,1.") from None
+        return cpus, gpus
 
     def launcher_words(self) -> list[str]:
         """The launcher's command line, to launch a run where this one was."""
@@ -129,11 +148,34 @@ class LaunchOptions:
 )
 @click.option(
     "--ray-each",
+    "--each",
+    "ray_each",
     default="1,0",
     show_default=True,
     metavar="CPUS,GPUS",
-    help="With --ray: what is set aside for each process.",
+    help="With --ray and --render: what is set aside for each process.",
 )
+@click.option(
+    "--render",
+    type=click.Choice(list(RENDERERS)),
+    help="Start nothing: print the manifest by which this launcher starts the run; see docs/launchers.md.",
+)
+@click.option(
+    "--per-node",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --render slurm: processes on a node.",
+)
+@click.option("--image", default="", help="With --render: the container image that has multipod and the recipe.")
+@click.option(
+    "--accelerator",
+    default="",
+    metavar="KIND",
+    help="With --render: the kind of device, in the launcher's words: H100, nvidia-h100-80gb, v5litepod-16.",
+)
+@click.option("--queue", default="", metavar="NAME", help="With --render: Kueue's queue, or Slurm's partition.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def launch(command: tuple[str, ...], **given: Any) -> None:
     """Run a multipod COMMAND as several processes, on this machine or by agents on others.
@@ -144,10 +186,41 @@ def launch(command: tuple[str, ...], **given: Any) -> None:
     to go on. With --survive the others go on at once, without a restart; see docs/design/availability.md.
     """
     options, child = LaunchOptions(**given), read_child(command)
+    if options.render is not None:
+        click.echo(render(options, child, options.render), nl=False)
+        return
     outcome = run_with_restarts(child, settle(options, child))
     if outcome.exit_code:
         print_to_stderr(f"multipod: {describe_failure(outcome, child, options)}")
         sys.exit(outcome.exit_code)
+
+
+def render(options: LaunchOptions, child: ChildCommand, launcher: str) -> str:
+    """The manifest of the run for a launcher.
+
+    Raises:
+      ClusterError: options that are about processes here, or that this launcher cannot do.
+    """
+    here = {"--survive": options.survive, "--standby": options.standby, "--hosts": options.hosts, "--ray": options.ray}
+    given = [name for name, value in here.items() if value]
+    if given:
+        raise ClusterError(
+            f"launch --render {launcher}: {' and '.join(given)} say how this launcher starts processes, and {launcher} "
+            "is to start them. Leave them out; --restarts is how often it starts all again."
+        )
+    timeouts = child.settle_timeouts(options.timeout)
+    run = rendered_run(
+        child,
+        timeouts,
+        processes=options.processes,
+        each=options.each,
+        per_node=options.per_node,
+        restarts=options.restarts,
+        image=options.image,
+        accelerator=options.accelerator,
+        queue=options.queue,
+    )
+    return RENDERERS[launcher](run)
 
 
 def settle(options: LaunchOptions, child: ChildCommand) -> LaunchSettings:
@@ -235,15 +308,11 @@ def find_ray(options: LaunchOptions, address: str) -> Ray:
     """The Ray cluster at `address`.
 
     Raises:
-      ClusterError: the run is to survive or has standbys, or --ray-each is no pair of numbers.
+      ClusterError: the run is to survive or has standbys, or --each is no pair of numbers.
     """
     if options.survive or options.standby:
         raise ClusterError("launch: --ray starts processes on other hosts. Leave out --survive and --standby.")
-    try:
-        cpus, gpus = map(float, options.ray_each.split(","))
-    except ValueError:
-        raise ClusterError(f"launch: --ray-each {options.ray_each}: say CPUs and GPUs of a process, as 8,1.") from None
-    return Ray(address, RayResources(cpus, gpus))
+    return Ray(address, RayResources(*options.each))
 
 
 def describe_failure(outcome: RunOutcome, child: ChildCommand, options: LaunchOptions) -> str:

@@ -12,7 +12,10 @@ from multipod.runtime import CPU_DEVICES, Timeouts
 _OPTIONS = ("mesh", "cpu_devices", "timeout", "out", "resume", "fail")
 _READER = click.Command(
     "command",
-    params=[click.Option([f"--{name.replace('_', '-')}"]) for name in _OPTIONS],
+    params=[
+        *(click.Option([f"--{name.replace('_', '-')}"]) for name in _OPTIONS),
+        click.Option(["--log"], multiple=True),
+    ],
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 
@@ -29,6 +32,7 @@ class ChildCommand:
       out: of `--out`.
       resume: of `--resume`.
       fail: of the last `--fail`.
+      log: of all `--log`.
     """
 
     words: tuple[str, ...]
@@ -38,6 +42,7 @@ class ChildCommand:
     out: str | None = None
     resume: str | None = None
     fail: str | None = None
+    log: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -110,12 +115,14 @@ class ChildCommand:
     def resuming(self, folder: str, processes: int) -> "ChildCommand":
         """The command that goes on with the run in `folder`, which this command began.
 
-        It repeats what a resumed run cannot take from its folder: unusual devices of a process, and its time-out.
+        It repeats what a resumed run cannot take from its folder: unusual devices of a process, its time-out, and its
+        loggers.
         """
         devices = self.cpu_devices or str(self.devices_per_process(processes))
         usual = CPU_DEVICES % processes == 0 and devices == str(CPU_DEVICES // processes)
         kept = [] if usual else ["--cpu-devices", devices]
         kept += [] if self.timeout is None else ["--timeout", self.timeout]
+        kept += ["--log", ",".join(self.log)] if self.log else []
         return read_child(["train", "--resume", folder, *kept])
 
 
