@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+from multipod import notebook
 from multipod.errors import ScheduleError
 from multipod.topology.topology import Topology
 
@@ -20,6 +21,10 @@ COLLECTIVES: tuple[Collective, ...] = ("all-reduce", "reduce-scatter", "all-gath
 
 OPS = ("add", "copy", "adasum")
 ADD, COPY, ADASUM = range(3)
+
+
+DRAWN_STEPS = 4096
+"""The most steps whose messages a notebook draws: each is made to be counted."""
 
 
 class Step(NamedTuple):
@@ -160,6 +165,23 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.algorithm} {self.collective} on {self.topology}"
+
+    def _repr_html_(self) -> str:
+        """What it does, and how many messages each step has, in a notebook."""
+        drawn = len(self.steps) <= DRAWN_STEPS
+        messages = [len(step.first) for step in self.steps] if drawn else []
+        even = len({*messages}) == 1
+        rows = [
+            ("collective", self.collective),
+            ("algorithm", self.algorithm),
+            ("machine", f"{self.topology}, {len(self.topology.chips):,} chips"),
+            ("steps", f"{len(self.steps):,}" + (f", of {messages[0]:,} messages each" if even else "")),
+            ("pieces", f"{self.pieces:,}"),
+            ("tile", "x".join(map(str, self.tile)) or None),
+            *(("note", note) for note in self.notes),
+        ]
+        chart = "" if even else notebook.bars(messages, "messages of each step")
+        return notebook.card("schedule", str(self), rows, chart)
 
     @property
     def pieces(self) -> int:

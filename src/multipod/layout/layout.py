@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from multipod import notebook
 from multipod.errors import LayoutError
 from multipod.layout.compatible import LayoutUse, conflicts
 from multipod.layout.split import UNSPLIT, ModelSplit, PipelineSplit
@@ -39,6 +40,21 @@ class Layout:
         wrong = [*_wrong_shapes(self), *_conflicts(self.split, self.pipeline, self.sync, self.failed)]
         if wrong:
             raise LayoutError("\n".join(wrong))
+
+    def _repr_html_(self) -> str:
+        """What is split over what, and the mesh of replicas, in a notebook."""
+        mesh = "x".join(map(str, self.mesh)) or "any mesh"
+        inside = f"{self.replica_text}, {self.replica_devices} devices" if self.replica_devices > 1 else "one device"
+        rows = [
+            ("replicas", mesh if self.mesh else "as many as there are devices for"),
+            ("a replica", inside),
+            ("failed", ", ".join(map(str, self.failed)) or None),
+        ]
+        shown = ["split"] * (self.split != UNSPLIT) + ["pipeline"] * (self.pipeline is not None)
+        parts = [notebook.fields(name, getattr(self, name)) for name in [*shown, *["sync"] * (self.sync != PLAIN)]]
+        drawn = notebook.grid(*self.mesh_shape(0), self.failed, "the mesh of replicas") if self.mesh else ""
+        title = " x ".join([mesh, *(f"{axis}={size}" for axis, size in self.replica_sizes.items())])
+        return notebook.card("layout", title, rows, *parts, drawn)
 
     @property
     def stages(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from multipod import notebook
 from multipod.data.source import Data
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
@@ -66,6 +67,22 @@ class Recipe:
     preset: str | None = None
     ema: Ema | None = None
     target: str = ""
+
+    def _repr_html_(self) -> str:
+        """Its length, and what it is made of, in a notebook."""
+        rows = [
+            ("updates", f"{self.updates:,}, of {self.batch:,} examples each"),
+            ("evaluated", f"every {self.evaluate_every:,} updates" if self.evaluate_every else "at the end"),
+            ("saved", f"every {self.checkpoint_every:,} updates" if self.checkpoint_every else "at the end"),
+            ("target", self.target or None),
+            ("preset", self.preset),
+            ("seed", self.seed),
+        ]
+        shown = ["model", "data", "objective", "optimizer"]
+        shown += ["layout"] * (self.layout != Layout()) + ["bad_updates"] * (self.bad_updates != BadUpdateRules())
+        shown += ["ema"] * (self.ema is not None)
+        parts = [notebook.fields(name, getattr(self, name)) for name in shown]
+        return notebook.card("recipe", self.name, rows, *parts)
 
     def __post_init__(self) -> None:
         least = {"batch": 1, "updates": 1, "evaluation_batch": 1, "keep_checkpoints": 1, "accumulate": 1}

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multipod import notebook
 from multipod.errors import RecipeError
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.runs.converting import convert_checkpoint
+from multipod.runs.learnt import learnt
 from multipod.runs.options import RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.step.program import Program, program_of
-from multipod.step.state import State
+from multipod.step.state import State, parameter_count
 from multipod.train.checkpoints.checkpoint import Checkpoints
 from multipod.train.run_folder import RunFolder, check_same, open_folder
 
@@ -34,6 +36,20 @@ class OpenedRun:
     recipe: Recipe
     program: Program
     state: State
+
+    def _repr_html_(self) -> str:
+        """Where it stands and what it has learnt, in a notebook."""
+        update, mesh = int(self.state.update), dict(self.program.mesh.shape)
+        tested, loss = learnt(self.folder, update)
+        rows = [
+            ("after", f"{update:,} of {self.recipe.updates:,} updates"),
+            *tested,
+            ("parameters", f"{parameter_count(self.recipe):,}"),
+            ("on", " ".join(f"{axis}={size}" for axis, size in mesh.items())),
+            ("began", self.facts.get("started")),
+            ("by", self.facts.get("command")),
+        ]
+        return notebook.card("run", str(self.folder.path), rows, loss)
 
     @property
     def judged(self) -> State:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from multipod import notebook
 from multipod.data.reading import InputOptions
 from multipod.errors import RecipeError
 from multipod.layout.layout import Layout
@@ -16,12 +17,14 @@ from multipod.mlperf.benchmarks import benchmark_of
 from multipod.plan.pinned import check_planned
 from multipod.plan.saved import SavedPlan
 from multipod.recipe.recipe import Recipe
+from multipod.runs.learnt import learnt
 from multipod.runs.options import ProfiledUpdates, RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
 from multipod.train.observers.table import MLPERF, names_in, refuse_observers
+from multipod.train.observers.text import summary_rows
 from multipod.train.run_folder import RunFolder, open_folder
 
 ANOTHER_RUN = "another run"
@@ -112,6 +115,18 @@ class RunResult:
     folder: Path
     ended: Ended
     state: State | None = None
+
+    def _repr_html_(self) -> str:
+        """How it ended and what it learnt, in a notebook."""
+        ended, told = self.ended, ("updates", "test accuracy", "test AUC")
+        tested, loss = learnt(RunFolder(self.folder), ended.update)
+        rows: list[notebook.Row] = [
+            ("stopped" if ended.interrupted else "done", f"{ended.update:,} updates"),
+            *tested,
+            *((name.strip(), value) for name, value in summary_rows(ended) if name not in told),
+            ("to go on", ended.resume or None),
+        ]
+        return notebook.card("result of a run", str(self.folder), rows, loss)
 
     @property
     def values(self) -> dict[str, float]:

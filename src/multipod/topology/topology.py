@@ -8,6 +8,7 @@ from functools import cached_property
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
+from multipod import notebook
 from multipod.errors import TopologyError
 from multipod.topology.chips import Chip
 
@@ -66,6 +67,31 @@ class Topology:
     switched: tuple[bool, ...] = ()
     shared: tuple[bool, ...] = ()
     name: str = ""
+
+    def _repr_html_(self) -> str:
+        """Its figures and, of up to two dimensions, its grid, in a notebook."""
+        rows = [
+            ("chips", f"{len(self.chips):,} of {'x'.join(map(str, self.shape))}"),
+            ("failed", self._failures_text()),
+            ("links", f"{len(self.links):,}, {self._dimensions_text()}"),
+            ("chip", self.chip.name if self.chip else None),
+        ]
+        if len(self.shape) > 2:
+            return notebook.card("topology", str(self), rows)
+        height, width = (1, *self.shape)[-2:]
+        failed = {divmod(chip, width) for chip in self.failed_chips}
+        return notebook.card("topology", str(self), rows, notebook.grid(height, width, failed, "its chips"))
+
+    def _failures_text(self) -> str | None:
+        counts = {"chip": len(self.failed_chips), "link": len(self.failed_links)}
+        return ", ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n) or None
+
+    def _dimensions_text(self) -> str:
+        """How each dimension is joined, and how fast; once where all are the same."""
+        kinds = ["a switch" if on else "a ring" if closed else "a line"
+                 for on, closed in zip(self.switched, self.wrap, strict=True)]  # fmt: skip
+        texts = [f"{kind} at {float(b) / 1e9:.4g} GB/s" for kind, b in zip(kinds, self.bytes_per_s, strict=True)]
+        return ", ".join(texts) if len({*texts}) > 1 or len(texts) == 1 else f"each dimension {texts[0]}"
 
     def __post_init__(self) -> None:
         shape = _shape(self.shape)
