@@ -42,7 +42,7 @@ class Layout:
             raise LayoutError("\n".join(wrong))
 
     def _repr_html_(self) -> str:
-        """What is split over what, and the mesh of replicas, in a notebook."""
+        """Draws what is split over what, and the mesh of replicas, in a notebook."""
         mesh = "x".join(map(str, self.mesh)) or "any mesh"
         inside = f"{self.replica_text}, {self.replica_devices} devices" if self.replica_devices > 1 else "one device"
         rows = [

@@ -69,7 +69,7 @@ class Recipe:
     target: str = ""
 
     def _repr_html_(self) -> str:
-        """Its length, and what it is made of, in a notebook."""
+        """Draws the length of the run and what it is made of, in a notebook."""
         rows = [
             ("updates", f"{self.updates:,}, of {self.batch:,} examples each"),
             ("evaluated", f"every {self.evaluate_every:,} updates" if self.evaluate_every else "at the end"),

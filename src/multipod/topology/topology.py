@@ -69,7 +69,7 @@ class Topology:
     name: str = ""
 
     def _repr_html_(self) -> str:
-        """Its figures and, of up to two dimensions, its grid, in a notebook."""
+        """Draws the figures and, of up to two dimensions, the grid, in a notebook."""
         rows = [
             ("chips", f"{len(self.chips):,} of {'x'.join(map(str, self.shape))}"),
             ("failed", self._failures_text()),

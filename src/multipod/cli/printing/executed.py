@@ -36,7 +36,7 @@ class Executed:
     by_link: Mapping[Any, float]
 
     def data(self) -> dict[str, Any]:
-        """The same, as JSON has it."""
+        """Returns the counts by name, as JSON has them."""
         links = [{"kind": kind, "dimension": link, "bytes": n} for (kind, link), n in sorted(self.by_link.items())]
         return {**vars(self), "by_link": links}
 

@@ -8,7 +8,7 @@ from multipod.errors import ClusterError
 
 
 def render_ray(run: RenderedRun) -> str:
-    """A shell script that hands the run to a Ray cluster, whose launcher starts it again (Ray 2.40 and later)."""
+    """A shell script that hands the run to a Ray cluster, whose launcher starts it again."""
     launched = [
         *("multipod", "launch", "--ray", "auto", "--ray-each", f"{run.cpus:g},{run.gpus:g}"),
         *("--processes", str(run.processes), "--restarts", str(run.restarts), "--timeout", f"{run.timeout_s:g}"),
@@ -20,7 +20,7 @@ def render_ray(run: RenderedRun) -> str:
 
 
 def render_sky(run: RenderedRun) -> str:
-    """A task of SkyPilot's, for `sky jobs launch digits.yaml`, which goes on after pre-emption (SkyPilot 0.11).
+    """A task of SkyPilot's, for `sky jobs launch digits.yaml`, which goes on after pre-emption (SkyPilot 0.14).
 
     Raises:
       ClusterError: GPUs of no kind.

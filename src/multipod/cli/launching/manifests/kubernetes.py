@@ -39,7 +39,7 @@ def render_jobset(run: RenderedRun) -> str:
 
 
 def render_kueue(run: RenderedRun) -> str:
-    """The same JobSet, for a queue of Kueue's, which starts it when all of its pods have room."""
+    """A JobSet with the label of a queue of Kueue's, which starts it when all of its pods have room."""
     return to_yaml(_jobset(run, {"kueue.x-k8s.io/queue-name": run.queue or "multipod"}))
 
 

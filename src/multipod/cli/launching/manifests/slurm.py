@@ -1,4 +1,4 @@
-"""A batch script for Slurm: `sbatch digits.sh`. Source: Slurm's manual of sbatch and srun, 24.11."""
+"""A batch script for Slurm: `sbatch digits.sh`. Source: Slurm's manual of sbatch and srun."""
 
 from multipod.cli.launching.manifests.rendered_run import REFUSED, RenderedRun
 from multipod.errors import ClusterError
