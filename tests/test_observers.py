@@ -437,7 +437,8 @@ def said_at_the_end(folder: Path, recipe: str, losses: list[float], accuracy: fl
     return out.getvalue().partition("KiB")[2]
 
 
-TEN_CLASSES = "[model]\nclasses = 10\n[optimizer.rate]\nshare = 0.2\n[optimizer.rate.then]\npeak = 0.2\n"
+CLASSIFIES = '[objective]\nkind = "multipod.metrics.objective:Classification"\n'
+TEN_CLASSES = f"{CLASSIFIES}[model]\nclasses = 10\n[optimizer.rate]\nshare = 0.2\n[optimizer.rate.then]\npeak = 0.2\n"
 
 
 def test_a_complete_run_ends_with_the_next_steps(tmp_path):
@@ -448,6 +449,12 @@ def test_a_complete_run_ends_with_the_next_steps(tmp_path):
         f"multipod eval {tmp_path}",
         f"multipod export {tmp_path} -o model.tflite",
     ]
+
+
+def test_what_export_refuses_is_not_suggested(tmp_path):
+    said = said_at_the_end(tmp_path, "[optimizer]\nrate = 0.1\n", [2.3 - 0.1 * number for number in range(12)], 0.97)
+    assert "multipod eval" in said
+    assert "multipod export" not in said
 
 
 def test_a_run_that_learned_nothing_is_told_so_with_the_likely_cause(tmp_path):

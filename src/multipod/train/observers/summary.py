@@ -2,7 +2,9 @@
 
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -41,18 +43,16 @@ class Summary:
             self._console.print(f"Go on with:\n  {ended.resume}", soft_wrap=True, highlight=False)
             return
         recipe = tomllib.loads((self._folder / "recipe.toml").read_text(encoding="utf-8"))
-        for line in [*self._learning.trouble(recipe), "Next:", *next_steps(self._folder)]:
+        for line in [*self._learning.trouble(recipe), "Next:", *next_steps(self._folder, recipe)]:
             self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def next_steps(folder: Path) -> list[str]:
-    """The commands that a complete run is looked at and used with."""
+def next_steps(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
+    """The commands that a complete run is looked at and used with; export, which takes classifiers, to those alone."""
     run = shlex.quote(str(folder))
-    return [
-        f"  open {shlex.quote(str(folder / 'report.html'))} in a browser",
-        f"  multipod eval {run}",
-        f"  multipod export {run} -o model.tflite",
-    ]
+    steps = [f"  open {shlex.quote(str(folder / 'report.html'))} in a browser", f"  multipod eval {run}"]
+    classifies = recipe.get("objective", {}).get("kind", "").endswith(":Classification")
+    return [*steps, f"  multipod export {run} -o model.tflite"] if classifies else steps
 
 
 def summary_table(ended: Ended) -> Table:
