@@ -80,10 +80,13 @@ def _backward(
     strides: tuple[int, int], pads: Pads, saved: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     def by_xla(image: jax.Array, kernel: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-        plain = functools.partial(
+        conv = functools.partial(
             lax.conv_general_dilated, window_strides=strides, padding=pads, dimension_numbers=DIMENSIONS
         )
-        return jax.vjp(plain, image, kernel)[1](grad)
+        # Transposed, not differentiated: the program then holds no second convolution forward.
+        (back,) = jax.linear_transpose(lambda x: conv(x, kernel), image)(grad)
+        (taps,) = jax.linear_transpose(lambda w: conv(image, w), kernel)(grad)
+        return back, taps
 
     channels_last = functools.partial(_gradients, strides=strides, pads=pads)
     return lax.platform_dependent(*saved, grad, cpu=channels_last, default=by_xla)

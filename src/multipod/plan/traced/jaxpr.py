@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jax.interpreters import partial_eval
+
 from multipod.plan.tables.layers import fill, product_fill
 from multipod.plan.work import Kind, Operation
 
@@ -66,9 +68,10 @@ class Traced:
 
 
 def trace(jaxpr: Any, lanes: int = 1) -> Traced:
-    """The operators of a `jax.core.ClosedJaxpr`."""
+    """The operators of a `jax.core.ClosedJaxpr`, without those whose results nothing uses: no compiler keeps these."""
+    used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars), instantiate=True)
     walk = _Walk(lanes)
-    walk.visit(jaxpr.jaxpr, 1.0, False)
+    walk.visit(used, 1.0, False)
     return Traced(tuple(walk.ops[True]), tuple(walk.ops[False]), tuple(walk.sent), walk.loops)
 
 
