@@ -150,6 +150,14 @@ def test_refusals():
         compiled.absent_mesh("v3:2x2", {"y": 2, "x": 2})
 
 
+@needs_libtpu
+@pytest.mark.parametrize(("name", "devices"), [("v3:1x1", 2), ("v3:1x2", 4), ("v5e:1x1", 1), ("v3:4x2", 16)])
+def test_machines_of_one_host_and_less(name, devices):
+    """libtpu takes four chips a host for granted, and refuses a single chip by itself."""
+    runtime.absent_tpus()
+    assert len(compiled.absent_devices(name)) == devices
+
+
 def test_without_libtpu_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(compiled, "has_libtpu", lambda: False)
     with pytest.raises(LayoutError, match=r"pip install 'multipod\[tpu\]'; without it the planner reckons"):

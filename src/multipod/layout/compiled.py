@@ -197,13 +197,21 @@ def absent_devices(topology_name: str) -> list[Any]:
             "'multipod[tpu]'; without it the planner reckons from the model's operators alone."
         )
     try:
-        return list(topologies.get_topology_desc(topology_name=topology_name, platform="tpu").devices)
+        options = _one_host(topology_name)
+        return list(topologies.get_topology_desc(topology_name=topology_name, platform="tpu", **options).devices)
     except Exception as error:  # libtpu raises classes of its own, for unknown names too
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise LayoutError(
             f"libtpu knows no topology {topology_name!r}: {first}. Write a generation and its chips, as v3:4x4, "
             "v4:4x4x4 or v5e:4x8."
         ) from error
+
+
+def _one_host(topology_name: str) -> dict[str, Any]:
+    """What libtpu must be told of a slice of up to four chips: all are on one host. It takes 2 x 2 for granted."""
+    _, _, sizes = topology_name.partition(":")
+    chips = [int(size) for size in sizes.split("x") if size.isdecimal()]
+    return {"chips_per_host_bounds": (*chips, 1, 1)[:3]} if chips and 0 < math.prod(chips) <= 4 else {}
 
 
 def absent_mesh(topology_name: str, sizes: Mapping[str, int]) -> Any:
