@@ -167,7 +167,7 @@ def test_resnet18():
 
 @pytest.mark.slow
 def test_ssd():
-    """Under momentum, as published. (Optax has Adam's 1 - 0.999^t in float32, 3e-5 off at first; PyTorch in float64.)"""
+    """Under momentum, as published. (Optax has Adam's 1 - 0.999^t in float32, 3e-5 off at first; PyTorch has not.)"""
     recipe = override(load("ssd-shapes"), ["batch=8"])
     optimizer = Sgd(Constant(1e-3), momentum=0.9, nesterov=False, weight_decay=5e-4)
     recipe = replace(recipe, data=Grainy(recipe.data), optimizer=optimizer)
