@@ -8,7 +8,7 @@ JOBS ?= 2
 # What the tests need is installed beside the rest: PyTorch and MPI, to run schedules on their ranks, what judges texts and
 # detections, what cuts text into tokens, and two experiment trackers. `make test EXTRAS=` leaves them out, and their tests
 # are skipped.
-EXTRAS ?= bench mpi bleu tasks coco text tpu micro data hub weights remote mlperf models ray wandb trackio
+EXTRAS ?= bench mpi bleu tasks detection text tpu micro data hub weights remote mlperf models ray wandb trackio
 
 .PHONY: train test test-all check format install extras firmware-test docs wheel clean
 

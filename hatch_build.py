@@ -2,10 +2,11 @@
 
 Without MULTIPOD_WHEEL_FOR the wheel is pure Python and compiles its C and C++ at first use (`multipod.native`). With it
 as `x86_64` or `aarch64`, Zig's C compiler (the package `ziglang`) makes the libraries for Linux with glibc 2.17 or
-newer, on whatever machine this is.
+newer, on whatever machine this is. With `here`, this machine's `cc` and `c++` make them for Linux like its own.
 """
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 PACKAGE = ROOT / "src" / "multipod"
 GLIBC = "2.17"
-TUNED = {"x86_64": "-mcpu=x86_64_v3", "aarch64": "-mcpu=generic"}
+HERE = "here"
+TUNED = {
+    "x86_64": ["-mcpu=x86_64_v3"],
+    "aarch64": ["-mcpu=generic"],
+    HERE: ["-march=x86-64-v3"] if platform.machine() == "x86_64" else [],
+}
 """In place of `-march=native`, for what is tuned to the processor where it is compiled at first use."""
 
 
@@ -69,12 +75,17 @@ def compile_part(part: NativePart, machine: str, folder: Path) -> Path:
     from multipod.native import shipped_name
 
     target = folder / shipped_name(part.name, [*part.sources, *part.headers], part.flags)
-    language = "cc" if part.sources[0].suffix == ".c" else "c++"
-    line = [sys.executable, "-m", "ziglang", language, "-target", f"{machine}-linux-gnu.{GLIBC}"]
-    line += ["-shared", "-fPIC", "-s", "-fno-sanitize=undefined", *part.flags, *([TUNED[machine]] * part.tuned)]
-    line += [f"-I{folder}" for folder in part.includes] + [str(source) for source in part.sources]
-    subprocess.run([*line, "-o", str(target)], check=True)
+    line = [*compiler(machine, "cc" if part.sources[0].suffix == ".c" else "c++"), *map(str, part.sources)]
+    line += ["-shared", "-fPIC", "-s", "-fno-sanitize=undefined", *part.flags, *(TUNED[machine] if part.tuned else [])]
+    subprocess.run([*line, *(f"-I{folder}" for folder in part.includes), "-o", str(target)], check=True)
     return target
+
+
+def compiler(machine: str, language: str) -> list[str]:
+    """The command that compiles C (`cc`) or C++ (`c++`) for `machine`."""
+    if machine == HERE:
+        return [language]
+    return [sys.executable, "-m", "ziglang", language, "-target", f"{machine}-linux-gnu.{GLIBC}"]
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -92,4 +103,5 @@ class CustomBuildHook(BuildHookInterface):
             library = compile_part(part, machine, Path(self._folder.name))
             build_data["force_include"][str(library)] = f"multipod/compiled/{library.name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
+        manylinux = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+        build_data["tag"] = f"py3-none-{f'linux_{platform.machine()}' if machine == HERE else manylinux}"

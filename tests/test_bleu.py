@@ -1,7 +1,6 @@
 """BLEU of counts that were added, against sacreBLEU on the whole text."""
 
 import re
-import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -70,9 +69,3 @@ def test_what_cannot_be_counted_is_refused():
         bleu_counts(HYPOTHESES, [])
     with pytest.raises(MetricError, match="bleu: no sentence was counted: the evaluation set is empty, or all of it"):
         bleu(HYPOTHESES, REFERENCES, mask=[False] * 3)
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(MetricError, match=re.escape("sacreBLEU is not installed. pip install 'multipod[bleu]'")):
-        bleu(HYPOTHESES, REFERENCES)

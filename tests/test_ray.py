@@ -22,7 +22,6 @@ LAUNCH = [sys.executable, "-m", "multipod", "launch", "--processes", "2", "--ray
     [
         (["--ray", "local", "--survive"], "--ray starts processes on other hosts. Leave out --survive and --standby"),
         (["--ray", "local", "--ray-each", "many"], "--each many: say CPUs and GPUs of a process, as 8,1"),
-        *([] if RAY else [(["--ray", "local"], r"--ray needs the package ray: pip install 'multipod\[ray\]'")]),
     ],
 )
 def test_what_ray_cannot_do_is_refused(options, said):

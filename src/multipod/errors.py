@@ -78,6 +78,10 @@ class NativeError(MultipodError, RuntimeError):
     """C or C++ that could not be compiled here."""
 
 
+class MissingPackageError(MultipodError, ImportError):
+    """An optional package that is needed and not installed; the message names the extra that brings it."""
+
+
 class ClusterError(MultipodError, RuntimeError):
     """Processes that could not be started, found or joined."""
 

@@ -19,6 +19,7 @@ from multipod.cli.json_output import json_option, print_json
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
 from multipod.errors import PlanError
+from multipod.extras import require
 from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.text import spelled
@@ -145,6 +146,8 @@ def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
     for name in ("draw", "save", "trace"):
         if asked[name] is not None and not asked[name].absolute().parent.is_dir():
             raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
+    if asked["draw"] is not None:
+        require("--draw", "matplotlib")
     _plan(_console(), names[0], asked)
 
 

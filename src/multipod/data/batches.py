@@ -1,5 +1,6 @@
 """The order in which a run reads its data: a pure function of the seed and the batch's number."""
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from multipod.data.ahead import MadeAhead
 from multipod.data.mixing import Mixing, mixing_of, partners
 from multipod.data.order import generator
 from multipod.data.reading import InputOptions, Tuner
@@ -103,8 +105,8 @@ class TrainBatches:
 class Prefetcher(Iterator[HostBatch]):
     """Batches of a run, one after the other, made ahead of their use.
 
-    Grain orders the work among threads and keeps what is done early. Where `adapt` finds that the devices wait, it
-    goes on from the same place with more threads: a place is only a number, so nothing is lost but what lay ready.
+    Threads make them in parts. Where `adapt` finds that the devices wait, it goes on from the same place with more
+    threads: a place is only a number, so nothing is lost but what lay ready.
     """
 
     def __init__(self, batches: TrainBatches, position: int, reading: InputOptions) -> None:
@@ -139,19 +141,16 @@ class Prefetcher(Iterator[HostBatch]):
         if self._workers is not None:
             self._workers.close()
 
-    def _begin(self) -> Any:
-        import grain  # slow to import, and worker processes do without
-
+    def _begin(self) -> MadeAhead[HostBatch]:
         count = len(self._parts)
         # Threads from before may still write; what they write into is no longer looked at.
         self._places = _Places(len(self._batches.rows), self._places.kinds)
         threads = len(self._workers) if self._workers else self.tuner.threads
-        made = grain.MapDataset.range(self._position * count, 2**62).map(partial(self._make, self._places))
         ahead = max(self.tuner.ahead * count, threads)
-        return iter(made.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)))
+        return MadeAhead(partial(self._make, self._places), itertools.count(self._position * count), threads, ahead)
 
     def _make(self, places: "_Places", place: int) -> HostBatch:
-        position, part = divmod(int(place), len(self._parts))
+        position, part = divmod(place, len(self._parts))
         if self._workers is not None:
             return self._workers.part(position, *self._parts[part])
         cut = self._parts[part]
@@ -190,7 +189,7 @@ class _Places:
 @lru_cache(maxsize=2)
 def _order(examples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of one epoch: 8 bytes an example."""
-    # One call for each epoch: Grain's own shuffle is computed element by element in Python, 4 ms for a batch of 128,
+    # One call for each epoch: Grain's shuffle is computed element by element in Python, 4 ms for a batch of 128,
     # as much as a tenth of an update.
     return generator(seed, epoch).permutation(examples)
 
@@ -212,15 +211,14 @@ def evaluation_batches(
     if not isinstance(source, Fused):
         yield from (_evaluated(source, first + rows) for first in firsts)
         return
-    import grain
-
     cuts = np.array_split(rows, max(1, -(-len(rows) // PART)))
     threads = (reading.threads if reading else 0) or os.cpu_count() or 1
-    made = grain.MapDataset.range(len(firsts) * len(cuts)).map(
-        lambda place: _evaluated(source, firsts[place // len(cuts)] + cuts[place % len(cuts)])
+    parts = MadeAhead(
+        lambda place: _evaluated(source, firsts[place // len(cuts)] + cuts[place % len(cuts)]),
+        iter(range(len(firsts) * len(cuts))),
+        threads,
+        max(len(cuts), threads),
     )
-    ahead = max(len(cuts), threads)
-    parts = iter(made.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)))
     for _ in firsts:
         joined = [next(parts) for _ in cuts]
         yield {name: np.concatenate([part[name] for part in joined]) for name in joined[0]}

@@ -8,15 +8,18 @@ grain.DataLoader(data_source=..., sampler=ExactlyOnce(len(...), seed=0))   # our
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
-from grain.python import RecordMetadata
 
 from multipod.data.files.records import stack_records
 from multipod.data.order import generator
 from multipod.data.source import HostBatch, Source
 from multipod.errors import DataError
+from multipod.extras import import_optional
+
+if TYPE_CHECKING:
+    from grain.python import RecordMetadata
 
 
 class Elements(Protocol):
@@ -101,13 +104,14 @@ class ExactlyOnce:
         if self.records < 1 or (self.epochs is not None and self.epochs < 1):
             raise DataError(f"{self}: there is at least one record, and one epoch. Give 1 or more.")
 
-    def __getitem__(self, index: int) -> RecordMetadata:
+    def __getitem__(self, index: int) -> "RecordMetadata":
         """The record at a place, and its random numbers."""
+        metadata = import_optional("ExactlyOnce", "grain.python").RecordMetadata
         if index < 0 or (self.epochs is not None and index >= self.epochs * self.records):
             raise IndexError(f"{self} has no place {index}")
         epoch, within = divmod(index, self.records)
         rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 2, index]))
-        return RecordMetadata(index=index, record_key=int(_order(self.records, self.seed, epoch)[within]), rng=rng)
+        return metadata(index=index, record_key=int(_order(self.records, self.seed, epoch)[within]), rng=rng)
 
 
 @lru_cache(maxsize=4)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from multipod.data.batches import TrainBatches
 from multipod.data.order import batch_correlation
+from multipod.data.pillow import Image, ImageDraw
 from multipod.data.reading import InputOptions, SkippedExample, statistics_of
 from multipod.data.source import HostBatch
 
@@ -97,7 +97,7 @@ def array_figures(name: str, array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def contact_sheet(images: np.ndarray, captions: Sequence[str], columns: int = 8) -> Image.Image:
+def contact_sheet(images: np.ndarray, captions: Sequence[str], columns: int = 8) -> "Image.Image":
     """Images [n, height, width, 1 or 3] side by side, each above its caption. Floats are stretched to 0 to 255."""
     if images.dtype != np.uint8:
         low, high = float(images.min()), float(images.max())

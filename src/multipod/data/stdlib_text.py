@@ -21,6 +21,7 @@ import numpy as np
 from multipod.data.packing import pack_rows
 from multipod.data.source import HostBatch
 from multipod.errors import RecipeError
+from multipod.extras import require
 from multipod.pytrees import IdRange
 
 PAD, MASK, START, END = range(4)
@@ -209,12 +210,11 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
     Source: Sennrich et al., 2015, arXiv:1508.07909, by the library `tokenizers`; the same texts give the same tokens.
 
     Raises:
-      RecipeError: `tokenizers` is not installed.
+      MissingPackageError: `tokenizers` is not installed.
     """
-    try:
-        import tokenizers  # an extra
-    except ImportError as error:
-        raise RecipeError("stdlib text: tokenizers is not installed. pip install 'multipod[text]'") from error
+    require("stdlib text", "tokenizers")
+    import tokenizers
+
     by_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = by_bytes

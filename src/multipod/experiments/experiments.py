@@ -10,6 +10,7 @@ from pathlib import Path
 
 from multipod.errors import RecipeError, nearest
 from multipod.experiments.outcome import Outcome
+from multipod.extras import require
 
 Report = Callable[[str], None]
 """Takes a line about what goes on now, for the terminal."""
@@ -40,11 +41,13 @@ class Experiment:
 
         Raises:
           RecipeError: there is nothing to count, or to keep.
+          MissingPackageError: Matplotlib is not installed.
         """
         given = {"count": count, "keep": keep}
         asked = {name: value for name, value in given.items() if value is not None}
         if asked and not self.counted:
             raise RecipeError(f"this experiment has nothing to {next(iter(asked))}: leave out --{next(iter(asked))}.")
+        require("multipod reproduce", "matplotlib")
         module, function = self.place.split(":")
         return getattr(importlib.import_module(module), function)(report, **asked)
 

@@ -4,7 +4,6 @@ Each takes the answers and what was wanted, as many of one as of the other, and 
 correlation: -1 to 1).
 """
 
-import importlib
 import re
 import string
 from collections import Counter
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 
-from multipod.errors import MetricError
+from multipod.extras import import_optional
 
 AnswerMetric = Callable[[Sequence[str], Sequence[str]], float]
 
@@ -87,7 +86,7 @@ def matthews(told: Sequence[str], wanted: Sequence[str]) -> float:
     What is wanted of some example is a class; all other answers together are one more.
 
     Raises:
-      MetricError: scikit-learn is not installed.
+      MissingPackageError: scikit-learn is not installed.
     """
     wanted, told = _classes(told, wanted)
     if len({*wanted, *told}) == 1:
@@ -101,7 +100,7 @@ def macro_f1(told: Sequence[str], wanted: Sequence[str]) -> float:
     Answers that name no class count against the class that was wanted.
 
     Raises:
-      MetricError: scikit-learn is not installed.
+      MissingPackageError: scikit-learn is not installed.
     """
     wanted, told = _classes(told, wanted)
     score = _sklearn_metrics("macro_f1").f1_score
@@ -155,7 +154,4 @@ def _classes(told: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], lis
 
 
 def _sklearn_metrics(name: str) -> ModuleType:
-    try:
-        return importlib.import_module("sklearn.metrics")
-    except ImportError as error:
-        raise MetricError(f"{name}: scikit-learn is not installed. pip install 'multipod[tasks]'") from error
+    return import_optional(name, "sklearn.metrics")

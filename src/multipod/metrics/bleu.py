@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from multipod.errors import MetricError
+from multipod.extras import import_optional
 from multipod.metrics.hosts import ALONE, ProcessGroup, gather_parts
 
 ORDER = 4
@@ -73,7 +74,8 @@ def bleu_counts(
       lowercase: count without regard to case.
 
     Raises:
-      MetricError: numbers of sentences differ, or sacreBLEU is not installed.
+      MetricError: numbers of sentences differ.
+      MissingPackageError: sacreBLEU is not installed.
     """
     counts = {f"references[{k}]": len(one) for k, one in enumerate(references)}
     counts |= {} if mask is None else {"mask": len(mask)}
@@ -109,8 +111,4 @@ def bleu(
 
 
 def _sacrebleu() -> ModuleType:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise MetricError("bleu: sacreBLEU is not installed. pip install 'multipod[bleu]'") from error
-    return sacrebleu
+    return import_optional("bleu", "sacrebleu")

@@ -1,4 +1,4 @@
-"""Average precision of boxes and masks on COCO over many hosts. Needs the extra `coco`; nothing here needs JAX.
+"""Average precision of boxes and masks on COCO over many hosts. Needs the extra `detection`; nothing here needs JAX.
 
 faster-coco-eval judges: pycocotools' numbers by the same steps in C++ (docs/results/detection.md has the times;
 tests compare the two). What is ours is the way there: detections leave the devices in blocks of fixed size with their
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from multipod.errors import MetricError
+from multipod.extras import require
 
 PRECISIONS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large")
@@ -199,8 +200,7 @@ def _results(coco: Any, right: Any, found: Detections, kind: str) -> Any:
 
 
 def _evaluator() -> tuple[Any, Any]:
-    try:
-        from faster_coco_eval import COCO, COCOeval_faster
-    except ImportError as error:
-        raise MetricError("coco: faster-coco-eval is not installed. pip install 'multipod[coco]'") from error
+    require("coco", "faster_coco_eval")
+    from faster_coco_eval import COCO, COCOeval_faster
+
     return COCO, COCOeval_faster

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from multipod.errors import MetricError
+from multipod.extras import require
 
 
 def encode_masks(masks: np.ndarray, boxes: np.ndarray, height: int, width: int) -> tuple[dict[str, Any], ...]:
@@ -21,12 +21,11 @@ def encode_masks(masks: np.ndarray, boxes: np.ndarray, height: int, width: int) 
       width: likewise.
 
     Raises:
-      MetricError: pycocotools is not installed.
+      MissingPackageError: pycocotools is not installed.
     """
-    try:
-        from pycocotools.mask import encode
-    except ImportError as error:
-        raise MetricError("coco: pycocotools is not installed. pip install 'multipod[coco]'") from error
+    require("coco", "pycocotools")
+    from pycocotools.mask import encode
+
     pairs = zip(masks, boxes, strict=True)
     return tuple(encode(np.asfortranarray(_pasted(mask, box, height, width))) for mask, box in pairs)
 

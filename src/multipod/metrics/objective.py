@@ -96,7 +96,8 @@ class JudgesAnswers(Protocol):
         """More sums of the evaluation, of all hosts; each host judges the examples that it has.
 
         Raises:
-          MetricError: an answer that cannot be judged, or a library that is not installed.
+          MetricError: an answer that cannot be judged.
+          MissingPackageError: a library that judges them is not installed.
         """
         ...
 

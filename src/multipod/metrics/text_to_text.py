@@ -101,7 +101,8 @@ class TextToText:
         """Each metric over the answers of all hosts, for each task and the mean over tasks.
 
         Raises:
-          MetricError: no example was counted, or a metric's library is not installed.
+          MetricError: no example was counted.
+          MissingPackageError: a metric's library is not installed.
         """
         texts = [row for part in gather_parts(lambda: _texts(answers, data), hosts) for row in part]
         if not texts:

@@ -106,7 +106,7 @@ class Bleu:
         """The counts that BLEU is made of, over all hosts.
 
         Raises:
-          MetricError: sacreBLEU is not installed on some host.
+          MissingPackageError: sacreBLEU is not installed; with several hosts, a MetricError that names those.
         """
         counts = sum(gather_parts(lambda: self._counts(answers, data), hosts), BleuCounts())
         lists = {f"bleu_{name}_{n + 1}": getattr(counts, name)[n] for name in ("right", "total") for n in range(ORDER)}

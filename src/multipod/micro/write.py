@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from multipod.extras import import_optional
 from multipod.micro import schema
 from multipod.micro.graph import Graph, Op, Quant, Tensor
 from multipod.micro.operators.operator import Options
@@ -20,6 +21,9 @@ def write(graph: Graph, *, description: str = "", metadata: Mapping[str, bytes] 
     """The file for a graph of TFLite operators (composites taken apart), with metadata by name.
 
     `min_runtime_version` is added to the metadata. Tensors of a subgraph are numbered as `Graph.tensors` lists them.
+
+    Raises:
+      MissingPackageError: FlatBuffers' package is not installed.
     """
     return _File(graph, description, dict(metadata or {})).finish()
 
@@ -53,8 +57,7 @@ class _File:
     """A file under construction. Flatbuffers grow from the back, so the parts come before what refers to them."""
 
     def __init__(self, graph: Graph, description: str, metadata: dict[str, bytes]) -> None:
-        import flatbuffers
-
+        flatbuffers = import_optional(".tflite files", "flatbuffers")
         self.builder = flatbuffers.Builder(1 << 16)
         self.graphs = graph.graphs
         self.description = description
@@ -208,9 +211,7 @@ class _File:
 
 
 def _flexbuffer(options: Mapping[str, Any]) -> bytes:
-    from flatbuffers import flexbuffers
-
-    return bytes(flexbuffers.Dumps(dict(options)))
+    return bytes(import_optional(".tflite files", "flatbuffers.flexbuffers").Dumps(dict(options)))
 
 
 _NUMBERS: dict[str, Callable[[Any], int]] = {

@@ -1,6 +1,5 @@
 """Whether a log keeps to MLPerf's rules: what MLCommons' compliance checker says, and what it does not look at."""
 
-import importlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 
 from multipod.errors import MlperfError
+from multipod.extras import import_optional
 from multipod.mlperf.benchmarks import Benchmark, check_ruleset, find_benchmark
 from multipod.mlperf.lines import Line, read_lines
 
@@ -49,8 +49,8 @@ def check(path: Path, ruleset: str = "") -> Verdict:
     """Reads a log under a rule set; under the benchmark's last one if it is empty.
 
     Raises:
-      MlperfError: the log cannot be read, its benchmark is not known or not in the rule set, or MLCommons' checker is
-        not installed.
+      MlperfError: the log cannot be read, or its benchmark is not known or not in the rule set.
+      MissingPackageError: MLCommons' checker is not installed.
     """
     lines = read_lines(path)
     benchmark = find_benchmark(_one(lines, "submission_benchmark", path).value)
@@ -73,7 +73,7 @@ def ask_official(path: Path, ruleset: str) -> tuple[str, ...]:
     """Returns the messages of MLCommons' compliance checker about a log, each on one line.
 
     Raises:
-      MlperfError: it is not installed.
+      MissingPackageError: it is not installed.
     """
     module = official("compliance_checker.mlp_compliance")
     checker = module.make_checker("training", ruleset, quiet=False, werror=False)
@@ -113,14 +113,9 @@ def official(module: str) -> ModuleType:
     """Returns a module of MLCommons' mlperf_logging.
 
     Raises:
-      MlperfError: it is not installed.
+      MissingPackageError: it is not installed.
     """
-    try:
-        return importlib.import_module(f"mlperf_logging.{module}")
-    except ImportError as error:
-        raise MlperfError(
-            f"MLCommons' checkers are not installed ({error}). Install them: pip install 'multipod[mlperf]'."
-        ) from error
+    return import_optional("MLCommons' checkers", f"mlperf_logging.{module}")
 
 
 @contextmanager

@@ -101,8 +101,8 @@ def pack(runs: Sequence[Run], submission: Submission, folder: Path, ruleset: str
     """Writes a package of runs of one benchmark to a new folder, and has MLCommons' checkers look at it.
 
     Raises:
-      MlperfError: no runs, runs of several benchmarks, a log that cannot be read, a folder that is there already, or
-        MLCommons' checkers are not installed.
+      MlperfError: no runs, runs of several benchmarks, a log that cannot be read, or a folder that is there already.
+      MissingPackageError: MLCommons' checkers are not installed.
       OSError: the folder cannot be written; what was begun stays.
     """
     logs = [read_lines(run.log) for run in runs]

@@ -12,6 +12,7 @@ import numpy as np
 
 from multipod.data.source import Source
 from multipod.errors import MultipodError
+from multipod.extras import require
 from multipod.micro import Interpreter
 from multipod.micro.evaluate import run as evaluate_graph
 from multipod.micro.exporter import Exported, convert, export_quantised, to_real, to_stored, trace
@@ -125,8 +126,10 @@ def export_run(
     """Makes a `.tflite` file of a run, opened or in this folder. `note` is told what is done on the way, as it is.
 
     Raises:
-      MultipodError: the run cannot be opened, or its model has operators that the format lacks.
+      MultipodError: the run cannot be opened, its model has operators that the format lacks, or FlatBuffers' package
+        is not installed.
     """
+    require("export", "flatbuffers")
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
     request = request or ExportRequest()
     trained = trained_function(opened)

@@ -16,7 +16,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program
 from multipod.step.state import device_bytes, parameter_count
 
-PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("multipod", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def facts(program: Program, recipe: str, changes: list[str], command: str, cache: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from PIL import Image
 
 from multipod.data.detection.drawing import Panel, draw_panels
+from multipod.data.pillow import Image
 from multipod.data.source import HasGroundTruth, Source
 from multipod.metrics.coco import CURVES, Detections, precision_recall
 from multipod.metrics.misses import ImageResult, judge_images

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from multipod.elastic.worker.worker import identity_of
 from multipod.errors import PeerLostError
+from multipod.extras import has_extra, pip_install
 from multipod.layout.mesh import make_mesh
 from multipod.recipe.recipe import Recipe
 from multipod.recipe.tables import table_changes
@@ -29,8 +30,8 @@ from multipod.train.events import Observer
 from multipod.train.goodput import past_seconds
 from multipod.train.hooks import Faults
 from multipod.train.multihost import assert_same, barrier, broadcast_from_0
-from multipod.train.observers import jsonl, report
-from multipod.train.observers.table import FILES, ObservedRun, as_observer, make_observers
+from multipod.train.observers import jsonl
+from multipod.train.observers.table import ObservedRun, as_observer, files_of_runs, make_observers
 from multipod.train.run_folder import (
     RUNS,
     RunFolder,
@@ -43,6 +44,8 @@ from multipod.train.run_folder import (
 )
 from multipod.train.stop import StopRequest, stop_on_signals
 
+OPTIONAL_FILES = {"report": "report.html", "tensorboard": "tensorboard/"}
+"""What a run leaves behind where these extras are installed."""
 NOTICE = "stopping after this update and saving; Ctrl-C again exits at once"
 
 
@@ -126,7 +129,7 @@ def hold_folder(folder: RunFolder, command: str) -> Callable[[], None]:
 
 
 def print_warning(line: str) -> None:
-    """Tells of a damaged checkpoint, whatever is quiet; process 0 alone."""
+    """Tells of a damaged checkpoint or of files left out, whatever is quiet; process 0 alone."""
     if jax.process_index() == 0:
         print(f"multipod: {line}", file=sys.stderr, flush=True)
 
@@ -157,7 +160,7 @@ def open_observers(
         return
     if state is not None:
         jsonl.keep_until(folder.metrics, int(state.update))
-    named = make_observers(ObservedRun(folder, Console(), recipe), [*FILES, *request.loggers])
+    named = make_observers(ObservedRun(folder, Console(), recipe), [*files_of_runs(), *request.loggers])
     observers = [*named, *map(as_observer, request.observers(folder, first))]
     with ExitStack() as stack:
         for observer in observers:
@@ -186,9 +189,16 @@ def report_to_launcher(options: RuntimeOptions, stack: ExitStack, folder: RunFol
 
 
 def write_report(folder: RunFolder) -> None:
-    """Writes the run's page, on process 0."""
-    if jax.process_index() == 0:
+    """Writes the run's page, on process 0; says how to get what was left out for want of a package."""
+    if jax.process_index() > 0:
+        return
+    left_out = {extra: file for extra, file in OPTIONAL_FILES.items() if not has_extra(extra)}
+    if "report" not in left_out:
+        from multipod.train.observers import report
+
         report.write(folder.path)
+    if left_out:
+        print_warning(f"left out {' and '.join(left_out.values())}. To have them: {pip_install(left_out)}")
 
 
 @contextmanager

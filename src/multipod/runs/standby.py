@@ -30,7 +30,8 @@ def import_needed(request: TrainRequest, options: RuntimeOptions) -> tuple[Train
     What is wrong with the request is left for the run itself to say.
     """
     for name in NEEDED:
-        importlib.import_module(name)
+        with suppress(ImportError):  # of a package that is not installed
+            importlib.import_module(name)
     with suppress(Exception):
         request, options = remember(request, options, options.cluster.processes * options.cpu_devices)
         recipe = requested_recipe(request, replace(options, fail=()))

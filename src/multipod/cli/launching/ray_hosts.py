@@ -20,6 +20,7 @@ from typing import Any
 from multipod.elastic.launcher.standby import spawn_rank
 from multipod.elastic.launcher.supervise import BEFORE_FIRST, INTERRUPTED, RunOutcome, StopSignals, count_signals
 from multipod.errors import ClusterError, PeerLostError
+from multipod.extras import require
 
 POLL_S = 0.5
 START_S = 120.0
@@ -88,12 +89,12 @@ def run_on_ray(command: Command, processes: int, address: str, each: RayResource
     lost, all others are ended.
 
     Raises:
-      ClusterError: there is no Ray, no such cluster, or no room on it.
+      ClusterError: there is no such cluster, or no room on it.
+      MissingPackageError: Ray is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise ClusterError("--ray needs the package ray: pip install 'multipod[ray]'.") from error
+    require("--ray", "ray")
+    import ray
+
     each = each or RayResources()
     here: dict[str, Any] = {"num_cpus": max(1, round(processes * each.cpus))} if address == "local" else {}
     try:

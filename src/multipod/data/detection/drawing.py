@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from multipod.data.detection.objects import Outline
 from multipod.data.detection.outlines import bitmap
+from multipod.data.pillow import Image, ImageDraw
 from multipod.data.source import HostBatch
 
 SIDE = 288
@@ -65,7 +65,7 @@ def _panel(batch: HostBatch, panel: Panel) -> np.ndarray:
 
 
 def draw_boxes(
-    picture: Image.Image,
+    picture: "Image.Image",
     boxes: np.ndarray,
     captions: Sequence[str],
     colors: Sequence[tuple[int, int, int]],
@@ -78,7 +78,7 @@ def draw_boxes(
         pen.text((box[0] + width + 1, box[1] + width), caption, fill=color)
 
 
-def enlarged(image: np.ndarray) -> tuple[Image.Image, float]:
+def enlarged(image: np.ndarray) -> tuple["Image.Image", float]:
     """An image, uint8 [height, width, 3], near to `SIDE` pixels, and how many times as large it is."""
     scale = SIDE / max(image.shape[:2])
     scale = float(int(scale)) if scale >= 1 else scale
@@ -98,7 +98,7 @@ def _with_objects(batch: HostBatch, row: int, masks: np.ndarray | None) -> np.nd
     return np.asarray(picture)
 
 
-def _tint(picture: Image.Image, box: np.ndarray, mask: np.ndarray, color: tuple[int, int, int]) -> None:
+def _tint(picture: "Image.Image", box: np.ndarray, mask: np.ndarray, color: tuple[int, int, int]) -> None:
     """Lays a mask of a box over it, half transparent."""
     left, top, right, bottom = np.round(box).astype(int).tolist()
     if right > left and bottom > top:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image
-
 from multipod.data.detection.annotations import Annotations, read_annotations
 from multipod.data.detection.coco import coco_images
 from multipod.data.detection.jitter import ColorJitter
@@ -17,6 +15,7 @@ from multipod.data.detection.recorded import COCO_IDS, RecordedImages, recorded_
 from multipod.data.detection.source import DetectionImages, Random, empty_batch
 from multipod.data.detection.views import Shape, SsdCrop, Stretched
 from multipod.data.files.addresses import refuse_address
+from multipod.data.pillow import Image
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageEnhance
 
+from multipod.data.pillow import Image, ImageEnhance
 from multipod.errors import DataError
 
 
@@ -37,14 +37,17 @@ class ColorJitter:
         changed = Image.fromarray(image)
         how = rng.uniform(-1, 1, 4) * (self.brightness, self.contrast, self.saturation, self.hue)
         for number in rng.permutation(4).tolist():
-            changed = _turn_hue(changed, how[3]) if number == 3 else _ENHANCE[number](changed).enhance(1 + how[number])
+            if number == 3:
+                changed = _turn_hue(changed, how[3])
+            else:
+                changed = getattr(ImageEnhance, _ENHANCE[number])(changed).enhance(1 + how[number])
         return np.asarray(changed)
 
 
-_ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_ENHANCE = ("Brightness", "Contrast", "Color")
 
 
-def _turn_hue(image: Image.Image, by: float) -> Image.Image:
+def _turn_hue(image: "Image.Image", by: float) -> "Image.Image":
     hue, saturation, value = image.convert("HSV").split()
     turned = np.asarray(hue) + np.uint8(round(by * 255) % 256)  # uint8: round the circle
     return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")

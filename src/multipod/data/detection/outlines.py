@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from multipod.data.detection.objects import Outline
-from multipod.errors import DataError
+from multipod.data.pillow import Image
+from multipod.extras import import_optional
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
@@ -38,7 +38,8 @@ def run_length(outline: Outline, height: int, width: int) -> dict[str, Any]:
     """The mask as a compressed run-length code of an image of this size, as `pycocotools.mask.encode` makes them.
 
     Raises:
-      DataError: pycocotools is not installed, or the code cannot be read.
+      DataError: the code cannot be read.
+      MissingPackageError: pycocotools is not installed.
     """
     mask = _pycocotools()
     if isinstance(outline, dict):
@@ -103,8 +104,4 @@ def _decompressed(text: str | bytes) -> list[int]:
 
 
 def _pycocotools() -> ModuleType:
-    try:
-        from pycocotools import mask
-    except ImportError as error:
-        raise DataError("masks: pycocotools is not installed. pip install 'multipod[coco]'") from error
-    return mask
+    return import_optional("masks", "pycocotools.mask")

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from multipod.data.detection.jitter import ColorJitter
 from multipod.data.detection.objects import AnnotationFault, Objects
 from multipod.data.detection.source import DetectionImages, Random, empty_batch
 from multipod.data.detection.views import Fitted, Shape, SsdCrop, Stretched
+from multipod.data.pillow import Image, ImageDraw
 from multipod.data.source import HostBatch
 from multipod.errors import DataError
 

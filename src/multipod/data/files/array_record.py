@@ -10,6 +10,7 @@ from multipod.data.files.disk import Damaged, with_patience
 from multipod.data.files.example import decode, encode
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty
 from multipod.errors import DataError
+from multipod.extras import import_optional
 
 _open = threading.local()
 
@@ -40,6 +41,7 @@ def open_array_records(files: tuple[Path, ...]) -> ArrayRecords:
 
     Raises:
       DataError: a file is no ArrayRecord file, or there is no record.
+      MissingPackageError: the library is not installed.
     """
     records = ArrayRecords(files)
     check_not_empty(records)
@@ -48,12 +50,14 @@ def open_array_records(files: tuple[Path, ...]) -> ArrayRecords:
 
 def write_array_record(path: Path, records: Sequence[Record]) -> None:
     """A file of these records, one a group, so that each can be read alone."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(path), "group_size:1")
+    writer = _library().ArrayRecordWriter(str(path), "group_size:1")
     for record in records:
         writer.write(encode(record))
     writer.close()
+
+
+def _library() -> Any:
+    return import_optional("ArrayRecords", "array_record.python.array_record_module")
 
 
 def _count(path: Path) -> int:
@@ -66,12 +70,10 @@ def _count(path: Path) -> int:
 
 
 def _reader(path: Path) -> Any:
-    from array_record.python.array_record_module import ArrayRecordReader  # comes with Grain
-
     readers = _open.__dict__.setdefault("readers", {})
     if path not in readers:
         if len(readers) >= 64:
             readers.pop(next(iter(readers)))
         path.open("rb").close()  # for a plain OSError if it is not there
-        readers[path] = ArrayRecordReader(str(path))
+        readers[path] = _library().ArrayRecordReader(str(path))
     return readers[path]

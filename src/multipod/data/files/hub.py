@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face hub, by name or from a folder, through the library `datasets` (extra `hub`)."""
 
-import importlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from multipod.data.files.disk import Damaged, read_whole
 from multipod.data.files.records import Record, Records
 from multipod.data.source import fingerprint
 from multipod.errors import DataError
+from multipod.extras import import_optional
 
 PREFIX = "hub:"
 """Begins the name of a data set of the hub: `hub:NAME:SPLIT`, or `hub:NAME:CONFIG:SPLIT`."""
@@ -62,12 +62,10 @@ def open_hub(where: str) -> HubRecords:
     """The rows behind `hub:NAME:SPLIT` (NAME may be a folder), or of a folder that `save_to_disk` wrote.
 
     Raises:
-      DataError: `datasets` is not installed, there is no such data set or split, or it is empty.
+      DataError: there is no such data set or split, or it is empty.
+      MissingPackageError: `datasets` is not installed.
     """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(f"{where}: datasets is not installed. pip install 'multipod[hub]'") from error
+    datasets = import_optional(where, "datasets")
     try:
         rows = _loaded(datasets, where)
     except Exception as error:  # the library raises errors of many kinds

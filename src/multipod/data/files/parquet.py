@@ -11,6 +11,7 @@ import numpy as np
 from multipod.data.files.disk import Damaged, with_patience
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, locate_record
 from multipod.errors import DataError
+from multipod.extras import import_optional
 
 GROUPS_KEPT = 4
 """Row groups that each thread keeps decompressed: reading one row means reading its group."""
@@ -53,7 +54,8 @@ def open_parquet(files: tuple[Path, ...]) -> ParquetRecords:
     """The rows of these files.
 
     Raises:
-      DataError: PyArrow is not installed, a file is no Parquet file, or there is no row.
+      DataError: a file is no Parquet file, or there is no row.
+      MissingPackageError: PyArrow is not installed.
     """
     records = ParquetRecords(files, tuple(_rows(path) for path in files))
     check_not_empty(records)
@@ -61,26 +63,19 @@ def open_parquet(files: tuple[Path, ...]) -> ParquetRecords:
 
 
 def parquet_module() -> Any:
-    """`pyarrow.parquet`.
+    """PyArrow's module for Parquet.
 
     Raises:
-      DataError: it is not installed.
+      MissingPackageError: it is not installed.
     """
-    try:
-        import pyarrow.parquet  # an extra
-    except ImportError as error:
-        raise DataError(
-            "Parquet files are read by PyArrow, which is not installed. pip install 'multipod[data]'"
-        ) from error
-    return pyarrow.parquet
+    return import_optional("Parquet files", "pyarrow.parquet")
 
 
 def write_parquet(path: Path, records: list[Record]) -> None:
     """A file of these records, in row groups of 64, so that reading one row reads few others."""
-    import pyarrow
-
     names = records[0]
-    table = pyarrow.table({name: [_plain(record[name]) for record in records] for name in names})
+    columns = {name: [_plain(record[name]) for record in records] for name in names}
+    table = import_optional("Parquet files", "pyarrow").table(columns)
     parquet_module().write_table(table, path, row_group_size=64)
 
 

@@ -13,6 +13,7 @@ from multipod.data.files.disk import Damaged, read_at
 from multipod.data.files.example import decode, encode
 from multipod.data.files.records import FilesOfRecords, Record, check_not_empty, index_of
 from multipod.errors import DataError
+from multipod.extras import import_optional, is_installed
 
 HEAD, TAIL = 12, 4
 """Bytes before and after a record's own: its length and the length's checksum; the record's checksum."""
@@ -86,11 +87,9 @@ def write_tfrecord(file: "os.PathLike[str] | str", records: "list[Record]") -> N
     """Appends records to a file. Needs the extra `data`, for the checksums.
 
     Raises:
-      DataError: the extra is not installed.
+      MissingPackageError: the extra is not installed.
     """
-    check = checksum()
-    if check is None:
-        raise DataError("TFRecords carry checksums, and google-crc32c is not installed. pip install 'multipod[data]'")
+    check = import_optional("the checksums of TFRecords", "google_crc32c").value
     with open(file, "ab") as out:
         for record in records:
             data = encode(record)
@@ -111,8 +110,4 @@ def mask_checksum(crc: int) -> int:
 @cache
 def checksum() -> Callable[[bytes], int] | None:
     """CRC-32C (Castagnoli), or None where the extra `data` is not installed."""
-    try:
-        from google_crc32c import value  # an extra
-    except ImportError:
-        return None
-    return value
+    return import_optional("checksums", "google_crc32c").value if is_installed("google_crc32c") else None

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
 
+from multipod.data.pillow import Image, ImageEnhance, ImageOps
 from multipod.errors import DataError
 
 GREY = (128, 128, 128)
@@ -93,36 +93,34 @@ def policy(name: Name, count: int = 2, magnitude: float = 9.0) -> Policy | None:
     return {"none": None, "randaugment": RandAugment(count, magnitude), "autoaugment": AutoAugment()}[name]
 
 
-def operate(image: Image.Image, name: str, magnitude: float, negative: bool) -> Image.Image:
+def operate(image: "Image.Image", name: str, magnitude: float, negative: bool) -> "Image.Image":
     """One operation; `negative` is asked only where an operation has a sign."""
     return _OPS[name](image, magnitude / 10, -1.0 if negative else 1.0)
 
 
-Op = Callable[[Image.Image, float, float], Image.Image]
+Op = Callable[["Image.Image", float, float], "Image.Image"]
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+def _affine(image: "Image.Image", matrix: tuple[float, ...]) -> "Image.Image":
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=GREY)
 
 
-def _shear(image: Image.Image, share: float, sign: float, axis: int) -> Image.Image:
+def _shear(image: "Image.Image", share: float, sign: float, axis: int) -> "Image.Image":
     by = sign * 0.3 * share
     return _affine(image, (1, by, 0, 0, 1, 0) if axis == 0 else (1, 0, 0, by, 1, 0))
 
 
-def _translate(image: Image.Image, share: float, sign: float, axis: int) -> Image.Image:
+def _translate(image: "Image.Image", share: float, sign: float, axis: int) -> "Image.Image":
     by = sign * 150 / 331 * share * image.size[axis]
     return _affine(image, (1, 0, by, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, by))
 
 
-def _rotate(image: Image.Image, share: float, sign: float) -> Image.Image:
+def _rotate(image: "Image.Image", share: float, sign: float) -> "Image.Image":
     return image.rotate(sign * 30 * share, Image.Resampling.BILINEAR, fillcolor=GREY)
 
 
-def _enhance(
-    image: Image.Image, share: float, sign: float, how: Callable[[Image.Image], ImageEnhance._Enhance]
-) -> Image.Image:
-    return how(image).enhance(1 + sign * 0.9 * share)
+def _enhance(image: "Image.Image", share: float, sign: float, how: str) -> "Image.Image":
+    return getattr(ImageEnhance, how)(image).enhance(1 + sign * 0.9 * share)
 
 
 _OPS: dict[str, Op] = {
@@ -137,10 +135,10 @@ _OPS: dict[str, Op] = {
     "equalize": lambda image, share, sign: ImageOps.equalize(image),
     "solarize": lambda image, share, sign: ImageOps.solarize(image, round(256 * (1 - share))),
     "posterize": lambda image, share, sign: ImageOps.posterize(image, 8 - round(4 * share)),
-    "contrast": partial(_enhance, how=ImageEnhance.Contrast),
-    "color": partial(_enhance, how=ImageEnhance.Color),
-    "brightness": partial(_enhance, how=ImageEnhance.Brightness),
-    "sharpness": partial(_enhance, how=ImageEnhance.Sharpness),
+    "contrast": partial(_enhance, how="Contrast"),
+    "color": partial(_enhance, how="Color"),
+    "brightness": partial(_enhance, how="Brightness"),
+    "sharpness": partial(_enhance, how="Sharpness"),
 }
 
 RANDOM_OPS = tuple(name for name in _OPS if name != "invert")

@@ -4,10 +4,11 @@ import io
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from multipod.data.files.disk import Damaged
 from multipod.data.images import jpeg
+from multipod.data.pillow import Image, ImageOps
+from multipod.errors import MissingPackageError
 
 MOST_PIXELS = 178_956_970
 """Larger images are taken for damaged: Pillow's own limit, beyond which it fears an attack."""
@@ -51,13 +52,13 @@ def _by_pillow(data: bytes) -> np.ndarray:
                 image.load()
                 upright = ImageOps.exif_transpose(image)
                 return np.ascontiguousarray(_rgb(upright))
-    except Damaged:
+    except (Damaged, MissingPackageError):
         raise
     except Exception as error:  # a damaged file meets anything in a decoder: struct.error, IndexError, ...
         raise Damaged(str(error) or type(error).__name__) from error
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def _rgb(image: "Image.Image") -> np.ndarray:
     if image.mode.startswith("I") or image.mode == "F":  # 16 or 32 bits, grey
         grey = np.asarray(image)
         grey = (grey / 256 if grey.max(initial=0) > 255 else grey).clip(0, 255).astype(np.uint8)

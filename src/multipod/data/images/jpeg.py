@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from multipod import native
 from multipod.data.files.disk import Damaged
+from multipod.data.pillow import Image
 from multipod.errors import NativeError
+from multipod.extras import import_optional, is_installed
 
 Box = tuple[float, float, float, float]
 """Left, top, width, height, in pixels of the whole image."""
@@ -167,12 +168,8 @@ def _header_by_pillow(data: bytes) -> Header:
 
 def _decode_without(data: bytes, eighths: int) -> np.ndarray:
     try:
-        import simplejpeg  # an extra
-    except ImportError:
-        simplejpeg = None
-    try:
-        if simplejpeg is not None:
-            return simplejpeg.decode_jpeg(data, "RGB", min_factor=8 / eighths)
+        if is_installed("simplejpeg"):
+            return import_optional("images", "simplejpeg").decode_jpeg(data, "RGB", min_factor=8 / eighths)
         with Image.open(io.BytesIO(data)) as image:
             image.draft("RGB", (-(-image.width * eighths // 8), -(-image.height * eighths // 8)))
             return np.array(image.convert("RGB"))

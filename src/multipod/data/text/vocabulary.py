@@ -9,7 +9,6 @@
 | none | byte-pair tokens over bytes, trained on the training text |
 """
 
-import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 
 from multipod.data.source import fingerprint
 from multipod.data.stdlib_text import SPECIAL, train_tokenizer
-from multipod.errors import DataError
+from multipod.errors import DataError, MultipodError
+from multipod.extras import import_optional
 
 NAMES = {
     "pad": ("[PAD]", "<pad>"),
@@ -99,7 +99,8 @@ def open_vocabulary(path: Path, *, spans: bool = False) -> Vocabulary:
     """The vocabulary of a file, `spans`: for text of which spans are hidden.
 
     Raises:
-      DataError: no such file, of no known kind, it cannot be read, or its library is not installed.
+      DataError: no such file, of no known kind, or it cannot be read.
+      MissingPackageError: its library is not installed.
     """
     load = next((load for suffixes, load in _KINDS.items() if path.name.endswith(suffixes)), None)
     if load is None:
@@ -108,7 +109,7 @@ def open_vocabulary(path: Path, *, spans: bool = False) -> Vocabulary:
     try:
         identity = fingerprint([path.read_bytes()])
         return make_vocabulary(load(path), identity, spans=spans)
-    except DataError:
+    except MultipodError:
         raise
     except Exception as error:  # the libraries raise bare exceptions
         raise DataError(f"vocabulary {path} cannot be read: {error}. See whether its kind fits its name.") from error
@@ -145,18 +146,6 @@ def _sentinels(cutter: Cutter) -> int:
 def train_vocabulary(texts: Iterable[str], vocab: int, path: Path) -> None:
     """Writes a tokenizer of `vocab` byte-pair tokens over bytes, trained on `texts`, which are not kept in memory."""
     train_tokenizer(texts, vocab).save(str(path))
-
-
-def load_extra(module: str, extra: str, what: str) -> Any:
-    """An optional library.
-
-    Raises:
-      DataError: it is not installed; says with which extra it is.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DataError(f"{what}: {module} is not installed. pip install 'multipod[{extra}]'") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +194,7 @@ class _SentencePiece:
 
 
 def _tokenizers() -> Any:
-    return load_extra("tokenizers", "text", "vocabulary")
+    return import_optional("vocabulary", "tokenizers")
 
 
 def _of_json(path: Path) -> Cutter:
@@ -246,7 +235,7 @@ def _of_merges(path: Path) -> Cutter:
 
 
 def _of_sentencepiece(path: Path) -> Cutter:
-    module = load_extra("sentencepiece", "text", f"vocabulary {path}")
+    module = import_optional(f"vocabulary {path}", "sentencepiece")
     return _SentencePiece(module.SentencePieceProcessor(model_file=str(path)))
 
 

@@ -1,6 +1,5 @@
 """State dicts in files and folders, and on the Hugging Face hub: PyTorch's pickles and safetensors, in parts or not."""
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from multipod.errors import WeightsError
+from multipod.extras import import_optional
 from multipod.interop.weights.places import Tensors
 
 HUB = "hf:"
@@ -43,7 +43,8 @@ def read_weights(source: str | Path) -> Weights:
     first. Pickles are read with `weights_only`: nothing in them is run.
 
     Raises:
-      WeightsError: there is nothing to read, it is damaged, or a library is missing that reads it.
+      WeightsError: there is nothing to read, or it is damaged.
+      MissingPackageError: a library that reads it is not installed.
     """
     path = _from_hub(str(source)) if str(source).startswith(HUB) else Path(source)
     if path.is_dir():
@@ -63,35 +64,23 @@ def write_weights(path: Path, tensors: Tensors, config: Mapping[str, Any]) -> li
     """Writes safetensors; into a folder (a path without a suffix) also `config.json`. Returns what was written.
 
     Raises:
-      WeightsError: there is something else at `path`, or safetensors is not installed.
+      WeightsError: `path` names a file that is no safetensors.
+      MissingPackageError: safetensors is not installed.
     """
     if path.suffix and path.suffix not in SAFETENSORS:
         raise WeightsError(f"{path}: weights are written as .safetensors. Name such a file, or a folder.")
     file = path if path.suffix else path / "model.safetensors"
     file.parent.mkdir(parents=True, exist_ok=True)
-    load_library("safetensors.numpy").save_file(dict(tensors), file, metadata={"format": "pt"})
+    import_optional(str(path), "safetensors.numpy").save_file(dict(tensors), file, metadata={"format": "pt"})
     if path.suffix or not config:
         return [file]
     (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return [file, path / CONFIG]
 
 
-def load_library(module: str, extra: str = "weights") -> Any:
-    """An optional library.
-
-    Raises:
-      WeightsError: it is not installed; says with which extra it is.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.split(".")[0]
-        raise WeightsError(f"{name} is not installed. pip install 'multipod[{extra}]'") from error
-
-
 def _from_hub(source: str) -> Path:
     """The folder with a model of the hub: the user's cache, if it is there, or what is fetched into it."""
-    hub, (name, _, revision) = load_library("huggingface_hub"), source.removeprefix(HUB).partition("@")
+    hub, (name, _, revision) = import_optional(source, "huggingface_hub"), source.removeprefix(HUB).partition("@")
     wanted = {"repo_id": name, "revision": revision or None}
     try:
         files = hub.HfApi().list_repo_files(**wanted)
@@ -168,7 +157,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    library = load_library("safetensors")
+    library = import_optional(str(path), "safetensors")
     try:
         with library.safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
@@ -177,7 +166,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    torch = load_library("torch", "bench")
+    torch = import_optional(str(path), "torch")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from multipod.errors import PlanError
+from multipod.extras import require
 from multipod.plan.machine import Machine
 
 Priced = Callable[[Machine], float]
@@ -94,7 +95,9 @@ def fit(
 
     Raises:
       PlanError: fewer measurements than constants, a time that is none, or data that contradict themselves.
+      MissingPackageError: SciPy is not installed.
     """
+    require("plan calibrate", "scipy")
     from scipy.optimize import least_squares
 
     _check(measurements, names)

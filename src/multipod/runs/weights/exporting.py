@@ -33,7 +33,8 @@ def export_weights(
       The files that were written.
 
     Raises:
-      WeightsError: the library has no such model, or safetensors is not installed.
+      WeightsError: the library has no such model.
+      MissingPackageError: safetensors is not installed.
     """
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
     model = behind_pixels(opened.recipe.model)

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from multipod.errors import WeightsError
-from multipod.interop.weights.files import HUB, load_library, read_weights, write_weights
+from multipod.extras import import_optional
+from multipod.interop.weights.files import HUB, read_weights, write_weights
 from multipod.pytrees import Pytree
 from multipod.recipe.text import from_text
 from multipod.runs.opening import OpenedRun, open_run
@@ -37,7 +38,8 @@ def save_run(
     the averages), and `README.md`, the model card. No optimizer state.
 
     Raises:
-      WeightsError: there is something in the folder, or safetensors is not installed.
+      WeightsError: there is something in the folder.
+      MissingPackageError: safetensors is not installed.
     """
     opened = run if isinstance(run, OpenedRun) else open_run(run, at=at, options=options)
     folder = Path(folder)
@@ -99,7 +101,7 @@ def push_run(folder: str | Path, name: str, *, private: bool = True) -> str:
     """
     if not (Path(folder) / CONFIG).is_file():
         raise WeightsError(f"{folder} was not written by `multipod hub save`. Save the run first.")
-    hub = load_library("huggingface_hub").HfApi()
+    hub = import_optional("the hub", "huggingface_hub").HfApi()
     try:
         address = hub.create_repo(name.removeprefix(HUB), private=private, exist_ok=True)
         hub.upload_folder(repo_id=address.repo_id, folder_path=str(folder))

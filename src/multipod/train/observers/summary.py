@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from multipod.extras import has_extra
 from multipod.train.events import Ended, Event
 from multipod.train.observers import text
 from multipod.train.observers.learning import LearningCheck
@@ -50,7 +51,8 @@ class Summary:
 def next_steps(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
     """The commands that a complete run is looked at and used with; export, which takes classifiers, to those alone."""
     run = shlex.quote(str(folder))
-    steps = [f"  open {shlex.quote(str(folder / 'report.html'))} in a browser", f"  multipod eval {run}"]
+    reads = [f"  open {shlex.quote(str(folder / 'report.html'))} in a browser"] if has_extra("report") else []
+    steps = [*reads, f"  multipod eval {run}"]
     classifies = recipe.get("objective", {}).get("kind", "").endswith(":Classification")
     return [*steps, f"  multipod export {run} -o model.tflite"] if classifies else steps
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from multipod.errors import RunFolderError
+from multipod.extras import has_extra, packages_of, require
 from multipod.mlperf.lines import FILE as MLPERF_LOG
 from multipod.train.events import Event, EventSink, Observer
 from multipod.train.observers.csv import CsvTable
@@ -15,7 +16,8 @@ from multipod.train.observers.jsonl import JsonLines
 from multipod.train.observers.progress import make_progress
 from multipod.train.observers.summary import Summary
 from multipod.train.observers.trackers.background import InBackground
-from multipod.train.observers.trackers.table import TRACKERS, TrackerKind, refuse_missing_trackers
+from multipod.train.observers.trackers.table import TRACKERS
+from multipod.train.observers.trackers.tracker import OpenTracker
 
 if TYPE_CHECKING:
     from multipod.recipe.recipe import Recipe
@@ -52,14 +54,14 @@ def _mlperf(run: ObservedRun) -> Observer:
     return MlperfLog(run.folder.path / MLPERF_LOG, run.recipe)
 
 
-def _tracked(name: str, kind: TrackerKind) -> Callable[[ObservedRun], Observer]:
+def _tracked(name: str, open_tracker: OpenTracker) -> Callable[[ObservedRun], Observer]:
     """What makes the observer of an experiment tracker."""
 
     def make(run: ObservedRun) -> Observer:
         from multipod.recipe.text import flat_fields, to_text  # which imports JAX with the recipes' parts
 
         config = {} if run.recipe is None else flat_fields(to_text(run.recipe))
-        return InBackground(name, kind.open, run.folder.path, config)
+        return InBackground(name, open_tracker, run.folder.path, config)
 
     return make
 
@@ -72,14 +74,14 @@ OBSERVERS: dict[str, Callable[[ObservedRun], Observer]] = {
     "tensorboard": _tensorboard,
     MLPERF: _mlperf,
     "csv": lambda run: CsvTable(run.folder.path / "metrics.csv"),
-    **{name: _tracked(name, kind) for name, kind in TRACKERS.items()},
+    **{name: _tracked(name, open_tracker) for name, open_tracker in TRACKERS.items()},
     "progress": lambda run: make_progress(run.console),
     "summary": lambda run: Summary(run.console, run.folder.path),
 }
 """How each observer is made, in the order in which they are told and closed last to first."""
 
 FILES = ("jsonl", "tensorboard")
-"""What every run has: `--resume` and the report read the first."""
+"""What every run has, the second where its extra is installed: `--resume` and the report read the first."""
 
 PRINTED = ("progress", "summary")
 """What a run has besides, unless it is to be quiet."""
@@ -90,11 +92,17 @@ def names_in(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for text in texts for part in text.split(",") if (name := part.strip()))
 
 
+def files_of_runs() -> list[str]:
+    """The observers of `FILES` whose packages are installed."""
+    return [name for name in FILES if has_extra(name)]
+
+
 def make_observers(run: ObservedRun, names: Iterable[str]) -> list[Observer]:
     """The observers of these names, each once; whoever asks for them closes them.
 
     Raises:
-      RunFolderError: there is no observer of a name, or its package is missing.
+      RunFolderError: there is no observer of a name.
+      MissingPackageError: the package of one is not installed.
       OSError: a file cannot be opened.
     """
     wanted = list(dict.fromkeys(names))
@@ -106,7 +114,8 @@ def refuse_observers(names: Iterable[str]) -> None:
     """Refuses names that stand for no observer, or for one whose package is not installed.
 
     Raises:
-      RunFolderError: with the nearest name, and all there are; or with what to install.
+      RunFolderError: with the nearest name, and all there are.
+      MissingPackageError: with the extra to install, which has the name of its observer.
     """
     wanted = list(names)
     for name in wanted:
@@ -114,7 +123,7 @@ def refuse_observers(names: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, OBSERVERS, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise RunFolderError(f"--log {name}: there is no such logger.{hint} Known: {', '.join(OBSERVERS)}.")
-    refuse_missing_trackers(wanted)
+    require(f"--log {','.join(wanted)}", *(package for name in wanted for package in packages_of(name)))
 
 
 class CallOnly:

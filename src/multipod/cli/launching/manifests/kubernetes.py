@@ -5,28 +5,30 @@ Source: the JobSet API v1alpha2 (https://github.com/kubernetes-sigs/jobset), and
 
 from typing import Any
 
-import yaml
-
 from multipod.cli.launching.manifests.rendered_run import PORT, REFUSED, RenderedRun
+from multipod.extras import require
 
 CONTAINER, JOB = "train", "workers"
 """Names inside the JobSet; the pods are NAME-workers-0-0, -1, ..."""
 
 
-class _Readable(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Readable.add_representer(str, _text)
-
-
 def to_yaml(value: Any) -> str:
-    """The value as YAML, in the order of its fields."""
-    return yaml.dump(value, Dumper=_Readable, sort_keys=False, width=1000)
+    """The value as YAML, in the order of its fields; texts of several lines are blocks.
+
+    Raises:
+      MissingPackageError: PyYAML is not installed.
+    """
+    require("--render", "yaml")
+    import yaml
+
+    class Readable(yaml.SafeDumper):
+        """Writes texts of several lines as blocks."""
+
+    def represent(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Readable.add_representer(str, represent)
+    return str(yaml.dump(value, Dumper=Readable, sort_keys=False, width=1000))
 
 
 def render_jobset(run: RenderedRun) -> str:
