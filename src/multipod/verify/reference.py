@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,12 +46,14 @@ class Reference:
         self.states = HostStates(program_of(self.recipe, make_mesh(self.recipe.layout)))
         self.source = recipe.data.train()
         self._rng = np.random.default_rng(0)
+        self._traced: dict[tuple[Any, ...], Callable[..., tuple[State, Sums]]] = {}
 
     def exact(self, before: PortableState, update: int) -> UpdateResult:
         """The update of this number, the first being 0, of the state `before`, in float64."""
         program = self.states.program
         state = self.states.write(before)
-        new, sums = self._widened(state, self.states.batch(self.source, update), program.controls())
+        arguments = state, self.states.batch(self.source, update), program.controls()
+        new, sums = self._widened_for(arguments)(*arguments)
         return UpdateResult(program.conversion.to_portable(new), jax.device_get(sums))
 
     @cached_property
@@ -78,8 +81,10 @@ class Reference:
     def _rounded(self, before: PortableState, update: int) -> UpdateResult:
         return self.states.made(self.states.write(before), self.states.batch(self.source, update))[1]
 
-    @cached_property
-    def _widened(self) -> Callable[..., tuple[State, Sums]]:
-        program = self.states.program
-        arguments = program.shapes, self.states.batch(self.source, 0), program.controls()
-        return widened(program.update, *jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments))
+    def _widened_for(self, arguments: tuple[Any, ...]) -> Callable[..., tuple[State, Sums]]:
+        """The update in float64, traced once for each shape of a batch: texts come in lengths of buckets."""
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+        key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes))
+        if key not in self._traced:
+            self._traced[key] = widened(self.states.program.update, *shapes)
+        return self._traced[key]
