@@ -18,19 +18,21 @@ from typing import Any
 
 import machine
 
-CASES = {
-    "mlp-small": [],
-    "digits": ["batch=64"],
-    "stdlib-lm": ["batch=16"],
-    "stdlib-docs": ["batch=16"],
-    "st-moe-small": ["batch=16"],
-    "dlrm-small": ["batch=128"],
-    "dlrm-v2-small": ["batch=128"],
-    "gnmt-small": ["batch=16"],
-    "ssd-shapes": ["batch=16"],
-    "mask-rcnn-shapes": ["batch=8"],
-}
-"""Recipes that need no files, with what makes their batches small."""
+CASES = (
+    "mlp-small",
+    "digits batch=64",
+    "digits batch=64 model.batch_norm_tile=16 ema.decay=0.9",
+    "stdlib-lm batch=16",
+    "stdlib-lm batch=16 model.dropout=0.1 model.dtype=bfloat16",
+    "stdlib-docs batch=16",
+    "st-moe-small batch=16",
+    "dlrm-small batch=128",
+    "dlrm-v2-small batch=128",
+    "gnmt-small batch=16",
+    "ssd-shapes batch=16",
+    "mask-rcnn-shapes batch=8",
+)
+"""Recipes that need no files, each with what makes its batches small or is to be looked at."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "verify.json"
 UPDATES, DEVICES = 3, 16
@@ -38,9 +40,10 @@ QUICK_TO_COMPILE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 """Compiling takes most of the time; what a layout gets wrong does not depend on how fast its code is."""
 
 
-def verdict_of(name: str, layouts: int, draw: int, limit: float) -> dict[str, Any]:
+def verdict_of(case: str, layouts: int, draw: int, limit: float) -> dict[str, Any]:
     """What `multipod verify` says of a recipe, or `failed` with the end of what it said."""
-    options = [f"--set={change}" for change in CASES[name]]
+    name, *changes = case.split()
+    options = [f"--set={change}" for change in changes]
     options += [f"--layouts={layouts}", f"--updates={UPDATES}", f"--devices={DEVICES}", f"--draw={draw}", "--json"]
     command = [sys.executable, "-m", "multipod", "verify", name, *options]
     start = time.perf_counter()
@@ -54,7 +57,7 @@ def verdict_of(name: str, layouts: int, draw: int, limit: float) -> dict[str, An
     return json.loads(run.stdout) | {"seconds": round(time.perf_counter() - start), "commit": machine.commit()}
 
 
-def row_of(name: str, draws: dict[str, Any]) -> list[str]:
+def row_of(case: str, draws: dict[str, Any]) -> list[str]:
     """A recipe over all its draws."""
     whole = [one for one in draws.values() if "results" in one]
     results = [result for one in whole for result in one["results"]]
@@ -62,9 +65,10 @@ def row_of(name: str, draws: dict[str, Any]) -> list[str]:
     wrong = [result for result in results if result["wrong"]]
     worst = max(results, key=lambda result: result["ratio"], default=None)
     refused = sum((Counter(one["refused"]) for one in whole), Counter())
+    name, *changes = case.split()
     return [
         f"`{name}`",
-        " ".join(CASES[name]) or "-",
+        " ".join(changes) or "-",
         str(len(different)),
         str(len(wrong)),
         f"{worst['ratio']:.1f}" if worst else "-",
@@ -77,7 +81,7 @@ def row_of(name: str, draws: dict[str, Any]) -> list[str]:
 def page_of(known: dict[str, Any]) -> str:
     """docs/results/verify.md."""
     head = ["recipe", "with", "layouts", "that learn otherwise", "largest error", "where", "draws refused", "s"]
-    rows = [row_of(name, known["recipes"][name]) for name in CASES if name in known["recipes"]]
+    rows = [row_of(case, known["recipes"][case]) for case in CASES if case in known["recipes"]]
     wrong = [
         f"- `{name}`, `{result['layout']}`: {sentence}"
         for name, draws in known["recipes"].items()
@@ -105,23 +109,25 @@ def page_of(known: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(CASES), help="recipes; all if none is named")
+    parser.add_argument("names", nargs="*", help="recipes; all if none is named")
     parser.add_argument("--layouts", type=int, default=10, help="of each recipe")
     parser.add_argument("--draw", type=int, default=0, help="the seed of the draws")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that a recipe may take")
     options = parser.parse_args()
     known = json.loads(PAGE.read_text()) if PAGE.exists() else {"recipes": {}}
-    for name in options.names:
-        draws = known["recipes"].setdefault(name, {})
+    for case in CASES:
+        if options.names and case.split()[0] not in options.names:
+            continue
+        draws = known["recipes"].setdefault(case, {})
         if "results" in draws.get(str(options.draw), {}):
             continue
-        draws[str(options.draw)] = verdict_of(name, options.layouts, options.draw, options.limit)
+        draws[str(options.draw)] = verdict_of(case, options.layouts, options.draw, options.limit)
         known["machine"] = machine.headline(machine.facts())
         part = PAGE.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known, indent=1) + "\n")
         part.replace(PAGE)
         PAGE.with_suffix(".md").write_text(page_of(known))
-        print(" | ".join(row_of(name, draws)), flush=True)
+        print(" | ".join(row_of(case, draws)), flush=True)
     wrong = [
         result["layout"]
         for draws in known["recipes"].values()
