@@ -26,7 +26,15 @@ PUBLISHED = {
     "ssd": (19_276_214, "the reference with Google's 1x1 head on the last map, counted from both codes"),
     "mask-rcnn": (44_401_393, "torchvision, without frozen norms"),
     "bert-large": (336_226_108, "Hugging Face, BertForPreTraining"),
+    "transformer-big": (
+        209_842_176,
+        "PyTorch's nn.Transformer without attention's biases, a table of 32,768 tokens",
+    ),
     "gnmt": (160_671_297, "NVIDIA's log of MLPerf v0.6"),
+    "dlrm-mlperf": (
+        24_036_595_969,
+        "added up from the sizes in MLPerf's reference; tables dense",
+    ),
     "dlrm-v2": (26_151_671_809, "added up from the sizes in MLPerf's reference"),
 }
 """Parameters, and who says so."""
@@ -38,8 +46,11 @@ GFLOP = {
 }
 """What is known from elsewhere of the FLOPs of an example, forward and backward."""
 
-CHANGES = {"dlrm-v2": ["model.tables.place=replicated"]}
-"""Of a recipe, so that its tables have no room to divide over devices."""
+CHANGES = {
+    "dlrm-mlperf": ["model.tables.place=replicated", "model.tt_rows=0"],
+    "dlrm-v2": ["model.tables.place=replicated"],
+}
+"""Of a recipe, so that its tables are dense and have no room to divide over devices."""
 
 LOOPS = ("gnmt",)
 """Recipes whose layers are loops, of which XLA's analysis counts the body once: it says nothing of them."""
