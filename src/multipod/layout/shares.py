@@ -84,7 +84,7 @@ class Share:
         rows = tensor.reshape(opened).transpose(order).reshape(*lead, *parts, self._rest)
         xp = np if isinstance(tensor, np.ndarray) else jnp
         rows = xp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, self.padding)]) if self.padding else rows
-        return rows.reshape(self.kept)
+        return self._devices_first(rows).reshape(self.kept)
 
     def unflatten(self, kept: Any) -> Any:
         """The tensor of what `flatten` made of it; for arrays of NumPy and JAX."""
@@ -92,9 +92,22 @@ class Share:
             return kept
         opened, order = self._opened()
         lead, parts = self.shape[: self.lead], self.parts[self.lead :]
-        rows = kept.reshape(*lead, *parts, -1)[..., : self._rest]
+        rows = kept
+        if parts[-1] > 1:
+            rows = rows.reshape(*lead, *parts[:-1], self.devices, parts[-1], -1).swapaxes(-3, -2)
+        rows = rows.reshape(*lead, *parts, -1)[..., : self._rest]
         back = sorted(range(len(order)), key=order.__getitem__)
         return rows.reshape([opened[k] for k in order]).transpose(back).reshape(self.shape)
+
+    def _devices_first(self, rows: Any) -> Any:
+        """[..., parts of the last dim, padded rest] with each device's piece of all these parts in one place.
+
+        A program that is manual over the data axes cuts the last dim for its devices, and the axes of the parts go on
+        to split what each of them has.
+        """
+        if self.parts[-1] == 1:
+            return rows
+        return rows.reshape(*rows.shape[:-1], self.devices, -1).swapaxes(-3, -2)
 
     def _opened(self) -> tuple[list[int], list[int]]:
         """The shape with each dim behind `lead` cut into (parts, rest), and the order that puts the parts first."""
@@ -159,7 +172,7 @@ def share_of(
         return Share(shape, spec, parts)
     # Leading dims that are many, or split already, are flattened with the rest: they would be padded one by one.
     lead = lead if math.prod(shape[:lead]) <= SMALL and math.prod(parts[:lead]) == 1 and lead < len(shape) else 0
-    last = (*_names(taken[-1]), *sizes)
+    last = (*sizes, *_names(taken[-1]))
     return Share(shape, PartitionSpec(*taken[:-1], last), parts, lead, devices, tuple(sizes))
 
 

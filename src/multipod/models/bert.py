@@ -9,7 +9,8 @@ from flax import nnx
 from jax.nn.initializers import truncated_normal
 
 from multipod.errors import RecipeError
-from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm, dropout_layer
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import ACTIVATIONS, ComputeDtype, Dense, LayerNorm
 from multipod.nn.dims import constant
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.model import FlaxModel

@@ -10,6 +10,7 @@ from flax import nnx
 
 from multipod.errors import RecipeError, nearest
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image
+from multipod.nn.by_example import Dropout
 from multipod.nn.images.batch_norm import Moving, Tile
 from multipod.nn.images.conv_norm import ConvNorm, Dtype, Style
 from multipod.nn.images.squeeze_excite import SqueezeExcite
@@ -199,7 +200,7 @@ class _Block(nnx.Module):
         self.project = ConvNorm(style, inside, features, 1, rngs=rngs)
         self.residual = stride == 1 and features_in == features
         # One draw for an example, the same for all its pixels and features.
-        self.drop = nnx.Dropout(rate, broadcast_dims=(1, 2, 3), rngs=rngs) if self.residual and rate else None
+        self.drop = Dropout(rate, broadcast_dims=(1, 2, 3), rngs=rngs) if self.residual and rate else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x if self.expand is None else self.expand(x)
@@ -227,7 +228,7 @@ class _EfficientNet(nnx.Module):
         self.blocks = nnx.List(blocks)
         wide = round_features(_HEAD, spec.width)
         self.last = ConvNorm(spec.style, features, wide, 1, activate=nnx.silu, rngs=rngs)
-        self.dropout = nnx.Dropout(spec.dropout, rngs=rngs)
+        self.dropout = Dropout(spec.dropout, rngs=rngs)
         # Uniform within 1 / sqrt(classes), which is variance 1 / (3 classes).
         spread = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
         self.head = nnx.Linear(wide, spec.classes, kernel_init=spread, rngs=rngs)

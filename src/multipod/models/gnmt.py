@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from multipod.nn.dense import ComputeDtype, Dense, dropout_layer
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import ComputeDtype, Dense
 from multipod.nn.merge import merge_model
 from multipod.nn.model import FlaxModel
 from multipod.nn.text.additive_attention import AdditiveAttention, EncodedMemory

@@ -9,7 +9,8 @@ from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import RecipeError
-from multipod.nn.dense import Activation, ComputeDtype, Dense, FeedForward, GatedMlp, RMSNorm, dropout_layer
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import Activation, ComputeDtype, Dense, FeedForward, GatedMlp, RMSNorm
 from multipod.nn.experts.exchange import is_mapped
 from multipod.nn.experts.layer import EXPERT_AXIS, ExpertSpec, Path, SparseMlp
 from multipod.nn.experts.routing import Order, Report, Routing

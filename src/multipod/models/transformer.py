@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from multipod.errors import RecipeError
-from multipod.nn.dense import Activation, ComputeDtype, LayerNorm, dropout_layer
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import Activation, ComputeDtype, LayerNorm
 from multipod.nn.dims import constant
 from multipod.nn.layered import ModelLayer, names_under
 from multipod.nn.merge import merge_model

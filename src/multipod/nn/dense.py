@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer, variance_scaling
 
+from multipod.nn.by_example import dropout_layer
 from multipod.nn.dims import constant, param
 from multipod.nn.logical_axes import with_logical_constraint
 
@@ -82,11 +83,6 @@ def glorot(inputs: int, outputs: int) -> Initializer:
     Source: Glorot and Bengio, 2010. Fan-in and fan-out are the products of the dims on either side.
     """
     return variance_scaling(1.0, "fan_avg", "uniform", tuple(range(inputs)), tuple(range(inputs, inputs + outputs)))
-
-
-def dropout_layer(share: float, rngs: nnx.Rngs) -> nnx.Dropout:
-    """Dropout of that share, with a generator of its own if it is not 0."""
-    return nnx.Dropout(share, rngs=rngs if share else None)
 
 
 class LayerNorm(nnx.Module):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from multipod.nn.by_example import STREAM, batch_key
 from multipod.pytrees import Batch, IdRange, KeyPath, Outputs, Params, Pytree, Shapes, Statistics
 
 
@@ -212,15 +213,20 @@ def unflat(shapes: Shapes, values: dict[str, jax.Array]) -> Pytree:
 
 
 def with_key(shapes: Shapes, key: jax.Array) -> Pytree:
-    """Random state that starts from `key`, one stream for each generator of the module."""
-    leaves = jax.tree.leaves(shapes)
+    """Random state that starts from `key`, one stream for each generator of the module.
+
+    Those for what belongs to an example start from the key of the whole batch (`multipod.nn.by_example`).
+    """
+    variables = jax.tree.leaves(shapes, is_leaf=lambda node: isinstance(node, nnx.Variable))
     structure: Pytree = jax.tree.structure(shapes)
-    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    filled = [
-        jax.random.fold_in(key, number) if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype)
-        for number, leaf in enumerate(leaves)
-    ]
-    return structure.unflatten(filled)
+
+    def filled(number: int, variable: nnx.Variable) -> jax.Array:
+        (leaf,) = jax.tree.leaves(variable)
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jax.random.fold_in(batch_key(key) if variable.tag == STREAM else key, number)
+
+    return structure.unflatten(filled(number, variable) for number, variable in enumerate(variables))
 
 
 def _name(path: KeyPath) -> str:

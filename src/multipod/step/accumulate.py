@@ -25,11 +25,11 @@ def _in_turn(
 ) -> tuple[Grads, Aside]:
     parts = jax.tree.map(lambda rows: rows.reshape(times, -1, *rows.shape[1:]), batch)
 
-    def add(carried: Any, numbered: Any) -> tuple[Any, Any]:
-        (gradients, statistics), (number, rows) = carried, numbered
-        new, (statistics, sums) = step(params, statistics, jax.random.fold_in(key, number), rows)
+    def add(carried: Any, rows: Batch) -> tuple[Any, Any]:
+        gradients, statistics = carried
+        new, (statistics, sums) = step(params, statistics, key, rows)
         return (jax.tree.map(jnp.add, gradients, new), statistics), sums
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    (gradients, statistics), sums = lax.scan(add, (zero, statistics), (jnp.arange(times), parts))
+    (gradients, statistics), sums = lax.scan(add, (zero, statistics), parts)
     return gradients, (statistics, jax.tree.map(lambda leaf: leaf.sum(0, dtype=leaf.dtype), sums))

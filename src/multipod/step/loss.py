@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from multipod.metrics.objective import masked_sums
+from multipod.nn.by_example import NUMBERS, numbered_examples
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.nn.padding import padding_mask
 from multipod.pytrees import Batch, Params, Statistics
@@ -25,13 +26,14 @@ def device_loss(placement: MeshPlacement, statistics: Statistics, key: jax.Array
     """
     recipe, images = placement.recipe, placement.batches.images
     batch = dict(batch)
-    mask = batch.pop("mask", None)
+    mask, numbers = batch.pop("mask", None), batch.pop(NUMBERS, None)
 
     def loss(params: Params) -> tuple[jax.Array, Aside]:
-        with padding_mask(mask), logical_axis_rules(placement.mesh, placement.splits):
+        rules = logical_axis_rules(placement.mesh, placement.splits)
+        with padding_mask(mask), numbered_examples(numbers, key) as own, rules:
             rows = images.cut(batch, placement.batches.examples[-1])
             with refusing_misfits(recipe, recipe.model, rows):
-                outputs, new = recipe.model.apply(params, statistics, rows, train=True, key=key)
+                outputs, new = recipe.model.apply(params, statistics, rows, train=True, key=own)
             with refusing_misfits(recipe, recipe.objective, rows):
                 sums = masked_sums(recipe.objective(outputs, rows), mask)
         return sums["loss"] / recipe.batch, (new, sums)

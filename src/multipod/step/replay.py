@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from multipod.layout.mesh import batch_spec, replicated
+from multipod.layout.mesh import batch_sharding, batch_spec, replicated
+from multipod.nn.by_example import NUMBERS, numbered
 from multipod.pytrees import Batch, Grads, Params, Statistics
 from multipod.step.guard import Controls, flip_bit
 from multipod.step.placement import MeshPlacement
@@ -55,9 +56,9 @@ class Replay:
     def _moved(self, state: State, batch: Batch, flip: jax.Array | None, shift: jax.Array) -> Any:
         """[devices, 2] and [devices], in the order of the devices, on every one."""
         mesh, devices = self.placement.mesh, self.placement.devices
-        shardings = self.placement.batches.shardings(batch)
-        shares = jnp.roll(jnp.arange(devices, dtype=jnp.int32), shift)
-        rows = {name: jnp.roll(array, shift * (array.shape[0] // devices), 0) for name, array in batch.items()}
+        shardings = self.placement.batches.shardings(batch) | {NUMBERS: batch_sharding(mesh)}
+        rows = numbered(batch)  # what is drawn belongs to the rows, not to the device
+        rows = {name: jnp.roll(array, shift * (array.shape[0] // devices), 0) for name, array in rows.items()}
         rows = {name: lax.with_sharding_constraint(array, shardings[name]) for name, array in rows.items()}
 
         def local(
@@ -65,19 +66,17 @@ class Replay:
             statistics: Statistics,
             key: jax.Array,
             batch: Batch,
-            share: jax.Array,
             flip: jax.Array | None,
         ) -> tuple[jax.Array, jax.Array]:
-            key = jax.random.fold_in(key, share[0])  # the key belongs to the share, not to the device
             gradients, (_, sums) = device_gradients(self.placement, self.sync, params, statistics, key, batch)
             gradients = flip_bit(gradients, flip)
             finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients)]
             return _words(gradients)[None], (jnp.stack(finite).all() & jnp.isfinite(sums["loss"]))[None]
 
         split, whole = batch_spec(mesh), PartitionSpec()
-        in_specs = data_specs(mesh, self.sync.stored_specs), whole, whole, split, split, split
+        in_specs = data_specs(mesh, self.sync.stored_specs), whole, whole, split, split
         function = over_data(local, mesh, in_specs, (split, split))
-        results = function(arrays_of(state.params), state.statistics, update_key(state), rows, shares, flip)
+        results = function(arrays_of(state.params), state.statistics, update_key(state), rows, flip)
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, replicated(mesh)), results)
 
 

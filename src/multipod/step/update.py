@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
 from multipod.layout.mesh import batch_spec, data_axes, data_devices
+from multipod.nn.by_example import numbered
 from multipod.pytrees import Batch, Grads, OptState, Params, Pytree, Statistics
 from multipod.step.accumulate import accumulate
 from multipod.step.guard import Controls, UpdateGuard, count_up, keep_good
@@ -64,7 +64,6 @@ class UpdateStep:
             stop: jax.Array,
             flip: jax.Array | None,
         ) -> tuple[Pytree, Statistics, Sums]:
-            key = jax.random.fold_in(key, lax.axis_index(data_axes(mesh)))
             gradients, (statistics, sums) = device_gradients(self.placement, sync, params, statistics, key, batch)
             gradients = self.guard.disturb(gradients, flip)
             reduced, report = sync.reduce(gradients, params, optimizer)
@@ -76,7 +75,7 @@ class UpdateStep:
         function = over_data(local, mesh, in_specs, (sync.reduced_specs, WHOLE, WHOLE))
         optimizer, key = sync.visible_state(state.optimizer), update_key(state)
         params = arrays_of(state.params)
-        return function(params, optimizer, state.statistics, key, batch, controls.stop, controls.flip)
+        return function(params, optimizer, state.statistics, key, numbered(batch), controls.stop, controls.flip)
 
     def _split(self, params: Params) -> Params:
         return constrain(params, self.placement.mesh, self.sync.specs)

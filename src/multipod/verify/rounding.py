@@ -20,6 +20,9 @@ LIMIT = 10.0
 Sums in another order have errors of the same size: those seen are below 4. What is wrong is off by 1,000 and more.
 """
 
+GRADIENT, CHANGE, KEPT, STATISTIC = "gradient of", "update of", "optimizer's", "statistic"
+"""What the names of errors of tensors begin with; those of sums have one word."""
+
 Errors = dict[str, float]
 """The relative error of each thing by its name, as `gradient of dense/kernel` or `loss`."""
 
@@ -48,19 +51,27 @@ def errors_of(made: UpdateResult, exact: UpdateResult, before: PortableState) ->
     it is measured in what float32 can: `EPS` of all gradients, or of the parameter itself.
     """
     found = _of_sums(made.sums, exact.sums)
-    gradient, true = gradient_in(made.state.optimizer), gradient_in(exact.state.optimizer)
-    if gradient is not None:
-        found |= relative_errors("gradient of", gradient, true, _beside_all(true))
-    old = {name: _norm(leaf) for name, leaf in _named(before.params).items()}
-    found |= relative_errors(
-        "update of",
-        jax.tree.map(_minus, made.state.params, before.params),
-        jax.tree.map(_minus, exact.state.params, before.params),
-        lambda name, leaf: max(_norm(leaf), EPS * old[name]),
-    )
-    kept, exactly = made.state.optimizer, exact.state.optimizer
-    found |= relative_errors("optimizer's", kept, exactly, _beside_all(exactly))
-    return found | relative_errors("statistic", made.state.statistics, exact.state.statistics)
+    ours, true = made_of(made.state, before), made_of(exact.state, before)
+    old = {name: _norm(leaf) for name, leaf in named(before.params).items()}
+    scales: dict[str, Scale | None] = {
+        GRADIENT: _beside_all(true[GRADIENT]),
+        CHANGE: lambda name, leaf: max(_norm(leaf), EPS * old[name]),
+        KEPT: _beside_all(true[KEPT]),
+        STATISTIC: None,
+    }
+    for kind, scale in scales.items():
+        found |= relative_errors(kind, ours[kind], true[kind], scale)
+    return found
+
+
+def made_of(state: PortableState, before: PortableState) -> dict[str, Pytree]:
+    """The trees of tensors that an update makes, by the words that their names among the errors begin with."""
+    return {
+        GRADIENT: gradient_in(state.optimizer) or {},
+        CHANGE: jax.tree.map(_minus, state.params, before.params),
+        KEPT: state.optimizer,
+        STATISTIC: state.statistics,
+    }
 
 
 def _beside_all(tree: Pytree) -> Scale:
@@ -70,12 +81,12 @@ def _beside_all(tree: Pytree) -> Scale:
 
 def difference(one: Pytree, other: Pytree) -> str:
     """The path of the first leaf of which two trees have not the same bits; empty if all are the same."""
-    pairs = zip(_named(one).items(), _named(other).values(), strict=True)
-    return next((name for (name, a), b in pairs if not np.array_equal(a, b, equal_nan=_floats(a))), "")
+    pairs = zip(named(one).items(), named(other).values(), strict=True)
+    return next((name for (name, a), b in pairs if not _same_bits(np.asarray(a), np.asarray(b))), "")
 
 
-def _floats(leaf: np.ndarray) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one, other, equal_nan=bool(jnp.issubdtype(one.dtype, jnp.floating)))
 
 
 def shaken(tree: Pytree, rng: np.random.Generator) -> Pytree:
@@ -109,7 +120,7 @@ def relative_errors(what: str, made: Pytree, exact: Pytree, scale: Scale | None 
 
     scale: of the leaf's name and its exact value.
     """
-    ours, true = _named(made), _named(exact)
+    ours, true = named(made), named(exact)
     return {
         f"{what} {name}".strip(): _norm(_minus(ours[name], leaf))
         / max(scale(name, leaf) if scale else _norm(leaf), 1e-300)
@@ -117,9 +128,10 @@ def relative_errors(what: str, made: Pytree, exact: Pytree, scale: Scale | None 
     }
 
 
-def _named(tree: Pytree) -> dict[str, np.ndarray]:
+def named(tree: Pytree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, as `dense/kernel`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _minus(one: Any, other: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program, program_of
 from multipod.verify.checks import evaluates, optimizer_bytes, repeats, replicas_agree, same_beginning
 from multipod.verify.drawing import LayoutDraws
+from multipod.verify.locating import place_of, stage_of
 from multipod.verify.moving import HostStates
 from multipod.verify.recording import recording
 from multipod.verify.reference import Reference
@@ -116,15 +117,19 @@ def hold(program: Program, reference: Reference) -> LayoutResult:
     curve, ratio, of, at = 0.0, 0.0, "", 0
     for update in range(reference.updates):
         state, made = states.made(state, states.batch(reference.source, update))
-        name, worst = _largest(errors_of(made, reference.exact(before, update), before), walk.noise)
+        exact = reference.exact(before, update)
+        ratios = _ratios(errors_of(made, exact, before), walk.noise)
+        name = max(ratios, key=lambda one: ratios[one])
+        worst = ratios[name]
         if not worst <= ratio:
             ratio, of, at = worst, name, update
         loss = float(made.sums["loss"]) / float(made.sums["count"])
         curve = max(curve, abs(loss - walk.losses[update]) / max(abs(walk.losses[update]), EPS))
-        last, before = before, made.state
         if not ratio <= LIMIT:
-            wrong.append(_too_far(ratio, of, at))
+            place = place_of(of, made, exact, before, state)
+            wrong.append(_too_far(ratio, of, at, place, stage_of(ratios)))
             break
+        last, before = before, made.state
     promised, held = optimizer_bytes(program, state)
     if held > promised:
         wrong.append(f"the optimizer's state: {promised:,} bytes on a device were promised, and it holds {held:,}")
@@ -135,17 +140,15 @@ def hold(program: Program, reference: Reference) -> LayoutResult:
     return LayoutResult(_text(program), program.mesh.size, ratio, of, at, curve, (promised, held), tuple(wrong))
 
 
-def _largest(found: Errors, noise: Errors) -> tuple[str, float]:
-    """The thing whose error is largest beside that of one device, and how many times it is that."""
-    ratios = {name: error / noise.get(name, EPS) if math.isfinite(error) else math.inf for name, error in found.items()}
-    name = max(ratios, key=lambda one: ratios[one])
-    return name, ratios[name]
+def _ratios(found: Errors, noise: Errors) -> Errors:
+    """Each error in times of that of one device."""
+    return {name: error / noise.get(name, EPS) if math.isfinite(error) else math.inf for name, error in found.items()}
 
 
-def _too_far(ratio: float, of: str, at: int) -> str:
+def _too_far(ratio: float, of: str, at: int, place: str, stage: str) -> str:
     return (
         f"update {at}: the {of} is {ratio:,.3g} times as far from float64 as on one device, where {LIMIT:.0f} is what "
-        "another order of sums explains"
+        f"another order of sums explains{place and f': {place}'}. It goes wrong in {stage}"
     )
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from multipod.nn.by_example import first_of, is_numbered
 from multipod.nn.experts.routing import Choices, Routing, ranks
 from multipod.nn.experts.sorting import Dispatch, return_to_tokens, send_to_rows
 from multipod.pytrees import Pytree
@@ -47,7 +48,12 @@ def is_mapped(name: str) -> bool:
 
 
 def first_group(axis: Axis, groups: int) -> jax.Array | int:
-    """The number, over all devices, of this device's first group."""
+    """The number, over all devices, of this device's first group.
+
+    Where the rows of the batch have numbers it is by those, else over the devices of `axis` alone.
+    """
+    if is_numbered():
+        return first_of(groups)
     return lax.axis_index(axis) * groups if axis else 0
 
 
@@ -89,7 +95,7 @@ def _round(
     experts = several * jax.tree.leaves(weights)[0].shape[0]
     where = _plan(expert, place, slots, experts)
     packed = send_to_rows(x.reshape(-1, x.shape[-1]), where).reshape(experts, groups * slots, -1)
-    numbers = (where.choice + lax.axis_index(axis) * expert.size).reshape(experts, -1)
+    numbers = (where.choice + first_group(axis, groups) * (expert.size // groups)).reshape(experts, -1)
     there = partial(lax.all_to_all, axis_name=axis, split_axis=0, concat_axis=1, tiled=True)
     y = by_slots(weights, there(packed), there(numbers))
     y = lax.all_to_all(y, axis, split_axis=1, concat_axis=0, tiled=True)

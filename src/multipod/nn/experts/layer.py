@@ -13,6 +13,7 @@ from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 
 from multipod.errors import LayoutError
+from multipod.nn.by_example import Dropout
 from multipod.nn.dense import ACTIVATIONS, Activation, ComputeDtype
 from multipod.nn.dims import constant, param
 from multipod.nn.experts import einsum, exchange, grouped, sorting
@@ -146,7 +147,7 @@ class SparseMlp(nnx.Module):
         self.router = param(normal(0.02), (features, spec.routing.experts), ("embed", "router"), rngs)
         self.experts = Experts(spec, features, rngs)
         self.spec = spec
-        self.random = nnx.Dropout(0.5, rngs=rngs)  # its generator and whether it trains are what is used
+        self.random = Dropout(0.5, rngs=rngs)  # its generator and whether it trains are what is used
 
     def __call__(
         self,
@@ -187,7 +188,9 @@ class SparseMlp(nnx.Module):
         y, served = self._through_experts(
             tokens.astype(self.spec.dtype), choices, axis, key if train else None, dropless
         )
-        report = losses(logits, choices, routing, counted) | routing_figures(logits, choices, served, counted)
+        examples = len(x) if x.ndim > 2 else 1
+        report = losses(logits, choices, routing, counted, examples)
+        report |= routing_figures(logits, choices, served, counted, examples)
         return y.astype(x.dtype).reshape(x.shape), report
 
     def _axis(self) -> exchange.Axis:
@@ -237,9 +240,15 @@ def _by_einsum(
 ) -> tuple[jax.Array, jax.Array]:
     dispatch, combine, served = einsum.masks(choices, spec.routing, slots)
     packed = einsum.send_to_slots(x, dispatch)
-    numbers = einsum.numbers(choices, spec.routing, slots)
+    numbers = einsum.numbers(choices, spec.routing, slots) + _first_choice(choices)
     y = apply_to_slots(spec, key, weights, packed.reshape(spec.routing.experts, -1, x.shape[-1]), numbers)
     return einsum.return_to_tokens(y.reshape(packed.shape), combine), served
+
+
+def _first_choice(choices: Choices) -> jax.Array | int:
+    """The number, over the whole batch, of the first choice of this device's tokens."""
+    groups = len(choices.expert)
+    return exchange.first_group((), groups) * (choices.expert.size // groups)
 
 
 def _by_sorting(
@@ -247,6 +256,6 @@ def _by_sorting(
 ) -> tuple[jax.Array, jax.Array]:
     where, served = sorting.plan_dispatch(choices, spec.routing, slots)
     rows = sorting.send_to_rows(x.reshape(-1, x.shape[-1]), where)
-    y = apply_to_rows(spec, key, weights, rows, where.sizes, where.choice)
+    y = apply_to_rows(spec, key, weights, rows, where.sizes, where.choice + _first_choice(choices))
     gate = choices.gate.reshape(-1, spec.routing.chosen).astype(y.dtype)
     return sorting.return_to_tokens(y, gate, where).reshape(x.shape), served

@@ -219,17 +219,35 @@ def group_keys(key: jax.Array, groups: int, first: jax.Array | int = 0) -> jax.A
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(first + jnp.arange(groups))
 
 
-def losses(logits: jax.Array, choices: Choices, routing: Routing, counts: jax.Array | None = None) -> Report:
+def weights_of_groups(counts: jax.Array, examples: int) -> jax.Array:
+    """What each group [G, S] weighs in a mean over groups, [G, 1]: examples weigh the same, their groups by tokens.
+
+    What is all padding weighs nothing. So means over the devices, each of which weighs as many examples as it has, do
+    not depend on how many there are. Groups that span examples weigh by tokens.
+
+    Args:
+      counts: which tokens are no padding, bool or numbers [G, S].
+      examples: whose tokens these are, one behind the other.
+    """
+    groups = len(counts)
+    tokens = counts.sum(1, dtype=jnp.float32).reshape(examples if groups % examples == 0 else 1, -1)
+    each = tokens.sum(1, keepdims=True)
+    return (tokens / jnp.maximum(each, 1) / jnp.maximum((each > 0).sum(), 1)).reshape(groups, 1)
+
+
+def losses(
+    logits: jax.Array, choices: Choices, routing: Routing, counts: jax.Array | None = None, examples: int = 1
+) -> Report:
     """`balance` and `z`, without their coefficients, means over the tokens that count; padding is left out.
 
     balance = E * sum_e f_e P_e in each group: f_e the share of tokens whose first choice is e, before any is dropped,
-    and P_e their mean probability; 1 if balanced. A group weighs as many tokens as count in it: one that is all padding
-    weighs nothing. z = mean of (log sum exp of the logits)^2.
+    and P_e their mean probability; 1 if balanced. z = mean of (log sum exp of the logits)^2. Groups weigh as
+    `weights_of_groups` says, whose argument `examples` is.
     """
     counted = jnp.ones(logits.shape[:2]) if counts is None else counts.astype(jnp.float32)
     tokens = counted.sum(1, keepdims=True)
     weight = counted / jnp.maximum(tokens, 1.0)
-    part = tokens / jnp.maximum(tokens.sum(), 1.0)  # of each group, [G, 1]
+    part = weights_of_groups(counted, examples)
     first = jax.nn.one_hot(choices.expert[..., 0], routing.experts)
     probability = jax.nn.softmax(logits, -1)
     share, mean = (jnp.einsum("gse,gs->ge", values, weight) for values in (first, probability))
@@ -240,33 +258,33 @@ def losses(logits: jax.Array, choices: Choices, routing: Routing, counts: jax.Ar
     return totals | {name: totals[name][0] for name in ("balance", "z")}
 
 
-def routing_figures(logits: jax.Array, choices: Choices, served: jax.Array, counts: jax.Array | None = None) -> Report:
+def routing_figures(
+    logits: jax.Array, choices: Choices, served: jax.Array, counts: jax.Array | None = None, examples: int = 1
+) -> Report:
     """What a run may want to see; no gradient. `served` is bool [G, S, K]: the choices that were.
 
     `dropped`: share of tokens that reached no expert. `served_first`, `served_second`: of the first and of all further
     choices that were made, how many were served. `entropy` of the probabilities, nats. `confidence`: mean gate of what
-    is served. `broken`: tokens whose logits are not finite.
+    is served. `broken`: tokens whose logits are not finite. All but `broken` are means over groups, as in `losses`.
     """
     logits, gate = jax.lax.stop_gradient((logits, choices.gate))
     counts = jnp.ones(logits.shape[:2], bool) if counts is None else counts
     made = choices.expert < logits.shape[-1]
     log_p = jax.nn.log_softmax(logits, -1)
+    weights = weights_of_groups(counts, examples)[:, 0]
+
+    def mean(values: jax.Array, where: jax.Array) -> jax.Array:
+        dims = tuple(range(1, values.ndim))
+        return (weights * jnp.where(where, values, 0).sum(dims) / jnp.maximum(where.sum(dims), 1)).sum()
+
     return {
-        "dropped": _share(counts & ~served.any(-1), counts),
-        "served_first": _share(served[..., 0], made[..., 0]),
-        "served_second": _share(served[..., 1:], made[..., 1:]),
-        "entropy": _mean(-(jnp.exp(log_p) * log_p).sum(-1), counts),
-        "confidence": _mean(gate, served),
+        "dropped": mean(~served.any(-1), counts),
+        "served_first": mean(served[..., 0], made[..., 0]),
+        "served_second": mean(served[..., 1:], made[..., 1:]),
+        "entropy": mean(-(jnp.exp(log_p) * log_p).sum(-1), counts),
+        "confidence": mean(gate, served),
         "broken": (counts & ~jnp.isfinite(logits).all(-1)).sum(dtype=jnp.float32),
     }
-
-
-def _share(part: jax.Array, whole: jax.Array) -> jax.Array:
-    return part.sum() / jnp.maximum(whole.sum(), 1)
-
-
-def _mean(values: jax.Array, where: jax.Array) -> jax.Array:
-    return jnp.where(where, values, 0).sum() / jnp.maximum(where.sum(), 1)
 
 
 def priority(choices: Choices, order: Order) -> jax.Array:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.dense import ComputeDtype, Dense, dropout_layer, multiply_together
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import ComputeDtype, Dense, multiply_together
 from multipod.nn.text.fused_attention import AttentionKernel, case_of, choose, count_choice, fused_attention
 from multipod.nn.text.segments import Segments
 

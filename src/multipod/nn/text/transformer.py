@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from multipod.nn.dense import Activation, ComputeDtype, FeedForward, LayerNorm, dropout_layer
+from multipod.nn.by_example import dropout_layer
+from multipod.nn.dense import Activation, ComputeDtype, FeedForward, LayerNorm
 from multipod.nn.text.attention import Attention, KeysValues, store
 from multipod.nn.text.fused_attention import AttentionKernel
 from multipod.nn.text.segments import Segments

@@ -5,12 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from multipod.layout.mesh import data_axes
+from multipod.layout.mesh import data_axes, data_devices
 from multipod.pytrees import Batch, Specs
-from multipod.step.specs import WHOLE
 from multipod.step.state import State, update_key
 
 STAGE_AXIS = "stage"
@@ -28,17 +26,8 @@ def cut_rows(batch: Batch, mesh: Mesh | AbstractMesh, count: int) -> Batch:
 
 
 def micro_keys(state: State, mesh: Mesh | AbstractMesh, count: int) -> jax.Array:
-    """Key data of each micro-batch on each data device, [count, devices * 2], as `UpdateStep` draws them."""
-    axes = data_axes(mesh)
-
-    def local(data: jax.Array) -> jax.Array:
-        device_key = jax.random.fold_in(jax.random.wrap_key_data(data), lax.axis_index(axes))
-        # Without accumulation a whole batch has the device's own key.
-        keys = [jax.random.fold_in(device_key, number) for number in range(count)] if count > 1 else [device_key]
-        return jnp.stack([jax.random.key_data(key) for key in keys])
-
-    data = jax.random.key_data(update_key(state))
-    return over_stages(local, mesh, (WHOLE,), PartitionSpec(None, axes))(data)
+    """Key data of the update for each micro-batch on each data device, [count, devices * 2]."""
+    return jnp.tile(jax.random.key_data(update_key(state)), (count, data_devices(mesh)))
 
 
 def over_stages(

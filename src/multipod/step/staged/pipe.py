@@ -15,6 +15,7 @@ from multipod.execute.pipeline.setup import PipelineSetup
 from multipod.layout.compatible import conflict_of
 from multipod.layout.stages import Cut, Layer, as_asked, balanced, check_cut, tied_places
 from multipod.metrics.objective import JudgesAnswers, masked_sums, scores_of
+from multipod.nn.by_example import NUMBERS, numbered_examples
 from multipod.nn.layered import Layered, ModelLayer, apply_layers, shapes_of
 from multipod.nn.logical_axes import Splits, logical_axis_rules
 from multipod.nn.model import FlaxModel
@@ -56,9 +57,10 @@ def pipe_of(
     """The recipe in the pipeline that `proof` is of, over `stage_axis`; the batch is split over `data_axes`.
 
     example: a batch, any number of rows, for its shapes; an entry `mask` tells examples from padding. A micro-batch's
-    `aux` is {"batch": ..., "key": key data}, the key drawn by the caller for each of them. techniques: (asynchronous)
-    PipeMare's; None: none of the three. rows: of a batch with its padding; 0: `recipe.batch`. over_data: see `Pipe`.
-    specs: how axes inside a stage split each parameter; splits: and activations, by the names of their dims.
+    `aux` is {"batch": ..., "key": key data}: rows with their numbers (`by_example.NUMBERS`), and the update's key.
+    techniques: (asynchronous) PipeMare's; None: none of the three. rows: of a batch with its padding; 0:
+    `recipe.batch`. over_data: see `Pipe`. specs: how axes inside a stage split each parameter; splits: and
+    activations, by the names of their dims.
 
     Raises:
       RecipeError: a model that does not say its layers, or a global limit on the gradient.
@@ -83,6 +85,7 @@ def pipe_of(
         weights.append({name: shapes[name] for layer in own for name in layer.weights})
     seen = jax.eval_shape(lambda given: given, example)  # with the types that JAX has
     batch = {name: jax.ShapeDtypeStruct((each, *array.shape[1:]), array.dtype) for name, array in seen.items()}
+    batch[NUMBERS] = jax.ShapeDtypeStruct((each,), "uint32")
     aux = {"batch": batch, "key": jax.ShapeDtypeStruct((2,), "uint32")}
     split = _split(parts, weights, specs) if specs else None
     tied = tied_places(cut)
@@ -175,10 +178,10 @@ def _part(
 ) -> PipelinePart:
     def function(weights: Any, x: Any, aux: Any) -> tuple[Any, Any]:
         batch, key = dict(aux["batch"]), jax.random.wrap_key_data(aux["key"])
-        mask = batch.pop("mask", None)
-        with padding_mask(mask), logical_axis_rules(*lie):
+        mask, numbers = batch.pop("mask", None), batch.pop(NUMBERS)
+        with padding_mask(mask), numbered_examples(numbers, key) as own, logical_axis_rules(*lie):
             with refusing_misfits(recipe, recipe.model, batch):
-                y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=key)  # type: ignore[arg-type]
+                y = apply_layers(recipe.model, layers, weights, x, batch, train=True, key=own)  # type: ignore[arg-type]
             if not last:
                 return y, {}
             with refusing_misfits(recipe, recipe.objective, batch):

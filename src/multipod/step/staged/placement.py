@@ -17,6 +17,7 @@ from multipod.layout.mesh import batch_sharding, data_axes, data_devices, padded
 from multipod.layout.rules import ParamTensor
 from multipod.layout.split import PipelineSplit
 from multipod.layout.stages import Cut, micro_batches
+from multipod.nn.by_example import NUMBERS
 from multipod.nn.dims import dims_of
 from multipod.nn.layered import shapes_of
 from multipod.pipelines.build import build
@@ -168,4 +169,5 @@ class StagePlacement:
         return {
             name: jax.ShapeDtypeStruct((self.rows, *leaf.shape[1:]), leaf.dtype, sharding=rows)
             for name, leaf in self.pipe.setup.aux["batch"].items()
+            if name != NUMBERS
         }

@@ -13,6 +13,7 @@ from multipod.data.source import HostBatch
 from multipod.errors import LayoutError
 from multipod.execute.pipeline.in_flight import add_first_dim, drop_first_dim
 from multipod.layout.mesh import batch_sharding, replicated
+from multipod.nn.by_example import numbered
 from multipod.pytrees import Batch, Grads, Params, Shapes
 from multipod.recipe.recipe import Recipe
 from multipod.step.guard import NO_LIMITS, Controls, Unguarded
@@ -121,7 +122,7 @@ class StagedProgram:
         the micro-batches that came to its end, at first none (`count` 0).
         """
         count = self.placement.micro_batches
-        aux = {"batch": cut_rows(batch, self.mesh, count), "key": micro_keys(state, self.mesh, count)}
+        aux = {"batch": cut_rows(numbered(batch), self.mesh, count), "key": micro_keys(state, self.mesh, count)}
         delayed = state.update >= self.recipe.pipemare.warmup
         inner, sums = self.placement.pipe.update(pipe_state(state), aux, delayed)
         new = with_pipe_state(state, inner)._replace(update=state.update + 1, position=state.position + 1)
