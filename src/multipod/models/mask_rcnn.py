@@ -10,6 +10,7 @@ from flax import nnx
 
 from multipod.models.images import IMAGE_DIMS, check_fields, check_image, without_crowds
 from multipod.models.resnet import BLOCKS, ResidualBlock
+from multipod.nn.by_example import example_stream, keys_of_rows
 from multipod.nn.detection.anchors import Anchors, Reading
 from multipod.nn.detection.boxes import BoxCode
 from multipod.nn.detection.detections import FoundObjects
@@ -173,7 +174,7 @@ class _MaskRcnn(nnx.Module):
     def __init__(self, spec: MaskRcnn, rngs: nnx.Rngs) -> None:
         self.spec = spec
         self.deterministic = False  # `eval` sets it
-        self.draws = rngs.params.fork()
+        self.draws = example_stream(rngs)
         self.stem = ConvNorm(spec.style, spec.channels, spec.width, 7, stride=2, activate=nnx.relu, rngs=rngs)
         blocks, widths, features = [], [], spec.width
         for stage, count in enumerate(BLOCKS[spec.depth]):
@@ -214,7 +215,7 @@ class _MaskRcnn(nnx.Module):
     ) -> dict[str, jax.Array]:
         """The five losses of each example."""
         spec, every = self.spec, jnp.concatenate(anchors)
-        keys = jax.random.split(self.draws(), 2 * len(proposals.box)).reshape(2, -1)
+        keys = [keys_of_rows(self.draws(), len(proposals.box)) for _ in range(2)]
         beta = 1 / 9 if spec.reading == "torchvision" else 1.0
         second = spec.code(weights=_SECOND)
 

@@ -4,9 +4,10 @@ A layer that draws for each row of a batch takes the row's number in the batch a
 with neither the mesh, nor the parts that a batch goes through the model in.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -69,11 +70,16 @@ def is_numbered() -> bool:
     return _DRAWING.get() is not None
 
 
-def draw_for_each(draw: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
-    """[rows, ...]: `draw` of a key for each row, made of `key` and the row's number."""
+def keys_of_rows(key: jax.Array, rows: int) -> jax.Array:
+    """[rows] keys, each made of `key` and the row's number: its place, where rows have no numbers."""
     drawing = _DRAWING.get()
-    assert drawing is not None, "rows without numbers"
-    return jax.vmap(lambda number: draw(jax.random.fold_in(key, number)))(drawing.numbers)
+    numbers = jnp.arange(rows, dtype=jnp.uint32) if drawing is None else drawing.numbers
+    return jax.vmap(partial(jax.random.fold_in, key))(numbers)
+
+
+def example_stream(rngs: nnx.Rngs) -> nnx.RngStream:
+    """A stream of keys of the whole batch, which `keys_of_rows` are made of."""
+    return nnx.RngStream(rngs["dropout"](), tag=STREAM)
 
 
 class Dropout(nnx.Dropout):
@@ -83,7 +89,7 @@ class Dropout(nnx.Dropout):
     """
 
     def __init__(self, rate: float, *, broadcast_dims: tuple[int, ...] = (), rngs: nnx.Rngs | None) -> None:
-        stream = None if rngs is None else nnx.RngStream(rngs["dropout"](), tag=STREAM)
+        stream = None if rngs is None else example_stream(rngs)
         super().__init__(rate, broadcast_dims=broadcast_dims, rngs=stream)
 
     def __call__(self, inputs: jax.Array, **given: object) -> jax.Array:
@@ -92,7 +98,8 @@ class Dropout(nnx.Dropout):
             return super().__call__(inputs, **given)
         kept = 1.0 - self.rate
         shape = [1 if dim in self.broadcast_dims else size for dim, size in enumerate(inputs.shape)]
-        mask = draw_for_each(lambda key: jax.random.bernoulli(key, kept, shape[1:]), self.rngs())
+        draw = partial(jax.random.bernoulli, p=kept, shape=shape[1:])
+        mask = jax.vmap(draw)(keys_of_rows(self.rngs(), len(inputs)))
         return jnp.where(mask, inputs / kept, 0).astype(inputs.dtype)
 
 

@@ -12,6 +12,7 @@ from multipod.execute.bucketing import all_reduce_tree
 from multipod.execute.sums import ordered
 from multipod.layout.mesh import batch_spec, data_axes, replicated
 from multipod.metrics.objective import answers_of, masked_sums
+from multipod.nn.by_example import NUMBERS, numbered, numbered_examples
 from multipod.nn.logical_axes import logical_axis_rules
 from multipod.pytrees import Batch, Params, Statistics
 from multipod.step.agreement import refusing_misfits
@@ -62,8 +63,9 @@ class WholeEvaluation:
 
         def local(params: Params, statistics: Statistics, batch: Batch) -> tuple[Sums, ScoredLabels]:
             batch = dict(batch)
-            mask, key = batch.pop("mask"), jax.random.key(0)
-            with logical_axis_rules(mesh, placement.splits):
+            mask, numbers = batch.pop("mask"), batch.pop(NUMBERS)
+            rules = logical_axis_rules(mesh, placement.splits)
+            with numbered_examples(numbers, jax.random.key(0)) as key, rules:
                 rows = batches.images.cut(batch, batches.test_example)
                 with refusing_misfits(recipe, recipe.model, rows):
                     outputs, _ = recipe.model.apply(params, statistics, rows, train=False, key=key)
@@ -75,4 +77,4 @@ class WholeEvaluation:
 
         specs = data_specs(mesh, placement.base), PartitionSpec(), batch_spec(mesh)
         function = over_data(local, mesh, specs, (PartitionSpec(), batch_spec(mesh)))
-        return function(whole_tensors(state.params, mesh), state.statistics, batch)
+        return function(whole_tensors(state.params, mesh), state.statistics, numbered(batch))

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 
-from multipod.data.source import HostBatch, Source
+from multipod.data.source import HasGroundTruth, HostBatch, Source
 from multipod.layout.mesh import data_devices
 from multipod.step.program import Program
 from multipod.step.state import PortableState, State, device_bytes
@@ -40,6 +41,22 @@ class FirstExamples:
     def augment(self, batch: HostBatch, rows: np.ndarray, rng: np.random.Generator) -> HostBatch:
         """The batch as it is: nothing is trained on."""
         return batch
+
+
+@dataclass(frozen=True)
+class FirstImages(FirstExamples):
+    """The same of a set whose images have objects; what is not detected in the others counts in every layout alike."""
+
+    source: Any
+
+    def ground_truth(self, masks: bool) -> dict[str, Any]:
+        """As `HasGroundTruth` has it, of all images."""
+        annotations: dict[str, Any] = self.source.ground_truth(masks)
+        return annotations
+
+    def categories(self, labels: np.ndarray) -> np.ndarray:
+        """As `HasGroundTruth` has it."""
+        return np.asarray(self.source.categories(labels))
 
 
 def same_beginning(first: PortableState, reference: Reference) -> Iterator[str]:
@@ -78,7 +95,8 @@ def evaluates(states: HostStates, state: PortableState, reference: Reference) ->
     Sums of whole numbers, such as right answers, may differ by one: two classes can be told equally well.
     """
     recipe = reference.recipe
-    test = FirstExamples(recipe.data.test(), recipe.evaluation_batch + 1)
+    source, count = recipe.data.test(), recipe.evaluation_batch + 1
+    test = (FirstImages if isinstance(source, HasGroundTruth) else FirstExamples)(source, count)
     ours = evaluate(states.program, states.write(state), test)
     alone = evaluate(reference.states.program, reference.states.write(state), test)
     shaken = evaluate(reference.states.program, reference.states.write(reference.shaken(state)), test)

@@ -8,12 +8,15 @@ import jax
 import numpy as np
 
 from multipod.collectives.build import ALGORITHMS
-from multipod.errors import MultipodError
+from multipod.errors import LayoutError, MultipodError
+from multipod.layout.axes import DATA_AXES
 from multipod.layout.layout import Layout
 from multipod.layout.mesh import make_mesh
 from multipod.layout.split import ASYNCHRONOUS, UNSPLIT, ModelSplit, PipelineSplit
 from multipod.layout.sync import BUILT_IN_SUMS, Sharding, Sync
 from multipod.layout.text import spelled
+from multipod.nn.images.batch_norm import spanned_examples
+from multipod.nn.model import nested_models
 from multipod.pipelines.build import PIPELINES
 from multipod.recipe.recipe import Recipe
 from multipod.step.program import Program, program_of
@@ -122,11 +125,22 @@ class LayoutDraws(Iterator[Program]):
         """The program, traced; None where it is refused."""
         try:
             program = program_of(recipe, make_mesh(recipe.layout))
+            self._check_groups(program)
             assert program.lowered is not None
         except MultipodError as error:
             self._refuse(error)
             return None
         return program
+
+    def _check_groups(self, program: Program) -> None:
+        """Refuses a mesh on which batch norm's groups cannot have the size that the recipe says."""
+        sizes, batch = tuple(program.mesh.shape[axis] for axis in DATA_AXES), self.recipe.batch
+        for _, model in nested_models(self.recipe.model):
+            tile = getattr(model, "batch_norm_tile", None)
+            if isinstance(tile, int) and (span := spanned_examples(tile, batch, (sizes[0], sizes[1]))) != tile:
+                raise LayoutError(
+                    f"batch norm over {tile} examples would take {span} on this mesh, and learn otherwise."
+                )
 
     def _refuse(self, error: MultipodError) -> None:
         self.refused[str(error).splitlines()[0]] += 1

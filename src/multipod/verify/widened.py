@@ -168,11 +168,18 @@ def _looped(equation: JaxprEqn, inputs: Values) -> Values:
     p = equation.params
     asks, works = p["cond_nconsts"], p["body_nconsts"]
     of_test, of_body, first = inputs[:asks], inputs[asks : asks + works], inputs[asks + works :]
-    return lax.while_loop(
-        lambda carry: _evaluate(p["cond_jaxpr"], [*of_test, *carry])[0],
-        lambda carry: _evaluate(p["body_jaxpr"], [*of_body, *carry]),
-        list(first),
-    )
+
+    def goes_on(carry: Values) -> Any:
+        return _evaluate(p["cond_jaxpr"], [*of_test, *carry])[0]
+
+    def body(carry: Values) -> list[Any]:
+        made = _evaluate(p["body_jaxpr"], [*of_body, *carry])
+        # Of `jax.vmap` there is an answer for each row, and a row that is done stays as it is.
+        rows = goes_on(carry)
+        kept = [jnp.expand_dims(rows, range(rows.ndim, leaf.ndim)) for leaf in made]
+        return [jnp.where(row, new, old) for row, new, old in zip(kept, made, carry, strict=True)]
+
+    return lax.while_loop(lambda carry: goes_on(carry).any(), body, list(first))
 
 
 def _chosen(equation: JaxprEqn, inputs: Values) -> Values:
