@@ -16,7 +16,7 @@ from multipod.elastic.launcher.membership import ElasticPolicy
 from multipod.elastic.launcher.processes import print_to_stderr
 from multipod.elastic.launcher.remote import Agents, address_towards, read_secret, split_address
 from multipod.elastic.launcher.services import CoordinatorHost
-from multipod.elastic.launcher.supervise import INTERRUPTED, RunOutcome
+from multipod.elastic.launcher.supervise import INTERRUPTED, REFUSED, RunOutcome
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -70,7 +70,16 @@ class LaunchOptions:
     def launcher_words(self) -> list[str]:
         """The launcher's command line, to launch a run where this one was."""
         words = ["multipod", "launch", "--processes", str(self.processes)]
-        words += ["--survive"] if self.survive else []
+        if self.survive:
+            words += ["--survive"]
+            given = {"--least": self.least, "--spares": self.spares, "--mirror-every": self.mirror_every}
+            usual = type(self)
+            for name, value in given.items():
+                words += [name, str(value)] if value != getattr(usual, name[2:].replace("-", "_")) else []
+            words += ["--no-replace"] if self.no_replace else []
+            words += [] if self.evict is None else ["--evict", f"{self.evict:g}"]
+        words += ["--restarts", str(self.restarts)] if self.restarts else []
+        words += ["--standby"] if self.standby else []
         words += [] if self.hosts is None else ["--hosts", self.hosts, "--secret", str(self.secret)]
         words += [] if self.ray is None else ["--ray", self.ray, "--ray-each", self.ray_each]
         return words + ([] if self.timeout is None else ["--timeout", f"{self.timeout:g}"])
@@ -242,6 +251,7 @@ def settle(options: LaunchOptions, child: ChildCommand) -> LaunchSettings:
         ray=None if options.ray is None else find_ray(options, options.ray),
         restarts=options.restarts,
         standby=options.standby,
+        words=tuple(options.launcher_words()),
     )
 
 
@@ -333,6 +343,8 @@ def describe_failure(outcome: RunOutcome, child: ChildCommand, options: LaunchOp
 def describe_next_move(outcome: RunOutcome, child: ChildCommand, options: LaunchOptions) -> str:
     """How to go on, launched as it was: from the last checkpoint, or from the start."""
     launcher = options.launcher_words()
+    if outcome.exit_code == REFUSED:
+        return "Nothing was trained, and another start would end alike. Change what the message says."
     if outcome.saved is None or not outcome.folder:
         there = f"remove {outcome.folder}, then " if outcome.folder and child.out is not None else ""
         return f"No checkpoint was saved. To start again: {there}{shlex.join([*launcher, '--', *child.words])}"

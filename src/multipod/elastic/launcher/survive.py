@@ -28,6 +28,7 @@ from multipod.elastic.launcher.supervise import (
     blame,
     count_signals,
     describe_end,
+    has_refused,
 )
 from multipod.elastic.straggling import SpeedHistory, Straggler
 from multipod.elastic.world import World, go_message
@@ -246,6 +247,9 @@ class _ElasticRun:
     def act(self, interrupted: bool) -> RunOutcome | None:
         """Does what `decide` says; returns the outcome, once the run is over."""
         clock_s, world = self.processes.clock_s, self.world
+        refused = [rank for rank in self.ranks if has_refused(rank)]
+        if refused and not self.progress.trained:  # no loss of a process: the others would train without a part
+            return blame(refused) if clock_s - min(rank.ended_s for rank in refused) >= SETTLE_S else None
         if world.generation < 0:
             failed = [rank for rank in self.ranks if rank.code is not None]
             if failed:
