@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multipod.cli.launch import LaunchOptions, find_agents
+from multipod.cli.launch import LaunchOptions, find_agents, refuse_survival_contradictions
+from multipod.cli.launching.child_command import read_child
 from multipod.cli.launching.workers import make_workers
 from multipod.elastic.launcher.links import SignedLink, agree_as_agent, agree_as_launcher
 from multipod.elastic.launcher.remote import (
@@ -197,5 +198,20 @@ def test_the_launcher_s_options_and_who_goes_where(secret):
     at = [worker.command[worker.command.index("30") + 1] for worker in placed]
     assert [address[-2:] for address in at] == ["41", "41", "42", "42", "41", "42"]  # neighbours; then two spares
     assert placed[0].command[-2:] == ["train", "digits"]
+    assert [worker.place[-1] for worker in placed] == ["1", "1", "2", "2", "1", "2"]
+    racked = LaunchOptions(2, survive=True, hosts="127.0.0.1:41@r,127.0.0.2:42", secret=secret)
+    assert find_agents(racked, Timeouts(30)).racks == ("r", "")
+    with pytest.raises(ClusterError, match="after an @ comes the name of a rack, without a slash"):
+        find_agents(LaunchOptions(2, survive=True, hosts="127.0.0.1:41@a/b,127.0.0.2:42@", secret=secret), Timeouts(30))
+    child = read_child(["train", "digits"])
+    with pytest.raises(
+        ClusterError, match=r"--mirror-copies 2 needs 3 hosts, and there are 2\. Lower it, or add hosts"
+    ):
+        refuse_survival_contradictions(
+            LaunchOptions(4, survive=True, mirror_copies=2, hosts="127.0.0.1:41,127.0.0.2:42", secret=secret), child
+        )
+    with pytest.raises(ClusterError, match="--mirror-copies 4 needs 5 processes, and there are 4"):
+        refuse_survival_contradictions(LaunchOptions(4, survive=True, mirror_copies=4), child)
+    refuse_survival_contradictions(LaunchOptions(4, survive=True, mirror_copies=3), child)
     with pytest.raises(ClusterError, match=r"go together(.|\n)*Add --survive(.|\n)*names 2 hosts for 1 processes"):
         find_agents(LaunchOptions(1, hosts="a:1,b:2"), Timeouts())

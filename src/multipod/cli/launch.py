@@ -32,6 +32,7 @@ class LaunchOptions:
     spares: int = 0
     no_replace: bool = False
     mirror_every: int = 1
+    mirror_copies: int = 1
     evict: float | None = None
     restarts: int = 0
     standby: bool = False
@@ -51,7 +52,13 @@ class LaunchOptions:
         if not self.survive:
             return None
         return ElasticPolicy(
-            self.processes, self.least, self.spares, not self.no_replace, self.mirror_every, self.evict or 0.0
+            self.processes,
+            self.least,
+            self.spares,
+            not self.no_replace,
+            self.mirror_every,
+            self.mirror_copies,
+            self.evict or 0.0,
         )
 
     @property
@@ -73,6 +80,7 @@ class LaunchOptions:
         if self.survive:
             words += ["--survive"]
             given = {"--least": self.least, "--spares": self.spares, "--mirror-every": self.mirror_every}
+            given["--mirror-copies"] = self.mirror_copies
             usual = type(self)
             for name, value in given.items():
                 words += [name, str(value)] if value != getattr(usual, name[2:].replace("-", "_")) else []
@@ -118,7 +126,15 @@ class LaunchOptions:
     default=1,
     show_default=True,
     metavar="K",
-    help="With --survive: copy the state to memory, and what one process alone holds to the next, every K updates.",
+    help="With --survive: copy the state to memory, and what one process alone holds to another, every K updates.",
+)
+@click.option(
+    "--mirror-copies",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --survive: how many other hosts (or processes, on one host) keep what would be lost with one.",
 )
 @click.option(
     "--evict",
@@ -141,7 +157,7 @@ class LaunchOptions:
 )
 @click.option(
     "--hosts",
-    metavar="HOST:PORT,...",
+    metavar="HOST:PORT[@RACK],...",
     help="With --survive: where the agents are (`multipod agent`) that start the processes, neighbours on one host.",
 )
 @click.option(
@@ -262,12 +278,19 @@ def refuse_survival_contradictions(options: LaunchOptions, child: ChildCommand) 
       ClusterError: all that is wrong.
     """
     wrong = []
-    if not options.survive and (options.least > 1 or options.spares):
-        wrong.append("--least and --spares say how a run survives. Add --survive, or leave them out.")
+    if not options.survive and (options.least > 1 or options.spares or options.mirror_copies > 1):
+        wrong.append("--least, --spares and --mirror-copies say how a run survives. Add --survive, or leave them out.")
     if options.survive and child.name != "train":
         wrong.append(f"--survive goes with `train`, and this is `{child.name}`. Leave out --survive.")
     if options.least > options.processes:
         wrong.append(f"--least {options.least} is more than --processes {options.processes}. Lower it.")
+    hosts = {address.partition("@")[0].rpartition(":")[0] for address in (options.hosts or "").split(",") if address}
+    domains, kind = (len(hosts), "hosts") if len(hosts) > 1 else (options.processes, "processes")
+    if options.survive and options.mirror_copies > max(1, domains - 1):
+        wrong.append(
+            f"--mirror-copies {options.mirror_copies} needs {options.mirror_copies + 1} {kind}, and there are "
+            f"{domains}. Lower it, or add {kind}."
+        )
     if options.survive and child.fail is not None:
         wrong.append("--survive decides itself which chips are missing. Leave out --fail.")
     if wrong:
@@ -297,7 +320,8 @@ def find_agents(options: LaunchOptions, timeouts: Timeouts) -> Agents:
     Raises:
       ClusterError: all that is wrong with the options, an address or the secret.
     """
-    addresses = [address for address in (options.hosts or "").split(",") if address]
+    named = [address.partition("@") for address in (options.hosts or "").split(",") if address]
+    addresses, racks = [address for address, _, _ in named], [rack for _, _, rack in named]
     wrong = []
     if not addresses or options.secret is None:
         wrong.append("--hosts and --secret go together: where the agents are, and what they and this launcher know.")
@@ -305,13 +329,15 @@ def find_agents(options: LaunchOptions, timeouts: Timeouts) -> Agents:
         wrong.append("--hosts is for runs that survive. Add --survive; without it, start processes by a scheduler.")
     if len(addresses) > options.processes:
         wrong.append(f"--hosts names {len(addresses)} hosts for {options.processes} processes. Leave some out.")
+    if any((at and not rack) or "/" in rack for _, at, rack in named):
+        wrong.append("--hosts: after an @ comes the name of a rack, without a slash: 10.0.0.1:4100@rack1.")
     if wrong or options.secret is None:
         raise ClusterError("launch: " + "\n".join(wrong))
     for address in addresses:
         split_address(address)
     read_secret(options.secret)
     coordinator = CoordinatorHost(address_towards(*split_address(addresses[0])))
-    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator)
+    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator, tuple(racks))
 
 
 def find_ray(options: LaunchOptions, address: str) -> Ray:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multipod.elastic.domains import place_of
 from multipod.elastic.heartbeat import Beat, end_group
 from multipod.elastic.launcher.links import (
     HANDSHAKE_S,
@@ -350,6 +351,7 @@ class Agents:
       secret: the file.
       limit_s: the time-out that all others follow from.
       coordinator: where the processes find each world's coordination service.
+      racks: the rack of each, as far as they were told; empty texts where not.
       command_prefix: goes before a proxy's command, as in `CoordinatorHost`.
     """
 
@@ -357,6 +359,7 @@ class Agents:
     secret: Path
     limit_s: float
     coordinator: CoordinatorHost
+    racks: tuple[str, ...] = ()
     command_prefix: tuple[str, ...] = ()
 
     def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
@@ -367,5 +370,6 @@ class Agents:
             words = ["rank-proxy", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
             python, arguments = worker.command[:3], worker.command[3:]
             command = [*self.command_prefix, *python, *words, self.addresses[at], *arguments]
-            placed.append(replace(worker, command=command))
+            place = place_of(split_address(self.addresses[at])[0], self.racks[at] if self.racks else "")
+            placed.append(replace(worker, command=command, place=place))
         return placed

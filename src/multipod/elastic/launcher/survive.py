@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from multipod.elastic.domains import describe_exposure
 from multipod.elastic.launcher.membership import (
     ClusterView,
     ElasticPolicy,
@@ -204,6 +205,7 @@ class _ElasticRun:
         self.world, self.progress = _CurrentWorld(), _Progress()
         self.replacements, self.stragglers = _Replacements(show), _StragglerWatch(policy, show)
         self.kill_reasons: dict[int, str] = {}  # of ranks that the launcher itself ended
+        self.exposure = ""  # which losses the copies in memory do not outlive, as last said
         self.interrupted_pid = -1  # the process that an interrupt was passed on to
 
     @property
@@ -337,7 +339,12 @@ class _ElasticRun:
             dict(self.world.lost),
             tuple(rank for rank in ranks if rank not in before) if generation else (),
             self.policy.mirror_every,
+            self.policy.mirror_copies,
+            tuple(self.workers[rank].place for rank in ranks),
         )
+        if (exposure := describe_exposure(world.places, world.mirror_copies)) != self.exposure:
+            self.exposure = exposure
+            self.show(f"launch: {exposure or 'copies in memory lie on other hosts again'}.")
         self.world.replace_by(world, self.processes.clock_s)
         for number in ranks:
             self.processes.send(number, world.to_line())
