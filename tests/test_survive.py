@@ -351,7 +351,7 @@ def test_what_happened_is_told_in_a_line():
     [
         (
             ["--least", "2", "--", "train", "digits"],
-            "--spares and --mirror-copies say how a run survives. Add --survive",
+            "--mirror-copies say how a run survives. Add --survive",
         ),
         (["--survive", "--", "doctor"], "--survive goes with `train`, and this is `doctor`. Leave out --survive."),
         (["--survive", "--least", "3", "--", "train", "digits"], "--least 3 is more than --processes 2. Lower it."),
