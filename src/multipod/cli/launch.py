@@ -337,7 +337,7 @@ def find_agents(options: LaunchOptions, timeouts: Timeouts) -> Agents:
         split_address(address)
     read_secret(options.secret)
     coordinator = CoordinatorHost(address_towards(*split_address(addresses[0])))
-    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator, tuple(racks))
+    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator, racks=tuple(racks))
 
 
 def find_ray(options: LaunchOptions, address: str) -> Ray:

@@ -359,8 +359,8 @@ class Agents:
     secret: Path
     limit_s: float
     coordinator: CoordinatorHost
-    racks: tuple[str, ...] = ()
     command_prefix: tuple[str, ...] = ()
+    racks: tuple[str, ...] = ()
 
     def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
         """The workers as proxies for what agents run: neighbours share a host, spares go round."""
