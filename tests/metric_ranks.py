@@ -67,7 +67,7 @@ def main() -> None:
         "rank": hosts.index,
         "labels": LABELS.tolist(),
         "scores": SCORES.tolist(),
-        "parts": gather_parts(lambda: [hosts.index] * (3 * hosts.index), hosts),
+        "parts": gather_parts(lambda: [hosts.index] * (3 * hosts.index), list[int], hosts),
         "auc": auc(LABELS[cut], SCORES[cut], hosts=hosts),
         "buffered": buffered(hosts),
         "refusal": refusal(hosts),

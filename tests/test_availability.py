@@ -149,6 +149,44 @@ def test_tries_grow_rarer_and_the_last_state_is_tried_for_some_seconds():
         RetryingSaver(Refusing(9), told.append, sleep=pauses.append).save_last(None, 1)
 
 
+def test_saves_that_fail_in_the_background_are_tried_as_rarely():
+    """One that has begun is not yet one that is on disk."""
+
+    class Failing:
+        """A store whose saves begin well and fail later; the ninth is the first that does not."""
+
+        begun, failing = 0, False
+
+        @property
+        def has_failed(self):
+            return self.failing
+
+        def save(self, state, update):
+            if self.failing:
+                self.failing = False
+                raise CheckpointError("no room\nMake some.")
+            self.begun += 1
+            self.failing = self.begun < 5
+            begun.append(update)
+
+        def wait(self):
+            return
+
+    told: list = []
+    begun: list[int] = []
+    saving = RetryingSaver(Failing(), told.append)
+    for update in range(10, 60):
+        if update == 10 or saving.is_owed(update):
+            saving.save(None, update)
+    assert begun == [10, 12, 15, 20, 29]  # noticed one update later, then 1, 2, 4, 8 updates
+    assert [event.retry - event.update for event in told if isinstance(event, SaveFailed)] == [1, 2, 4, 8]
+    saving.save(None, 60)  # waits for the one before, which is on disk: the count begins anew
+    Failing.failing = True
+    saving._store.failing = True
+    saving.save(None, 61)
+    assert told[-1].retry == 62
+
+
 # The lock.
 
 

@@ -7,18 +7,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import answer_challenge, deliver_challenge
 from pathlib import Path
 
 import psutil
 import pytest
 
-from multipod.cli.launch import LaunchOptions, find_agents
+from multipod.cli.launch import LaunchOptions, find_agents, refuse_survival_contradictions
+from multipod.cli.launching.child_command import read_child
 from multipod.cli.launching.workers import make_workers
+from multipod.elastic.launcher.links import SignedLink, agree_as_agent, agree_as_launcher
 from multipod.elastic.launcher.remote import (
     FORWARDED_SIGNALS,
     LaunchRequest,
-    MessageLink,
     RankProxy,
     end_as,
     read_secret,
@@ -95,13 +95,11 @@ def run_proxy(address: str, known: bytes, wanted: LaunchRequest, show=lambda lin
     return code, [json.loads(line) for line in heard.splitlines()]
 
 
-def connected(agent: Agent) -> MessageLink:
+def connected(agent: Agent) -> SignedLink:
     """Another side of an agent's, which knows the secret."""
     agent_is_there(agent)
-    line = MessageLink(socket.create_connection(("127.0.0.1", agent.port)), 5.0)
-    answer_challenge(line.connection, SECRET)
-    deliver_challenge(line.connection, SECRET)
-    return line
+    sock = socket.create_connection(("127.0.0.1", agent.port))
+    return agree_as_launcher(sock, SECRET, time.monotonic() + PATIENCE_S)
 
 
 def agent_is_there(agent: Agent) -> None:
@@ -137,7 +135,9 @@ def test_a_proxy_waits_for_its_host_and_carries_words_and_signals(secret, handle
     nowhere = LaunchRequest(["list"], {}, str(secret.parent / "nowhere"), 60.0, 0.1)
     with pytest.raises(ClusterError, match=r"cannot start this rank: No such file or directory: .*nowhere"):
         run_proxy(agent.address, SECRET, nowhere)
-    with pytest.raises(ClusterError, match=r"has another secret. Give launcher and agents the same --secret."):
+    with pytest.raises(
+        ClusterError, match=r"it has another secret. Give launcher and agents the same version of multipod and"
+    ):
         run_proxy(agent.address, b"known to somebody else", order(secret))
 
 
@@ -149,11 +149,11 @@ def test_a_rank_whose_launcher_is_silent_or_gone_is_ended(secret, leaves):
     line.send(request=vars(order(secret, silent_s=60.0 if leaves else 3.0)))
     pid = int(agent.wait("started process").split("started process ")[1].split(":")[0])
     if leaves:
-        line.connection.close()
+        line.close()
         assert "its launcher is gone" in agent.wait("ended with -9")
     else:
         assert "its launcher was silent for " in agent.wait("ended with -9")  # before the launcher gives it up
-        line.connection.close()
+        line.close()
     assert not psutil.pid_exists(pid)
 
 
@@ -162,16 +162,13 @@ def test_a_proxy_gives_up_a_host_that_is_silent(secret, handlers):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def agree() -> None:
-            line = MessageLink(listener.accept()[0], 5.0)
-            deliver_challenge(line.connection, SECRET)
-            answer_challenge(line.connection, SECRET)
-            held.append(line)
+            held.append(agree_as_agent(listener.accept()[0], SECRET, time.monotonic() + PATIENCE_S))
 
-        held: list[MessageLink] = []
+        held: list[SignedLink] = []
         threading.Thread(target=agree, daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert run_proxy(address, SECRET, order(secret, silent_s=0.3), shown.append)[0] == 75
-        held[0].connection.close()
+        held[0].close()
     assert shown[-1].startswith("its host gave no sign of life for 0.")
     with pytest.raises(SystemExit) as ended:
         end_as(75)
@@ -201,5 +198,18 @@ def test_the_launcher_s_options_and_who_goes_where(secret):
     at = [worker.command[worker.command.index("30") + 1] for worker in placed]
     assert [address[-2:] for address in at] == ["41", "41", "42", "42", "41", "42"]  # neighbours; then two spares
     assert placed[0].command[-2:] == ["train", "digits"]
+    assert [worker.place[-1] for worker in placed] == ["1", "1", "2", "2", "1", "2"]
+    racked = LaunchOptions(2, survive=True, hosts="127.0.0.1:41@r,127.0.0.2:42", secret=secret)
+    assert find_agents(racked, Timeouts(30)).racks == ("r", "")
+    with pytest.raises(ClusterError, match="after an @ comes the name of a rack, without a slash"):
+        find_agents(LaunchOptions(2, survive=True, hosts="127.0.0.1:41@a/b,127.0.0.2:42@", secret=secret), Timeouts(30))
+    child = read_child(["train", "digits"])
+    with pytest.raises(ClusterError, match=r"--mirror-copies 2 needs 3 hosts, and there are 2\. Lower it"):
+        refuse_survival_contradictions(
+            LaunchOptions(4, survive=True, mirror_copies=2, hosts="127.0.0.1:41,127.0.0.2:42", secret=secret), child
+        )
+    with pytest.raises(ClusterError, match="--mirror-copies 4 needs 5 processes, and there are 4"):
+        refuse_survival_contradictions(LaunchOptions(4, survive=True, mirror_copies=4), child)
+    refuse_survival_contradictions(LaunchOptions(4, survive=True, mirror_copies=3), child)
     with pytest.raises(ClusterError, match=r"go together(.|\n)*Add --survive(.|\n)*names 2 hosts for 1 processes"):
         find_agents(LaunchOptions(1, hosts="a:1,b:2"), Timeouts())

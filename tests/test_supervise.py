@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,14 +17,19 @@ import pytest
 from click.testing import CliRunner
 
 import multipod
-from multipod.cli import launch
+from multipod.cli import cluster, launch
 from multipod.cli.launching import starters
 from multipod.elastic.heartbeat import Beat, Heartbeat
+from multipod.elastic.launcher.membership import ElasticPolicy
 from multipod.elastic.launcher.processes import Channel, Rank, WorkerCommand
 from multipod.elastic.launcher.supervise import RunOutcome, judge, supervise
+from multipod.elastic.launcher.survive import survive
 from multipod.errors import ClusterError, LayoutError
+from multipod.runs.options import RuntimeOptions
+from multipod.runs.request import resume_command
 from multipod.runtime import Timeouts
 from multipod.train.hooks import ignore_phase
+from multipod.train.run_folder import RunFolder
 
 SOURCE = Path(multipod.__file__).parents[1]
 SHORT = Timeouts(limit_s=3)
@@ -129,8 +135,25 @@ def test_of_several_failed_ranks_the_cause_is_named(codes: list[int], culprit: i
 
 
 def test_a_rank_that_fails_before_its_first_beat_was_starting() -> None:
-    expected = RunOutcome(1, 0, "rank 0 (pid 100) exited with code 2; last seen: starting")
-    assert judge([Rank(0, 100, code=2)], 1.0, SHORT) == expected
+    expected = RunOutcome(1, 0, "rank 0 (pid 100) exited with code 3; last seen: starting")
+    assert judge([Rank(0, 100, code=3)], 1.0, SHORT) == expected
+
+
+@pytest.mark.parametrize(
+    ("beat", "code"),
+    [
+        (None, 2),
+        (beating("compiling", 0, begun=0), 2),
+        (beating("updating", 40, begun=1), 2),  # the first one after a resume
+        (beating("saving", 41, begun=1), 1),
+        (beating("updating", 41, begun=2), 1),
+    ],
+)
+def test_a_refusal_before_the_first_update_is_no_failure(beat: Beat | None, code: int) -> None:
+    ranks = [Rank(0, 100, 9.0, beat, 75, 9.0), Rank(1, 101, 9.0, beat, 2, 9.1)]
+    outcome = judge(ranks, 9.8, SHORT)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.culprit) == (code, 1)
 
 
 def test_ranks_that_end_a_moment_later_are_waited_for() -> None:
@@ -294,6 +317,24 @@ def test_a_rank_that_exits_is_named_with_its_last_lines(tmp_path: Path) -> None:
     assert outcome.reason.endswith("exited with code 1; last seen: in update 2")
     assert outcome.lines == (*[f"line {n}" for n in range(11, 30)], "no such file")
     assert relayed == [*[f"[rank 2] line {n}" for n in range(30)], "[rank 2] no such file"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("replace_it", [False, True])
+def test_a_run_that_survives_ends_once_by_a_refusal_and_not_on_a_part_of_its_processes(
+    tmp_path: Path, replace_it: bool
+) -> None:
+    waits = 'import os, time; open(os.environ["NOTES"] + f"/pid-{os.getpid()}", "w").write(str(os.getpid()))\n'
+    refuses = "print('the batch does not divide', flush=True); raise SystemExit(2)"
+    scripts = [waits + "time.sleep(600)", waits + refuses, waits + "time.sleep(600)"]
+    workers = [
+        WorkerCommand([sys.executable, "-c", script], worker.environment)
+        for script, worker in zip(scripts, crew(tmp_path, *scripts), strict=True)
+    ]
+    outcome = survive(workers, ElasticPolicy(3, replace=replace_it), SHORT, show=lambda line: None)
+    assert (outcome.exit_code, outcome.culprit) == (2, 1)
+    assert outcome.lines == ("the batch does not divide",)
+    assert len(pids(tmp_path)) <= 3  # nobody was started anew
 
 
 @pytest.mark.processes
@@ -579,6 +620,34 @@ def test_a_failure_before_any_checkpoint_says_how_to_start_again(launched: Launc
         "If it was slow and not stuck, give a longer --timeout.",
         "No checkpoint was saved. To start again: multipod launch --processes 2 --timeout 9 -- train digits",
     ]
+
+
+def test_a_refusal_is_told_once_and_starts_nothing_again(launched: Launched) -> None:
+    outcome = RunOutcome(2, 1, "rank 1 (pid 9) exited with code 2; last seen: starting", lines=("no recipe x",))
+    code, shown, started = launched(outcome, "--processes", "2", "--restarts", "3", "--", "train", "x")
+    assert code == 2
+    assert len(started) == 2
+    assert shown.splitlines() == [
+        "multipod: launch: rank 1 (pid 9) exited with code 2; last seen: starting. The other process was ended.",
+        "Its last lines:",
+        "  no recipe x",
+        "Nothing was trained, and another start would end alike. Change what the message says.",
+    ]
+
+
+def test_a_process_repeats_the_launcher_s_words_in_the_command_that_goes_on(launched: Launched) -> None:
+    """As the launcher itself does, for the same run; read back, it launches the same."""
+    words = ["--processes", "3", "--restarts", "2", "--timeout", "9", "--", "train", "digits", "--mesh", "1x3"]
+    _, _, started = launched(RunOutcome(0), *words)
+    found = cluster.find(started[0].environment)
+    options = RuntimeOptions(cpu_devices=1, cluster=found, timeouts=Timeouts(9))
+    command = resume_command(RunFolder(Path("runs/a b")), options)
+    launcher = "multipod launch --processes 3 --timeout 9 --restarts 2"
+    assert sorted(command.split()) == sorted(f"{launcher} -- train --resume 'runs/a b' --cpu-devices 1".split())
+    _, _, again = launched(RunOutcome(0), *shlex.split(command)[2:])
+    assert again[0].command[3:] == ["train", "--resume", "runs/a b", "--cpu-devices", "1", "--timeout", "9"]
+    outcome = RunOutcome(130, reason="the run was interrupted", folder="runs/a b", saved=4)
+    assert launched(outcome, *words)[1].splitlines()[-1].endswith(command)
 
 
 def test_an_interrupt_exits_130_and_the_resumed_run_has_the_same_devices(launched: Launched) -> None:

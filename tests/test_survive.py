@@ -349,7 +349,10 @@ def test_what_happened_is_told_in_a_line():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--least", "2", "--", "train", "digits"], "--least and --spares say how a run survives. Add --survive"),
+        (
+            ["--least", "2", "--", "train", "digits"],
+            "--mirror-copies say how a run survives. Add --survive",
+        ),
         (["--survive", "--", "doctor"], "--survive goes with `train`, and this is `doctor`. Leave out --survive."),
         (["--survive", "--least", "3", "--", "train", "digits"], "--least 3 is more than --processes 2. Lower it."),
         (["--survive", "--", "train", "digits", "--fail", "0,1"], "--survive decides itself which chips are missing."),

@@ -155,6 +155,47 @@ def test_a_slow_rank_is_let_go_and_what_died_with_its_mirror_comes_from_a_checkp
 
 
 @pytest.mark.slow
+def test_a_host_with_two_processes_is_lost_and_costs_no_update(tmp_path):
+    """Shares of two processes, and the run has no checkpoint to go back to. Agents on two addresses of loopback."""
+    run, secret = tmp_path / "two", tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(b"known to launcher and agents")
+    addresses = [f"127.0.0.{host}:{free_port(host)}" for host in (1, 2)]
+    multipod = [sys.executable, "-m", "multipod"]
+    with contextlib.ExitStack() as stack:
+        _, lost = (
+            stack.enter_context(started([*multipod, "agent", "--listen", address, "--secret", str(secret)], tmp_path))
+            for address in addresses
+        )
+        words = [*multipod, "launch", "--processes", "4", "--survive", "--no-replace", "--hosts", ",".join(addresses)]
+        changes = [*CHANGES[:-1], "checkpoint_every=1000000", "--set", "layout.shard_update=true"]
+        command = [*words, "--secret", str(secret), "--", "train", TINY, *changes, "--mesh", "2x2", "--out", "two"]
+        with started(command, tmp_path) as launcher:
+            wait_for(lambda: len(events(run, "updated")) > 100, launcher)
+            ranks = psutil.Process(lost.pid).children()
+            assert len(ranks) == 2
+            for process in [psutil.Process(lost.pid), *ranks]:
+                process.kill()
+            wait_for(lambda: any(event["processes"] == 2 for event in events(run, "regrouped")), launcher)
+            more = len(events(run, "updated")) + 20
+            wait_for(lambda: len(events(run, "updated")) > more, launcher)
+            said = interrupt(launcher, PATIENCE_S)
+    assert launcher.returncode == 130, said
+    found = events(run, "regrouped")
+    assert sorted(number for event in found for number in event["lost"]) == ["2", "3"]
+    assert {event["source"] for event in found} <= {"mirror", "peers", "memory"}
+    assert found[0]["source"] == "mirror"
+    assert sum(event["repeated"] for event in found) <= 1  # one process may have finished it, and the others not
+    done = sorted(losses(run))
+    assert done == list(range(1, len(done) + 1))
+
+
+def free_port(host: int) -> int:
+    with socket.create_server((f"127.0.0.{host}", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
 def test_hosts_go_on_without_one_whose_link_is_down_and_take_it_in_again(tmp_path):
     run = tmp_path / "two"
     with contextlib.ExitStack() as stack:

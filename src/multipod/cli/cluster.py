@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from multipod.elastic.launcher.standby import STANDBY_VARIABLE
-from multipod.errors import ClusterError
+from multipod.errors import ClusterError, PeerLostError
 from multipod.runs.options import ALONE, Cluster
 from multipod.runtime import Timeouts, keep_stdout_for_python
 
@@ -49,9 +49,18 @@ def _launcher(env: Mapping[str, str]) -> Cluster | None:
         return None
     processes, process = int(env["MULTIPOD_PROCESSES"]), int(env["MULTIPOD_PROCESS_ID"])
     return Cluster(
-        "multipod launch", processes, process, True, "MULTIPOD_SURVIVES" in env, waits=STANDBY_VARIABLE in env
+        "multipod launch",
+        processes,
+        process,
+        True,
+        "MULTIPOD_SURVIVES" in env,
+        waits=STANDBY_VARIABLE in env,
+        launcher=env.get(LAUNCHER_VARIABLE, ""),
     )
 
+
+LAUNCHER_VARIABLE = "MULTIPOD_LAUNCHER"
+"""The environment variable with the launcher's command line, up to the `--`."""
 
 KINDS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (
     _launcher,
@@ -113,7 +122,7 @@ def join(cluster: Cluster, timeouts: Timeouts) -> None:
         )
         keep_compiled()
     except Exception as error:
-        raise ClusterError(
+        raise PeerLostError(
             f"process {cluster.process} of {cluster.processes} ({cluster.name}) could not join its peers: "
             f"{str(error).splitlines()[0].rstrip('.')}. See docs/clusters.md, or run `multipod doctor` in each process."
         ) from error

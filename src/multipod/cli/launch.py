@@ -16,7 +16,7 @@ from multipod.elastic.launcher.membership import ElasticPolicy
 from multipod.elastic.launcher.processes import print_to_stderr
 from multipod.elastic.launcher.remote import Agents, address_towards, read_secret, split_address
 from multipod.elastic.launcher.services import CoordinatorHost
-from multipod.elastic.launcher.supervise import INTERRUPTED, RunOutcome
+from multipod.elastic.launcher.supervise import INTERRUPTED, REFUSED, RunOutcome
 from multipod.errors import ClusterError
 from multipod.runtime import Timeouts
 
@@ -32,6 +32,7 @@ class LaunchOptions:
     spares: int = 0
     no_replace: bool = False
     mirror_every: int = 1
+    mirror_copies: int = 1
     evict: float | None = None
     restarts: int = 0
     standby: bool = False
@@ -51,7 +52,13 @@ class LaunchOptions:
         if not self.survive:
             return None
         return ElasticPolicy(
-            self.processes, self.least, self.spares, not self.no_replace, self.mirror_every, self.evict or 0.0
+            self.processes,
+            self.least,
+            self.spares,
+            not self.no_replace,
+            self.mirror_every,
+            self.mirror_copies,
+            self.evict or 0.0,
         )
 
     @property
@@ -70,7 +77,17 @@ class LaunchOptions:
     def launcher_words(self) -> list[str]:
         """The launcher's command line, to launch a run where this one was."""
         words = ["multipod", "launch", "--processes", str(self.processes)]
-        words += ["--survive"] if self.survive else []
+        if self.survive:
+            words += ["--survive"]
+            given = {"--least": self.least, "--spares": self.spares, "--mirror-every": self.mirror_every}
+            given["--mirror-copies"] = self.mirror_copies
+            usual = type(self)
+            for name, value in given.items():
+                words += [name, str(value)] if value != getattr(usual, name[2:].replace("-", "_")) else []
+            words += ["--no-replace"] if self.no_replace else []
+            words += [] if self.evict is None else ["--evict", f"{self.evict:g}"]
+        words += ["--restarts", str(self.restarts)] if self.restarts else []
+        words += ["--standby"] if self.standby else []
         words += [] if self.hosts is None else ["--hosts", self.hosts, "--secret", str(self.secret)]
         words += [] if self.ray is None else ["--ray", self.ray, "--ray-each", self.ray_each]
         return words + ([] if self.timeout is None else ["--timeout", f"{self.timeout:g}"])
@@ -109,7 +126,15 @@ class LaunchOptions:
     default=1,
     show_default=True,
     metavar="K",
-    help="With --survive: copy the state to memory, and what one process alone holds to the next, every K updates.",
+    help="With --survive: copy the state to memory, and what one process alone holds to another, every K updates.",
+)
+@click.option(
+    "--mirror-copies",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --survive: how many other hosts (or processes, on one host) keep what would be lost with one.",
 )
 @click.option(
     "--evict",
@@ -132,7 +157,7 @@ class LaunchOptions:
 )
 @click.option(
     "--hosts",
-    metavar="HOST:PORT,...",
+    metavar="HOST:PORT[@RACK],...",
     help="With --survive: where the agents are (`multipod agent`) that start the processes, neighbours on one host.",
 )
 @click.option(
@@ -242,6 +267,7 @@ def settle(options: LaunchOptions, child: ChildCommand) -> LaunchSettings:
         ray=None if options.ray is None else find_ray(options, options.ray),
         restarts=options.restarts,
         standby=options.standby,
+        words=tuple(options.launcher_words()),
     )
 
 
@@ -252,12 +278,19 @@ def refuse_survival_contradictions(options: LaunchOptions, child: ChildCommand) 
       ClusterError: all that is wrong.
     """
     wrong = []
-    if not options.survive and (options.least > 1 or options.spares):
-        wrong.append("--least and --spares say how a run survives. Add --survive, or leave them out.")
+    if not options.survive and (options.least > 1 or options.spares or options.mirror_copies > 1):
+        wrong.append("--least, --spares and --mirror-copies say how a run survives. Add --survive, or leave them out.")
     if options.survive and child.name != "train":
         wrong.append(f"--survive goes with `train`, and this is `{child.name}`. Leave out --survive.")
     if options.least > options.processes:
         wrong.append(f"--least {options.least} is more than --processes {options.processes}. Lower it.")
+    hosts = {address.partition("@")[0].rpartition(":")[0] for address in (options.hosts or "").split(",") if address}
+    domains, kind = (len(hosts), "hosts") if len(hosts) > 1 else (options.processes, "processes")
+    if options.survive and options.mirror_copies > max(1, domains - 1):
+        wrong.append(
+            f"--mirror-copies {options.mirror_copies} needs {options.mirror_copies + 1} {kind}, and there are "
+            f"{domains}. Lower it, or add {kind}."
+        )
     if options.survive and child.fail is not None:
         wrong.append("--survive decides itself which chips are missing. Leave out --fail.")
     if wrong:
@@ -287,7 +320,8 @@ def find_agents(options: LaunchOptions, timeouts: Timeouts) -> Agents:
     Raises:
       ClusterError: all that is wrong with the options, an address or the secret.
     """
-    addresses = [address for address in (options.hosts or "").split(",") if address]
+    named = [address.partition("@") for address in (options.hosts or "").split(",") if address]
+    addresses, racks = [address for address, _, _ in named], [rack for _, _, rack in named]
     wrong = []
     if not addresses or options.secret is None:
         wrong.append("--hosts and --secret go together: where the agents are, and what they and this launcher know.")
@@ -295,13 +329,15 @@ def find_agents(options: LaunchOptions, timeouts: Timeouts) -> Agents:
         wrong.append("--hosts is for runs that survive. Add --survive; without it, start processes by a scheduler.")
     if len(addresses) > options.processes:
         wrong.append(f"--hosts names {len(addresses)} hosts for {options.processes} processes. Leave some out.")
+    if any((at and not rack) or "/" in rack for _, at, rack in named):
+        wrong.append("--hosts: after an @ comes the name of a rack, without a slash: 10.0.0.1:4100@rack1.")
     if wrong or options.secret is None:
         raise ClusterError("launch: " + "\n".join(wrong))
     for address in addresses:
         split_address(address)
     read_secret(options.secret)
     coordinator = CoordinatorHost(address_towards(*split_address(addresses[0])))
-    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator)
+    return Agents(tuple(addresses), options.secret, timeouts.limit_s, coordinator, racks=tuple(racks))
 
 
 def find_ray(options: LaunchOptions, address: str) -> Ray:
@@ -333,6 +369,8 @@ def describe_failure(outcome: RunOutcome, child: ChildCommand, options: LaunchOp
 def describe_next_move(outcome: RunOutcome, child: ChildCommand, options: LaunchOptions) -> str:
     """How to go on, launched as it was: from the last checkpoint, or from the start."""
     launcher = options.launcher_words()
+    if outcome.exit_code == REFUSED:
+        return "Nothing was trained, and another start would end alike. Change what the message says."
     if outcome.saved is None or not outcome.folder:
         there = f"remove {outcome.folder}, then " if outcome.folder and child.out is not None else ""
         return f"No checkpoint was saved. To start again: {there}{shlex.join([*launcher, '--', *child.words])}"

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import TracebackType
@@ -126,12 +127,24 @@ def quiet_savers() -> None:
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = print_unless_closed
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = lambda thrown: None if is_closed_loop(thrown.exc_value) else _thread_hook(thrown)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = lambda thrown: None if is_closed_loop(thrown.exc_value) else _unraisable_hook(thrown)
 
 
 def print_unless_closed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Prints what nobody caught, but not that Orbax had closed the event loop of a thread of TensorStore."""
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+    if not is_closed_loop(error):
         sys.__excepthook__(kind, error, trace)
+
+
+def is_closed_loop(error: BaseException | None) -> bool:
+    """Whether this is what a thread of TensorStore finds where Orbax has ended a save that failed."""
+    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+
+
+_thread_hook, _unraisable_hook = threading.__excepthook__, sys.__unraisablehook__
 
 
 def settle(

@@ -20,6 +20,8 @@ class World:
       lost: ranks of the world before that are no more, with why.
       newcomers: ranks that were not in the world before.
       mirror_every: updates between two copies of the state in memory.
+      mirror_copies: how many failure domains besides its own are to hold what one holds.
+      places: of each process, in the order of `ranks`: its host, or `RACK/HOST`; empty if all are on this one.
     """
 
     generation: int
@@ -32,6 +34,8 @@ class World:
     lost: dict[str, str] = field(default_factory=dict)
     newcomers: tuple[int, ...] = ()
     mirror_every: int = 1
+    mirror_copies: int = 1
+    places: tuple[str, ...] = ()
 
     def process_of(self, rank: int) -> int:
         """The number that JAX gives to this rank."""
@@ -61,5 +65,5 @@ def read_world(line: str) -> World | None:
         fields: dict[str, Any] = json.loads(line)["world"]
     except (ValueError, KeyError, TypeError):
         return None
-    lists = {name: tuple(fields[name]) for name in ("slots", "ranks", "newcomers")}
+    lists = {name: tuple(fields[name]) for name in ("slots", "ranks", "newcomers", "places")}
     return World(**{**fields, **lists})

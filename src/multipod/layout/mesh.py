@@ -13,6 +13,7 @@ from multipod.errors import LayoutError
 from multipod.layout.axes import BATCH_AXES, DATA_AXES
 from multipod.layout.islands import device_grid
 from multipod.layout.layout import Layout, default_shape
+from multipod.layout.missing import grid_with_holes
 from multipod.layout.rules import Axes
 from multipod.layout.wiring import closed_dims, link_figures
 from multipod.topology.topology import BYTES_PER_S, LATENCY_S, Topology
@@ -27,7 +28,7 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     snake through its rows, so that parts with consecutive numbers lie side by side (arXiv:2011.03641).
 
     The devices of failed replicas are no part of it. The others lie in one row then, in the order of their replicas:
-    with a hole there are no rows and columns of equal length.
+    with a hole there are no rows and columns of equal length. They need not be there (`multipod.layout.missing`).
 
     Raises:
       LayoutError: the mesh needs more devices than there are, leaves a process without any, or has replicas that
@@ -38,9 +39,12 @@ def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Me
     shape = layout.mesh_shape(len(devices))
     replicas = _replicas(shape, layout)
     needed = math.prod(shape) * layout.replica_devices
-    if needed > len(devices):
+    if needed <= len(devices):
+        mesh = mesh_on(layout, device_grid(layout, shape, devices))
+    elif needed - len(replicas.failed_chips) * layout.replica_devices <= len(devices):
+        mesh = mesh_on(layout, grid_with_holes(layout, shape, devices))
+    else:
         raise LayoutError(_too_few(layout, shape, devices))
-    mesh = mesh_on(layout, device_grid(layout, shape, devices))
     live = mesh.devices
     idle = {d.process_index for d in devices} - {d.process_index for d in live.flat}
     if idle:
@@ -220,6 +224,8 @@ def _too_few(layout: Layout, shape: Sequence[int], devices: Sequence[jax.Device]
     kind, needed = devices[0].platform, math.prod(shape) * layout.replica_devices
     of = f" of {layout.replica_text}" if layout.replica_sizes else ""
     message = f"mesh {_text(shape)}{of} needs {needed} devices, and there are {len(devices)} ({kind}). "
+    if layout.failed:
+        message += "Around chips that are gone, name each by --fail. "
     if len(devices) % layout.replica_devices == 0:
         message += f"Use --mesh {_text(default_shape(len(devices) // layout.replica_devices))}"
     else:

@@ -106,7 +106,7 @@ def bleu(
     Raises:
       MetricError: what `bleu_counts` refuses on some host, which is named; or no sentence was counted.
     """
-    parts = gather_parts(lambda: bleu_counts(hypotheses, references, mask, tokenize, lowercase), hosts)
+    parts = gather_parts(lambda: bleu_counts(hypotheses, references, mask, tokenize, lowercase), BleuCounts, hosts)
     return sum(parts, BleuCounts()).score(smoothing)
 
 

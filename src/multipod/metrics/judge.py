@@ -45,7 +45,7 @@ class Judge:
         Raises:
           MetricError: see `merge_detections`; on all hosts.
         """
-        found = merge_detections(gather_parts(lambda: part, self._hosts))
+        found = merge_detections(gather_parts(lambda: part, Detections, self._hosts))
         host = number % self._hosts.count
         if host == self._hosts.index:
             self._waiting[number] = self._threads.submit(self._judged, number, found)
@@ -64,7 +64,11 @@ class Judge:
             numbers = [number for number, future in self._waiting.items() if wait or future.done()]
             return {number: self._waiting.pop(number).result() for number in numbers}
 
-        news = {number: value for part in gather_parts(ready, self._hosts) for number, value in part.items()}
+        news = {
+            number: value
+            for part in gather_parts(ready, dict[int, Judged], self._hosts)
+            for number, value in part.items()
+        }
         return dict(sorted(news.items()))
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, mask: ArrayLike | None = None, hos
       MetricError: shapes differ, a label is neither 0 nor 1, a score is NaN (the rank is named), or there is only
         one class.
     """
-    return area(merge_scores(gather_parts(lambda: pack_scores(labels, scores, mask), hosts)))
+    return area(merge_scores(gather_parts(lambda: pack_scores(labels, scores, mask), PackedScores, hosts)))
 
 
 def pack_scores(labels: ArrayLike, scores: ArrayLike, mask: ArrayLike | None = None) -> PackedScores:

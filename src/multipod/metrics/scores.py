@@ -77,7 +77,7 @@ def buffered_auc(buffer: ScoreBuffer, hosts: ProcessGroup = ALONE) -> float:
     Raises:
       MetricError: see `local_scores` and `auc`.
     """
-    return area(merge_scores(gather_parts(lambda: local_scores(buffer), hosts)))
+    return area(merge_scores(gather_parts(lambda: local_scores(buffer), PackedScores, hosts)))
 
 
 def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], hosts: ProcessGroup = ALONE) -> float:
@@ -94,7 +94,7 @@ def batched_auc(batches: Sequence[tuple[jax.Array, jax.Array, np.ndarray]], host
         scores, labels, masks = (np.concatenate(arrays) for arrays in zip(*fetched, strict=True))
         return pack_scores(labels, scores, masks)
 
-    return area(merge_scores(gather_parts(own, hosts)))
+    return area(merge_scores(gather_parts(own, PackedScores, hosts)))
 
 
 def local_rows(array: jax.Array) -> np.ndarray:

@@ -1,6 +1,5 @@
 """The objective of text-to-text tasks: tokens to learn from, and the model's own answers to be judged by."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -104,7 +103,11 @@ class TextToText:
           MetricError: no example was counted.
           MissingPackageError: a metric's library is not installed.
         """
-        texts = [row for part in gather_parts(lambda: _texts(answers, data), hosts) for row in part]
+        texts = [
+            row
+            for part in gather_parts(lambda: _texts(answers, data), list[tuple[int, str, str]], hosts)
+            for row in part
+        ]
         if not texts:
             raise MetricError("text-to-text: no answer was counted: all test examples are masked. Give it examples.")
         numbers = sorted({task for task, _, _ in texts})
@@ -129,7 +132,7 @@ class TextToText:
         return report | {name.removeprefix(_JUDGED): float(one) for name, one in judged.items()}
 
 
-def _texts(answers: Answers, data: AsksTasks) -> Sequence[tuple[int, str, str]]:
+def _texts(answers: Answers, data: AsksTasks) -> list[tuple[int, str, str]]:
     """The task's number, what was told and what was wanted, of this host's examples."""
     found = []
     for told, label, *rest in answers:

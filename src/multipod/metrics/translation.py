@@ -108,7 +108,7 @@ class Bleu:
         Raises:
           MissingPackageError: sacreBLEU is not installed; with several hosts, a MetricError that names those.
         """
-        counts = sum(gather_parts(lambda: self._counts(answers, data), hosts), BleuCounts())
+        counts = sum(gather_parts(lambda: self._counts(answers, data), BleuCounts, hosts), BleuCounts())
         lists = {f"bleu_{name}_{n + 1}": getattr(counts, name)[n] for name in ("right", "total") for n in range(ORDER)}
         rest = {f"bleu_{name}": value for name, value in asdict(counts).items() if not isinstance(value, tuple)}
         return {name: float(value) for name, value in (lists | rest).items()}

@@ -14,8 +14,9 @@ import msgspec
 from multipod import runtime
 from multipod.chaos.inject import Injector
 from multipod.elastic.worker.jax_world import WorldConnection
+from multipod.elastic.worker.mirror import plan_in
 from multipod.elastic.worker.peer_reports import PeerReports
-from multipod.elastic.worker.snapshots import SnapshotMemory, choose_copy, copy_bytes, mirror_bytes, restore_copy
+from multipod.elastic.worker.snapshots import SnapshotMemory, choose_copy, copy_bytes, restore_copy
 from multipod.elastic.worker.update_buffer import UpdateBuffer, append_missing
 from multipod.elastic.worker.worker import ElasticWorker, run_worlds
 from multipod.elastic.world import World
@@ -320,8 +321,14 @@ class ElasticRun:
 
     def facts_in(self, world: World, program: Program) -> dict[str, Any]:
         """What the observers are told of where the run is, and of what its copies in memory cost."""
-        kept = {"mirror_every": self.carried.memory.every, "bytes_to_neighbour": mirror_bytes(program.shapes)}
-        kept |= {"bytes_kept": copy_bytes(program.shapes) + kept["bytes_to_neighbour"], "generation": world.generation}
+        plan, kinds = plan_in(world, program.shapes), [leaf.dtype for leaf in jax.tree.leaves(program.shapes)]
+        kept = {
+            "mirror_every": self.carried.memory.every,
+            "bytes_to_neighbour": plan.nbytes_sent(kinds),
+            "bytes_kept": copy_bytes(program.shapes)
+            + max(plan.nbytes_kept(process, kinds) for process in range(len(world.ranks))),
+            "generation": world.generation,
+        }
         return run_facts(program, self.request, self.options) | kept
 
 

@@ -20,6 +20,7 @@ class Cluster:
       explicit: the numbers are passed to JAX, which cannot detect this kind by itself.
       survives: the processes come and go, and the launcher says who trains with whom (`multipod.elastic.world`).
       waits: this process is to wait until the launcher says what it runs (`multipod.elastic.launcher.standby`).
+      launcher: the command line that launches processes as these were, without what they run; empty if not known.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Cluster:
     explicit: bool = False
     survives: bool = False
     waits: bool = False
+    launcher: str = ""
 
 
 ALONE = Cluster("none", 1, 0)

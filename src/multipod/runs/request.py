@@ -20,6 +20,7 @@ from multipod.recipe.recipe import Recipe
 from multipod.runs.learnt import learnt
 from multipod.runs.options import ProfiledUpdates, RuntimeOptions
 from multipod.runs.recipes import configure_recipe, recorded_changes, recorded_recipe
+from multipod.runtime import CPU_DEVICES, Timeouts
 from multipod.step.program import Program
 from multipod.step.state import State
 from multipod.train.events import Ended, EventSink
@@ -181,9 +182,14 @@ def resume_command(folder: RunFolder, options: RuntimeOptions, arguments: str = 
     """The command that goes on with this run, as it was started but for `arguments`."""
     command = f"multipod train --resume {shlex.quote(str(folder.path))}{arguments}"
     if options.cluster.name == "multipod launch":
-        survive = " --survive" if options.cluster.survives else ""
-        command = command.removeprefix("multipod ")
-        command = f"multipod launch --processes {options.cluster.processes}{survive} -- {command}"
+        cluster, count = options.cluster, options.cluster.processes
+        launcher = cluster.launcher or f"multipod launch --processes {count}{' --survive' * cluster.survives}"
+        command = f"{launcher} -- {command.removeprefix('multipod ')}"
+        # A launcher gives each process its part of `CPU_DEVICES`, if the command does not say otherwise.
+        if options.cpu_devices * count != CPU_DEVICES:
+            command += f" --cpu-devices {options.cpu_devices}"
+        if options.timeouts != Timeouts() and "--timeout" not in shlex.split(launcher):
+            command += f" --timeout {options.timeouts.limit_s:g}"
     return command
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import jax
 
 from multipod.elastic.worker.jax_world import WorldConnection
+from multipod.elastic.worker.mirror import Mirror, plan_in
 from multipod.elastic.worker.peer_reports import PeerReports
 from multipod.elastic.worker.probe import Probe
-from multipod.elastic.worker.snapshots import Mirror, SnapshotMemory, take_snapshot
+from multipod.elastic.worker.snapshots import SnapshotMemory, take_snapshot
 from multipod.elastic.worker.update_buffer import UpdateBuffer
 from multipod.elastic.worker.worker import ElasticWorker
 from multipod.step.program import Program
@@ -70,7 +71,7 @@ class WorldHooks:
         self.connection, self.world, self.worker, self.carried = connection, connection.world, worker, carried
         self.source, self.update, self.peers, self.observers, self.prepare = source, update, peers, observers, prepare
         assert isinstance(program.mesh, jax.sharding.Mesh)
-        self.mirror = Mirror(program.shapes, program.mesh)
+        self.mirror = Mirror(plan_in(connection.world, program.shapes), program.shapes, program.mesh)
         self.probe: Probe | None = None
         self.began_s = time.monotonic()
         self.first = True

@@ -69,7 +69,7 @@ def detect(program: Program, state: State, test: Source, first: int) -> Detectio
         if isinstance(batch.scores, dict):
             batches.append((batch.scores, batch.mask))
     found = local_detections(batches, objective.kinds, test)
-    return merge_detections(gather_parts(lambda: found, JaxProcesses()))
+    return merge_detections(gather_parts(lambda: found, Detections, JaxProcesses()))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from multipod.elastic.launcher.standby import spawn_rank
-from multipod.elastic.launcher.supervise import BEFORE_FIRST, INTERRUPTED, RunOutcome, StopSignals, count_signals
+from multipod.elastic.launcher.supervise import (
+    BEFORE_FIRST,
+    INTERRUPTED,
+    REFUSED,
+    RunOutcome,
+    StopSignals,
+    count_signals,
+)
 from multipod.errors import ClusterError, PeerLostError
 from multipod.extras import require
 
@@ -174,7 +181,9 @@ def _blame(ray: Any, hosts: Sequence[Any], refs: Sequence[Any], ended: dict[int,
         ray.kill(host)
     rank, code = causes[0], ended[causes[0]]["code"]
     what = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    return _outcome(ended, 1, f"rank {rank} {what}", rank)
+    outcome = _outcome(ended, 1, f"rank {rank} {what}", rank)
+    # Nothing here says which updates were done: before the first checkpoint a start would do the same again.
+    return replace(outcome, exit_code=REFUSED) if code == REFUSED and outcome.saved is None else outcome
 
 
 def _outcome(ended: Mapping[int, dict[str, Any]], code: int, reason: str, culprit: int | None = None) -> RunOutcome:

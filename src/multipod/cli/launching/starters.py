@@ -1,11 +1,13 @@
 """The ways of running the processes of a command to their end: here, elsewhere, surviving, with standbys."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from multipod.cli.cluster import LAUNCHER_VARIABLE
 from multipod.cli.launching.child_command import ChildCommand
 from multipod.cli.launching.ray_hosts import RayResources, run_on_ray
 from multipod.cli.launching.workers import make_workers, use_standbys
@@ -41,6 +43,7 @@ class LaunchSettings:
       ray: the cluster that starts the processes.
       restarts: how often all may be started again.
       standby: keep processes ready for that.
+      words: the launcher's command line, for the processes to say how to go on.
     """
 
     processes: int
@@ -50,6 +53,7 @@ class LaunchSettings:
     ray: Ray | None = None
     restarts: int = 0
     standby: bool = False
+    words: tuple[str, ...] = ()
 
 
 def run_with_restarts(command: ChildCommand, settings: LaunchSettings) -> RunOutcome:
@@ -73,47 +77,50 @@ def run_with_restarts(command: ChildCommand, settings: LaunchSettings) -> RunOut
 @contextmanager
 def open_starter(settings: LaunchSettings) -> Iterator[Starter]:
     """What runs the processes as the settings say; processes that wait are ended at the end."""
+    environment = {**os.environ, **({LAUNCHER_VARIABLE: shlex.join(settings.words)} if settings.words else {})}
     if settings.ray is not None:
         yield on_ray(settings.ray, settings.processes)
     elif settings.policy is not None:
-        yield surviving(settings.policy, settings.agents, settings.timeouts)
+        yield surviving(settings.policy, settings.agents, settings.timeouts, environment)
     elif settings.standby:
         with StandbyPool() as pool:
-            yield with_standbys(pool, settings.processes, settings.timeouts)
+            yield with_standbys(pool, settings.processes, settings.timeouts, environment)
     else:
-        yield supervised(settings.processes, settings.timeouts)
+        yield supervised(settings.processes, settings.timeouts, environment)
 
 
-def supervised(processes: int, timeouts: Timeouts) -> Starter:
+def supervised(processes: int, timeouts: Timeouts, environment: Mapping[str, str]) -> Starter:
     """Starts processes of which all end with the first."""
 
     def start(arguments: Sequence[str], again: bool) -> RunOutcome:
-        return supervise(make_workers(arguments, processes, os.environ), timeouts)
+        return supervise(make_workers(arguments, processes, environment), timeouts)
 
     return start
 
 
-def with_standbys(pool: StandbyPool, processes: int, timeouts: Timeouts) -> Starter:
+def with_standbys(pool: StandbyPool, processes: int, timeouts: Timeouts, environment: Mapping[str, str]) -> Starter:
     """Has processes wait, at an address of theirs, once these train; a restart takes the processes that wait."""
 
     def start(arguments: Sequence[str], again: bool) -> RunOutcome:
         def fill() -> None:
             if again:
-                waiting = make_workers(arguments, processes, os.environ)
+                waiting = make_workers(arguments, processes, environment)
                 pool.fill([(worker.command, worker.environment) for worker in waiting])
 
-        workers = use_standbys(make_workers(arguments, processes, os.environ), pool)
+        workers = use_standbys(make_workers(arguments, processes, environment), pool)
         return supervise(workers, timeouts, settled=fill)
 
     return start
 
 
-def surviving(policy: ElasticPolicy, agents: Agents | None, timeouts: Timeouts) -> Starter:
+def surviving(
+    policy: ElasticPolicy, agents: Agents | None, timeouts: Timeouts, environment: Mapping[str, str]
+) -> Starter:
     """Starts processes that go on without one that is lost, here or by agents on other hosts."""
 
     def start(arguments: Sequence[str], again: bool) -> RunOutcome:
         count = policy.slots + policy.spares
-        workers = make_workers(arguments, policy.slots, os.environ, count, survives=True)
+        workers = make_workers(arguments, policy.slots, environment, count, survives=True)
         if agents is None:
             return survive(workers, policy, timeouts)
         return survive(agents.place(workers, policy.slots), policy, timeouts, coordinator=agents.coordinator)

@@ -31,6 +31,7 @@ class ElasticPolicy:
       spares: processes that wait, ready, for the slot of another.
       replace: start a new process for each that is lost.
       mirror_every: updates between two copies of the state in memory.
+      mirror_copies: how many failure domains besides its own are to hold what one holds.
       evict_factor: let a rank go that is slower than the median by this factor, for `steady_beats`; 0 never.
       steady_beats: how many times a rank must have been slow.
     """
@@ -40,6 +41,7 @@ class ElasticPolicy:
     spares: int = 0
     replace: bool = True
     mirror_every: int = 1
+    mirror_copies: int = 1
     evict_factor: float = 0.0
     steady_beats: int = 10
 

@@ -49,11 +49,15 @@ def print_to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How to start one rank: its command and its whole environment; `standby` is a process that waits to run it."""
+    """How to start one rank: its command and its whole environment; `standby` is a process that waits to run it.
+
+    `place` says where it will be, as in `World.places`; empty on this host.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     standby: StandbyProcess | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True)

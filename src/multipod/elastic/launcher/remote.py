@@ -9,8 +9,8 @@ Nobody is left behind. A rank whose proxy is gone, or silent, is ended by its ag
 launcher lets the others go on without it: what is cut off writes nothing any more (`LEASE`). A rank whose agent is gone
 ends itself, as it does when a launcher of its own host has died.
 
-Messages are small JSON objects. Who connects shows by a challenge that it knows the secret, on both sides
-(`multiprocessing.connection`, HMAC); nothing is encrypted.
+Messages are small JSON objects, signed (`multipod.elastic.launcher.links`). Whoever does not know the secret has one of
+`MOST_STRANGERS` places for at most `HANDSHAKE_S`, and nothing else of an agent's.
 """
 
 import json
@@ -24,23 +24,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from struct import pack
 from typing import Any
 
+from multipod.elastic.domains import place_of
 from multipod.elastic.heartbeat import Beat, end_group
-from multipod.elastic.launcher.processes import WorkerCommand, exit_code_of
+from multipod.elastic.launcher.links import (
+    HANDSHAKE_S,
+    SignedLink,
+    StrangerError,
+    agree_as_agent,
+    agree_as_launcher,
+    raise_descriptor_limit,
+)
+from multipod.elastic.launcher.processes import LONGEST_LINE, WorkerCommand, exit_code_of
 from multipod.elastic.launcher.services import CoordinatorHost
 from multipod.elastic.launcher.standby import spawn_rank
 from multipod.errors import ClusterError, PeerLostError
 from multipod.train.stop import NOTICES
 
 POLL_S = 0.05
-CONNECT_S = 5.0  # for a connection and its challenges
+MOST_STRANGERS = 64  # connections that have not shown yet that they know the secret
+ACCEPT_AGAIN_S = 0.1  # after an error of accept: descriptors or memory may be there again by then
 LEASE = 2 / 3  # of the silence after which the launcher gives a host up
-LARGEST_BYTES = 1 << 20
 SHORTEST_SECRET = 16
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGCONT, *NOTICES)
 PASSED_VARIABLES = ("MULTIPOD_", "JAX_", "XLA_", "NCCL_", "GLOO_")
@@ -98,84 +104,74 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class MessageLink:
-    """Sends and receives messages over a connection. `received_s` is when the last one came."""
-
-    def __init__(self, sock: socket.socket, limit_s: float) -> None:
-        sock.settimeout(None)
-        for what in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # nobody waits for a link that is down
-            sock.setsockopt(socket.SOL_SOCKET, what, pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = Connection(sock.detach())
-        self.received_s = time.monotonic()
-        self._sending = threading.Lock()
-
-    def send(self, **message: Any) -> None:
-        """Sends one message; raises OSError if the other side is gone or takes nothing."""
-        with self._sending:
-            self.connection.send_bytes(json.dumps(message).encode())
-
-    def receive(self, limit_s: float) -> dict[str, Any] | None:
-        """The next message, None if there is none in time; raises EOFError or OSError if the other side is gone."""
-        if not self.connection.poll(limit_s):
-            return None
-        message: dict[str, Any] = json.loads(self.connection.recv_bytes(LARGEST_BYTES))
-        self.received_s = time.monotonic()
-        return message
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last message."""
-        return time.monotonic() - self.received_s
-
-
 def serve(
     listener: socket.socket, secret: bytes, environment: Mapping[str, str], report: Callable[[str], None]
 ) -> None:
-    """An agent: takes requests from whoever knows the secret, each in a thread of its own; never returns.
+    """An agent: takes requests from whoever knows the secret, each in a thread of its own, until `listener` is closed.
 
-    The ranks get `environment` beside what the request says. Leaving by an exception ends all of them.
+    The ranks get `environment` beside what the request says. Leaving, by an exception too, ends all of them. No number
+    of strangers ends it: the oldest of too many handshakes makes room, as an honest one takes milliseconds.
     """
+    raise_descriptor_limit()
     sessions: list[_Session] = []
+    reported = ""
     try:
-        while True:
-            sock, (host, port, *_) = listener.accept()
+        while listener.fileno() >= 0:
+            try:
+                sock, (host, port, *_) = listener.accept()
+            except OSError as error:  # too many descriptors, no memory, or who asked is gone again
+                if (said := error.strerror or str(error)) != reported:
+                    report(f"a connection was not taken: {said}")
+                    reported = said
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             sessions = [session for session in sessions if session.thread.is_alive()]
+            unknown = [session for session in sessions if not session.known]
+            if len(unknown) >= MOST_STRANGERS:
+                unknown[0].turn_away()
+                unknown[0].thread.join(timeout=1.0)
             sessions.append(_Session(sock, f"{host}:{port}", secret, environment, report))
     finally:
         for session in sessions:
             session.stopped = True
+            session.turn_away()
         for session in sessions:
-            session.thread.join(timeout=CONNECT_S)
+            session.thread.join(timeout=HANDSHAKE_S)
 
 
 class _Session:
-    """One connection to an agent: one rank."""
+    """One connection to an agent: one rank, once it is `known`."""
 
     def __init__(self, sock: socket.socket, who: str, secret: bytes, environment: Mapping[str, str],
                  report: Callable[[str], None]) -> None:  # fmt: skip
-        self.who, self.environment, self.report = who, environment, report
-        self.stopped = False
-        self.link = MessageLink(sock, CONNECT_S)
+        self.sock, self.who, self.environment, self.report = sock, who, environment, report
+        self.stopped = self.known = False
         self.thread = threading.Thread(target=self._run, args=(secret,), name=f"session {who}", daemon=True)
         self.thread.start()
 
+    def turn_away(self) -> None:
+        """Ends the connection of a stranger."""
+        if not self.known:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
     def _run(self, secret: bytes) -> None:
+        until_s = time.monotonic() + HANDSHAKE_S
         try:
-            deliver_challenge(self.link.connection, secret)
-            answer_challenge(self.link.connection, secret)
-            first = self.link.receive(CONNECT_S)
+            self.link = agree_as_agent(self.sock, secret, until_s)
+            self.known = True
+            first = self.link.receive(until_s - time.monotonic())
             request = LaunchRequest(**first["request"])  # type: ignore[index]
-        except (AuthenticationError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
+        except (StrangerError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
             self.report(f"{self.who} was turned away: {error or type(error).__name__}")
-            self.link.connection.close()
+            self.sock.close()
             return
         try:
             self._run_rank(request)
         except (EOFError, OSError) as error:
             self.report(f"{self.who}: {error or 'gone'}")
         finally:
-            self.link.connection.close()
+            self.link.close()
 
     def _run_rank(self, request: LaunchRequest) -> None:
         command = [sys.executable, "-m", "multipod", *request.arguments]
@@ -227,7 +223,7 @@ class _Session:
 
     def _forward(self, source: Any, name: str) -> None:
         with suppress(OSError, ValueError), source:  # the connection may be closed
-            for text in source:
+            while text := source.readline(LONGEST_LINE):  # what is longer goes on as another line, as on this host
                 self.link.send(**{name: text.decode(errors="replace").rstrip("\n")})
 
 
@@ -252,7 +248,7 @@ class RankProxy:
                  show: Callable[[str], None], lost: Callable[[], None] = end_group) -> None:  # fmt: skip
         self.address, self.secret, self.request = address, secret, request
         self.control, self.show, self.lost = control, show, lost
-        self.link: MessageLink | None = None
+        self.link: SignedLink | None = None
         self.signals: list[int] = []
 
     def __call__(self) -> int:
@@ -271,20 +267,24 @@ class RankProxy:
         except (EOFError, OSError) as error:
             self.show(f"the agent at {self.address} is gone: {error or 'it closed the connection'}")
             return PeerLostError.exit_code
+        finally:
+            self.link.close()
 
-    def _connect(self) -> MessageLink:
+    def _connect(self) -> SignedLink:
         """Connects to the agent; waits for its host as long as it takes."""
         reported = False
         while True:
             try:
                 sock = socket.create_connection(split_address(self.address), timeout=max(1.0, self.request.beat_s))
-                link = MessageLink(sock, CONNECT_S)
-                answer_challenge(link.connection, self.secret)
-                deliver_challenge(link.connection, self.secret)
-                return link
-            except AuthenticationError as error:
+                try:
+                    return agree_as_launcher(sock, self.secret, time.monotonic() + HANDSHAKE_S)
+                except BaseException:
+                    sock.close()
+                    raise
+            except StrangerError as error:
                 raise ClusterError(
-                    f"the agent at {self.address} has another secret. Give launcher and agents the same --secret."
+                    f"the agent at {self.address} was refused: {error}. Give launcher and agents the same version of "
+                    "multipod and the same --secret."
                 ) from error
             except (EOFError, OSError) as error:
                 if not reported:
@@ -296,7 +296,7 @@ class RankProxy:
             self.control.sendall(json.dumps(asdict(waiting)).encode() + b"\n")
             time.sleep(self.request.beat_s)
 
-    def _follow(self, link: MessageLink) -> int:
+    def _follow(self, link: SignedLink) -> int:
         sent_s = 0.0
         while link.silent_s <= self.request.silent_s:
             message = link.receive(POLL_S) or {}
@@ -351,6 +351,7 @@ class Agents:
       secret: the file.
       limit_s: the time-out that all others follow from.
       coordinator: where the processes find each world's coordination service.
+      racks: the rack of each, as far as they were told; empty texts where not.
       command_prefix: goes before a proxy's command, as in `CoordinatorHost`.
     """
 
@@ -359,6 +360,7 @@ class Agents:
     limit_s: float
     coordinator: CoordinatorHost
     command_prefix: tuple[str, ...] = ()
+    racks: tuple[str, ...] = ()
 
     def place(self, workers: Sequence[WorkerCommand], processes: int) -> list[WorkerCommand]:
         """The workers as proxies for what agents run: neighbours share a host, spares go round."""
@@ -368,5 +370,6 @@ class Agents:
             words = ["rank-proxy", "--secret", str(self.secret.absolute()), "--timeout", f"{self.limit_s:g}"]
             python, arguments = worker.command[:3], worker.command[3:]
             command = [*self.command_prefix, *python, *words, self.addresses[at], *arguments]
-            placed.append(replace(worker, command=command))
+            place = place_of(split_address(self.addresses[at])[0], self.racks[at] if self.racks else "")
+            placed.append(replace(worker, command=command, place=place))
         return placed

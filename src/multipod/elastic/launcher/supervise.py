@@ -25,6 +25,8 @@ LOST_PEER_S = 0.5  # to end in, once a peer has died: nothing can be agreed on w
 SAME_PRESS_S = 0.3  # timeout(1) and others pass one signal on twice, to the process and to its group
 
 INTERRUPTED = 130
+REFUSED = 2
+"""What every error exits with that the user can cause (`MultipodError`), and a wrong command line."""
 BEFORE_FIRST = "the run was interrupted before its first update"
 _INTERRUPTED_CODES = (INTERRUPTED, -signal.SIGINT)
 _VICTIM_CODES = (PeerLostError.exit_code, -signal.SIGABRT)
@@ -35,7 +37,7 @@ class RunOutcome:
     """How a run ended.
 
     Attributes:
-      exit_code: 0, 1 for a failure, 130 for an interrupt.
+      exit_code: 0, 1 for a failure, 2 for a refusal, which no further start would change, 130 for an interrupt.
       culprit: the rank that failed or is stuck; None if none did, or if it cannot be told.
       reason: a sentence without its full stop; empty if all went well.
       stuck: the culprit was alive; a longer time-out would have waited longer for it.
@@ -75,7 +77,7 @@ def supervise(
         outcome = _watch(processes, timeouts, stops, settled)
         # Taken now: what a rank says when it is asked to end tells nothing of why it had to be.
         lines = () if outcome.culprit is None else processes.last_lines(outcome.culprit)
-        lost_peer = outcome.exit_code == 1 and not outcome.stuck
+        lost_peer = outcome.exit_code in (1, REFUSED) and not outcome.stuck
         grace_s = min(LOST_PEER_S, timeouts.grace_s) if lost_peer else timeouts.grace_s
         processes.ask_to_end(grace_s, hurry=lambda: stops.count > 1 or outcome.reason == BEFORE_FIRST)
     folder, saved = processes.checkpoint()
@@ -111,7 +113,18 @@ def blame(failed: Sequence[Rank]) -> RunOutcome:
         return (0 if rank.code is not None and rank.code < 0 else 1), rank.ended_s
 
     culprit = min(failed, key=order)
-    return RunOutcome(1, culprit.number, f"{culprit} {describe_end(culprit.code or 0)}; last seen: {culprit.activity}")
+    code = REFUSED if has_refused(culprit) else 1
+    what = f"{culprit} {describe_end(culprit.code or 0)}; last seen: {culprit.activity}"
+    return RunOutcome(code, culprit.number, what)
+
+
+def has_refused(rank: Rank) -> bool:
+    """Whether the rank ended by a message to the user before its first update was done: started anew, it would again.
+
+    Later the same code may come of a disk that is full.
+    """
+    begun = 0 if rank.beat is None else rank.beat.begun
+    return rank.code == REFUSED and (begun == 0 or (begun == 1 and rank.activity.startswith("in update")))
 
 
 def describe_end(code: int) -> str:

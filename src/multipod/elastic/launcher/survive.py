@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from multipod.elastic.domains import describe_exposure
 from multipod.elastic.launcher.membership import (
     ClusterView,
     ElasticPolicy,
@@ -28,6 +29,7 @@ from multipod.elastic.launcher.supervise import (
     blame,
     count_signals,
     describe_end,
+    has_refused,
 )
 from multipod.elastic.straggling import SpeedHistory, Straggler
 from multipod.elastic.world import World, go_message
@@ -203,6 +205,7 @@ class _ElasticRun:
         self.world, self.progress = _CurrentWorld(), _Progress()
         self.replacements, self.stragglers = _Replacements(show), _StragglerWatch(policy, show)
         self.kill_reasons: dict[int, str] = {}  # of ranks that the launcher itself ended
+        self.exposure = ""  # which losses the copies in memory do not outlive, as last said
         self.interrupted_pid = -1  # the process that an interrupt was passed on to
 
     @property
@@ -246,6 +249,9 @@ class _ElasticRun:
     def act(self, interrupted: bool) -> RunOutcome | None:
         """Does what `decide` says; returns the outcome, once the run is over."""
         clock_s, world = self.processes.clock_s, self.world
+        refused = [rank for rank in self.ranks if has_refused(rank)]
+        if refused and not self.progress.trained:  # no loss of a process: the others would train without a part
+            return blame(refused) if clock_s - min(rank.ended_s for rank in refused) >= SETTLE_S else None
         if world.generation < 0:
             failed = [rank for rank in self.ranks if rank.code is not None]
             if failed:
@@ -333,7 +339,12 @@ class _ElasticRun:
             dict(self.world.lost),
             tuple(rank for rank in ranks if rank not in before) if generation else (),
             self.policy.mirror_every,
+            self.policy.mirror_copies,
+            tuple(self.workers[rank].place for rank in ranks),
         )
+        if (exposure := describe_exposure(world.places, world.mirror_copies)) != self.exposure:
+            self.exposure = exposure
+            self.show(f"launch: {exposure or 'copies in memory lie on other hosts again'}.")
         self.world.replace_by(world, self.processes.clock_s)
         for number in ranks:
             self.processes.send(number, world.to_line())

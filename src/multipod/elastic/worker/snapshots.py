@@ -1,7 +1,7 @@
 """Copies of the state in the memory of the hosts, from which a run goes on when a process has died.
 
 Each process keeps what its own devices hold. What no other process holds (shares of optimizer states and of weights
-that the layout splits) is also kept by the next process in the ring: its mirror. The last two copies are kept, because
+that the layout splits) is also kept by others (`multipod.elastic.worker.mirror`). The last two copies are kept, because
 one process may have finished an update that another has not. When processes come together anew, each says what it has
 (`manifest`), all choose the same newest copy that is whole between them, and who lacks a part gets it from one who has
 it (`_Gathering`), by a sum to which only one process gives anything.
@@ -9,7 +9,7 @@ it (`_Gathering`), by a sum to which only one process gives anything.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -126,72 +126,23 @@ def _shares(tree: Pytree) -> dict[int, Share]:
     return {number: node.share for number, node in enumerate(nodes) if is_flat_tensor(node)}
 
 
-def sole_pieces(shapes: Shapes) -> dict[int, dict[Key, tuple[int, ...]]]:
-    """The pieces that each process alone holds: what dies with it, and what is mirrored."""
-    sole: dict[int, dict[Key, tuple[int, ...]]] = {}
-    for key, (shape, owners) in _owners(shapes).items():
-        if len(owners) == 1:
-            sole.setdefault(min(owners), {})[key] = shape
-    return sole
-
-
-def mirror_bytes(shapes: Shapes) -> int:
-    """Bytes that the busiest process sends to its neighbour, and that one keeps, at each copy."""
-    kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-    sizes = [
-        sum(_nbytes(shape, kinds[key[0]]) for key, shape in pieces.items()) for pieces in sole_pieces(shapes).values()
-    ]
-    return max(sizes, default=0)
-
-
 def copy_bytes(shapes: Shapes) -> int:
     """Bytes of a copy of what this process's devices hold, each piece once."""
     kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
     here = jax.process_index()
-    return sum(_nbytes(shape, kinds[key[0]]) for key, (shape, owners) in _owners(shapes).items() if here in owners)
+    return sum(nbytes_of(shape, kinds[key[0]]) for key, (shape, owners) in owners_of(shapes).items() if here in owners)
 
 
-def _owners(shapes: Shapes) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
+def owners_of(
+    shapes: Shapes, process_of: Callable[[jax.Device], int] = lambda device: device.process_index
+) -> dict[Key, tuple[tuple[int, ...], set[int]]]:
+    """The shape of each piece of a state, and the processes of which some device holds it."""
     owners: dict[Key, tuple[tuple[int, ...], set[int]]] = {}
     for number, leaf in enumerate(jax.tree.leaves(shapes)):
         part = leaf.sharding.shard_shape(leaf.shape)
         for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
-            owners.setdefault((number, _begin(index)), (part, set()))[1].add(device.process_index)
+            owners.setdefault((number, _begin(index)), (part, set()))[1].add(process_of(device))
     return owners
-
-
-class Mirror:
-    """Sends what a process alone holds to the next process, around the ring of processes.
-
-    One `ppermute` of all its bytes. Nothing is sent where nothing is held alone, or by a process alone in its world.
-    """
-
-    def __init__(self, shapes: Shapes, mesh: Mesh) -> None:
-        self.kinds = [leaf.dtype for leaf in jax.tree.leaves(shapes)]
-        self.sole = sole_pieces(shapes)
-        self.ring = _one_each(mesh)
-        self.size = -(-mirror_bytes(shapes) // 4)
-        count = self.ring.size
-        self.needed = self.size > 0 and count > 1
-        if self.needed:
-            steps = [(k, (k + 1) % count) for k in range(count)]
-            spec = PartitionSpec("process")
-            send = partial(jax.lax.ppermute, axis_name="process", perm=steps)
-            self._moved = jax.jit(jax.shard_map(send, mesh=self.ring, in_specs=spec, out_specs=spec))
-
-    def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the pieces of the process before this one. All processes call it at the same update."""
-        if not self.needed:
-            return snapshot
-        here = jax.process_index()
-        row = np.zeros(self.size, np.uint32)
-        _write(row, (snapshot.pieces[key] for key in sorted(self.sole.get(here, {}))))
-        sent = self._moved(_rows(self.ring, row))
-        theirs = self.sole.get((here - 1) % self.ring.size, {})
-        received = np.array(sent.addressable_shards[0].data)[0]
-        parts = _read(received, [(theirs[key], self.kinds[key[0]]) for key in sorted(theirs)])
-        kept = dict(zip(sorted(theirs), parts, strict=True))
-        return Snapshot(snapshot.stamp, {**snapshot.pieces, **kept}, frozenset(kept), snapshot.shares)
 
 
 def choose_copy(manifests: Sequence[str], shapes: Shapes) -> CopyChoice | None:
@@ -269,7 +220,7 @@ class _Gathering:
 
     def __init__(self, choice: CopyChoice, snapshot: Snapshot | None, mesh: Mesh) -> None:
         self.choice, self.snapshot = choice, snapshot
-        self.ring = _one_each(mesh)
+        self.ring = one_device_each(mesh)
         rows, replicated = (NamedSharding(self.ring, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
         self._summed: Any = jax.jit(_sum_rows, in_shardings=rows, out_shardings=replicated)
 
@@ -286,9 +237,9 @@ class _Gathering:
             return full
         size = -(-sum(array.nbytes for array in full) // 4)
         row = np.zeros(1 << max(8, (size - 1).bit_length()), np.uint32)  # few sizes, so few programs
-        _write(row, full)
-        total = np.array(self._summed(_rows(self.ring, row)).addressable_shards[0].data)
-        return _read(total, [(leaf.shape, leaf.dtype) for _, leaf in leaves])
+        write_bytes(row, full)
+        total = np.array(self._summed(rows_of(self.ring, row)).addressable_shards[0].data)
+        return read_bytes(total, [(leaf.shape, leaf.dtype) for _, leaf in leaves])
 
 
 def _slice(full: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
@@ -304,7 +255,7 @@ def _chunks(leaves: Sequence[jax.ShapeDtypeStruct]) -> Iterator[list[int]]:
     batch: list[int] = []
     filled = 0
     for number, leaf in enumerate(leaves):
-        nbytes = _nbytes(leaf.shape, leaf.dtype)
+        nbytes = nbytes_of(leaf.shape, leaf.dtype)
         if batch and filled + nbytes > CHUNK_BYTES:
             yield batch
             batch, filled = [], 0
@@ -313,7 +264,7 @@ def _chunks(leaves: Sequence[jax.ShapeDtypeStruct]) -> Iterator[list[int]]:
     yield batch
 
 
-def _one_each(mesh: Mesh) -> Mesh:
+def one_device_each(mesh: Mesh) -> Mesh:
     """A row of one device of each process."""
     first: dict[int, jax.Device] = {}
     for device in mesh.devices.flat:
@@ -321,12 +272,13 @@ def _one_each(mesh: Mesh) -> Mesh:
     return Mesh(np.array([first[process] for process in sorted(first)]), ("process",))
 
 
-def _rows(ring: Mesh, row: np.ndarray) -> jax.Array:
+def rows_of(ring: Mesh, row: np.ndarray) -> jax.Array:
+    """An array of one row a process, of which this one has `row`."""
     sharding = NamedSharding(ring, PartitionSpec("process"))
     return jax.make_array_from_callback((ring.size, len(row)), sharding, lambda index: row[None])
 
 
-def _write(row: np.ndarray, arrays: Iterable[np.ndarray]) -> None:
+def write_bytes(row: np.ndarray, arrays: Iterable[np.ndarray]) -> None:
     """The bytes of `arrays`, one after the other, into `row`."""
     target, at = row.view(np.uint8), 0
     for array in arrays:
@@ -334,17 +286,18 @@ def _write(row: np.ndarray, arrays: Iterable[np.ndarray]) -> None:
         at += array.nbytes
 
 
-def _read(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[np.ndarray]:
-    """The inverse of `_write`, given shapes and dtypes."""
+def read_bytes(row: np.ndarray, parts: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[np.ndarray]:
+    """The inverse of `write_bytes`, given shapes and dtypes."""
     source, at, arrays = row.view(np.uint8), 0, []
     for shape, kind in parts:
-        nbytes = _nbytes(shape, kind)
+        nbytes = nbytes_of(shape, kind)
         arrays.append(source[at : at + nbytes].view(kind).reshape(shape).copy())
         at += nbytes
     return arrays
 
 
-def _nbytes(shape: Sequence[int], kind: np.dtype) -> int:
+def nbytes_of(shape: Sequence[int], kind: np.dtype) -> int:
+    """Bytes of an array."""
     return math.prod(shape) * np.dtype(kind).itemsize
 
 

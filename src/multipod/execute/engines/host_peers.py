@@ -7,10 +7,13 @@ the bytes pass through the kernel also orders the ranks' accesses to memory that
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +23,8 @@ from multipod.errors import ClusterError, PeerLostError
 
 READY = b"r"
 """The signal of a rank that waits for memory from rank 0. Other signals are the callers'."""
+MOST_GUESTS = 64
+"""Connections that have not yet shown that they are a rank."""
 
 T = TypeVar("T")
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -162,24 +167,17 @@ def _connect(rank: int, ranks: int, exchange: Exchange, limit_s: float) -> dict[
         # An abstract name is gone with its socket. Anyone on the host may connect to it: the word says who may stay.
         address, word = "multipod-" + secrets.token_hex(16), secrets.token_bytes(16)
         door.bind("\0" + address)
-        door.listen(ranks)
-        door.settimeout(limit_s)
+        door.listen(ranks + MOST_GUESTS)
         cards = [text.decode().split(" ") for text in exchange(f"{_host()} {address} {word.hex()}".encode())]
         _check_hosts([host for host, _, _ in cards])
         try:
             # To connect does not wait for the other to accept, so all can do that first.
             for other, (_, name, its_word) in enumerate(cards[:rank]):
                 peers[other] = socket.socket(socket.AF_UNIX)
+                _limit(peers[other], limit_s)  # it waits while strangers fill the other's queue
                 peers[other].connect("\0" + name)
                 peers[other].sendall(bytes.fromhex(its_word) + rank.to_bytes(4, "little"))
-            while len(peers) < ranks - 1:
-                guest, _ = door.accept()
-                guest.settimeout(limit_s)
-                hello = guest.recv(len(word) + 4, socket.MSG_WAITALL)
-                if secrets.compare_digest(hello[: len(word)], word):
-                    peers[int.from_bytes(hello[len(word) :], "little")] = guest
-                else:
-                    guest.close()
+            _admit(door, word, peers, ranks, limit_s)
         except OSError as error:
             missing = sorted({*range(ranks)} - {*peers, rank})
             for peer in peers.values():
@@ -188,13 +186,69 @@ def _connect(rank: int, ranks: int, exchange: Exchange, limit_s: float) -> dict[
                 f"shared-memory sum on rank {rank} of {ranks}: no connection to ranks {missing} ({error}). See whether "
                 "they still run, and what they printed last."
             ) from error
-    # The kernel's own time-out: Python's would cost a call of poll for each read.
-    limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
     for peer in peers.values():
-        peer.settimeout(None)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        peer.setblocking(True)
+        _limit(peer, limit_s)
     return dict(sorted(peers.items()))
+
+
+def _admit(door: socket.socket, word: bytes, peers: dict[int, socket.socket], ranks: int, limit_s: float) -> None:
+    """Takes the other ranks in, until all are there. Who does not say the word waits, up to `MOST_GUESTS` of them.
+
+    A rank's word comes in one piece, so who sends less is none; the guest who has said nothing for longest makes room.
+
+    Raises:
+      TimeoutError: somebody did not come within `limit_s`.
+    """
+    until_s = time.monotonic() + limit_s
+    guests: dict[int, socket.socket] = {}
+    poll = select.poll()  # select.select refuses descriptors above 1023
+    poll.register(door, select.POLLIN)
+    door.setblocking(False)
+    try:
+        while len(peers) < ranks - 1:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            # The door last: who comes in may get the number of one who went.
+            for number, _ in sorted(poll.poll(1e3 * left_s), key=lambda event: event[0] == door.fileno()):
+                if number != door.fileno():
+                    poll.unregister(number)
+                    _greet(guests.pop(number), word, peers)
+                    continue
+                if len(guests) >= MOST_GUESTS:
+                    oldest = next(iter(guests))
+                    poll.unregister(oldest)
+                    _greet(guests.pop(oldest), word, peers)
+                try:
+                    guest, _ = door.accept()
+                except OSError:  # who asked is gone, or there are no descriptors just now
+                    time.sleep(0.01)
+                    continue
+                guest.setblocking(False)
+                guests[guest.fileno()] = guest
+                poll.register(guest, select.POLLIN)
+    finally:
+        for guest in guests.values():
+            guest.close()
+
+
+def _greet(guest: socket.socket, word: bytes, peers: dict[int, socket.socket]) -> None:
+    """Makes a guest a peer if it has said the word and its rank; else closes it."""
+    hello = b""
+    with suppress(OSError):
+        hello = guest.recv(len(word) + 4)
+    if len(hello) == len(word) + 4 and secrets.compare_digest(hello[: len(word)], word):
+        peers[int.from_bytes(hello[len(word) :], "little")] = guest
+    else:
+        guest.close()
+
+
+def _limit(link: socket.socket, limit_s: float) -> None:
+    """The kernel's own time-out: Python's would cost a call of poll for each read."""
+    limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _host() -> str:

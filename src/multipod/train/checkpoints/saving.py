@@ -44,7 +44,7 @@ class RetryingSaver:
 
     After a failure the next tries follow 1, 2, 4, ... updates later. They are counted in updates and not in seconds,
     because all processes must try at the same one. A save that fails in the background is noticed at the next try;
-    by a run of one process at once.
+    by a run of one process at once. The count begins anew when a save is known to be on disk, not when it has begun.
 
     Args:
       store: of checkpoints; None saves nothing.
@@ -67,12 +67,13 @@ class RetryingSaver:
         self._store, self._notify, self._clock, self._sleep = store, notify, clock, sleep
         self._unfit, self._strict = unfit, strict
         self._failures = self._next = 0
+        self._begun = False  # a save is in the background, and nobody knows yet how it ends
 
     def is_owed(self, update: int) -> bool:
         """Whether a save that failed is to be tried again after this update."""
         if self._store is None:
             return False
-        if self._failures == 0:
+        if self._failures == 0 or self._begun:
             return jax.process_count() == 1 and self._store.has_failed
         return update >= self._next
 
@@ -92,7 +93,8 @@ class RetryingSaver:
         except CheckpointError as error:
             self._put_off(update, str(error).splitlines()[0], start)
         else:
-            self._failures = 0
+            self._failures = 0 if self._begun else self._failures  # to begin one waits for the one before
+            self._begun = True
             self._notify(Saved(update, self._clock() - start))
 
     def save_last(self, state: State, update: int) -> None:
@@ -125,6 +127,7 @@ class RetryingSaver:
         """Tells that a save failed, and when it is tried again."""
         self._next = update + min(2**self._failures, LONGEST_PAUSE)
         self._failures += 1
+        self._begun = False
         self._notify(SaveFailed(update, reason, self._next, self._clock() - start))
 
     def _refuses(self, store: CheckpointStore, state: State, update: int, start: float) -> bool:
