@@ -229,7 +229,7 @@ def test_a_line_of_any_length_is_passed_on_in_pieces():
 
 
 def test_two_thousand_strangers_at_the_door_of_a_shared_memory_sum():
-    """Those who say nothing, those who guess and those who hang up keep no rank out."""
+    """Guests who say nothing, who guess or who hang up keep no rank out."""
     links.raise_descriptor_limit(8192)
     meet, cards = threading.Barrier(3), ["", "", ""]
     found = threading.Event()

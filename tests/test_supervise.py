@@ -636,7 +636,7 @@ def test_a_refusal_is_told_once_and_starts_nothing_again(launched: Launched) -> 
 
 
 def test_a_process_repeats_the_launcher_s_words_in_the_command_that_goes_on(launched: Launched) -> None:
-    """As the launcher itself does, for the same run; read back, it launches the same."""
+    """A rank prints the launcher's own words; read back, they launch the same run."""
     words = ["--processes", "3", "--restarts", "2", "--timeout", "9", "--", "train", "digits", "--mesh", "1x3"]
     _, _, started = launched(RunOutcome(0), *words)
     found = cluster.find(started[0].environment)

@@ -64,7 +64,7 @@ def describe_exposure(places: Sequence[str], copies: int) -> str:
 
 
 def into_rounds(keepers: Sequence[int]) -> list[dict[int, int]]:
-    """The same keepers as rounds, from sender to keeper: in each round nobody keeps for two."""
+    """Keepers as rounds, from sender to keeper: in each round nobody keeps for two."""
     rounds: list[dict[int, int]] = []
     for process, keeper in enumerate(keepers):
         number = sum(1 for earlier in keepers[:process] if earlier == keeper)

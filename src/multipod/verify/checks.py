@@ -45,17 +45,17 @@ class FirstExamples:
 
 @dataclass(frozen=True)
 class FirstImages(FirstExamples):
-    """The same of a set whose images have objects; what is not detected in the others counts in every layout alike."""
+    """The first images of a test set with objects; what is not detected in the others counts in every layout alike."""
 
     source: Any
 
     def ground_truth(self, masks: bool) -> dict[str, Any]:
-        """As `HasGroundTruth` has it, of all images."""
+        """COCO's annotations of all images, with outlines if `masks`."""
         annotations: dict[str, Any] = self.source.ground_truth(masks)
         return annotations
 
     def categories(self, labels: np.ndarray) -> np.ndarray:
-        """As `HasGroundTruth` has it."""
+        """The categories' ids in the ground truth that these labels stand for."""
         return np.asarray(self.source.categories(labels))
 
 
