@@ -41,7 +41,7 @@ _DRAWING: ContextVar[_Drawing | None] = ContextVar("drawing", default=None)
 def numbered_examples(numbers: jax.Array | None, key: jax.Array) -> Iterator[jax.Array]:
     """While it lasts, rows have these numbers, and what belongs to an example is drawn from `key`, the batch's.
 
-    numbers: uint32 [rows], rising by one; None: nothing is known of the rows, as in evaluation.
+    numbers: uint32 [rows], rising by one; None: nothing is known of the rows.
 
     Yields:
       the key of everything else: one for these rows, so that other devices draw something else.
