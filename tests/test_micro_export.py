@@ -453,6 +453,22 @@ def test_a_layer_norm_keeps_its_variance_in_int8():
     assert np.sqrt(np.mean(np.square(found - want))) < 0.06 * np.sqrt(np.mean(np.square(want)))
 
 
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+@pytest.mark.parametrize("size", [0.0, 1e-8])
+def test_a_channel_without_weights_keeps_its_bias(activations, size):
+    """As pruning and scales of zero in a norm leave them."""
+    weights, bias = array(8, 6), np.array([0.5, -0.4, 0.3, 0.0, 2.0, 0.1], np.float32)
+    weights[:, [0, 4]] *= size
+    examples = [np.random.default_rng(seed).normal(size=(1, 8)).astype(np.float32) for seed in range(16)]
+    options = Quantisation(activations=activations)
+    exported = convert(lambda x: x @ weights + bias, examples[0], calibration=examples, quantisation=options)
+    found = to_real(
+        tflm(exported.model, to_stored(examples[0], exported.graph.inputs[0]))[0], exported.graph.outputs[0]
+    )
+    step = exported.graph.outputs[0].quant.scale[0]
+    np.testing.assert_allclose(found[0, [0, 4]], bias[[0, 4]], atol=step)
+
+
 def test_outputs_may_lie_over_inputs_that_nothing_needs_later():
     exported = convert(lambda x: jnp.tanh(x * 2) + x, x)
     over = in_place(exported.graph)

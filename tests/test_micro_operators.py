@@ -309,6 +309,36 @@ def test_equal_to_tflm(family, capfd):
     check(FAMILIES[family]())
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("RELU", "int16"), ("ABS", "int16"), ("SUB", "int16"), ("SUB", "int8"), ("RELU", "int8"), ("HARD_SWISH", "int8")],
+)
+def test_multipliers_of_random_scales_are_those_of_tflm(name, dtype):
+    """20 triples of scales, 2,000 numbers each: a multiplier that is off in its last bits shows in int16."""
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        scale = float(rng.uniform(0.005, 0.05))
+        shape, binary = [1, 2000], name == "SUB"
+        scales = [scale] + [scale * float(rng.uniform(0.5, 2))] * binary + [scale * float(rng.uniform(0.8, 3))]
+        tensors = [quantised(shape, dtype, one, int(rng.integers(-20, 20))) for one in scales]
+        options = {"pot_scale_int16": False} if binary else {}
+        given = [*range(len(tensors) - 1)]
+        same_as_tflm(operator(name, tensors, given, **options), [tensors[k] for k in given], rounds=1)
+
+
+def test_a_saturated_bias_keeps_its_sign():
+    """Rounding after the multiplication must not leave int32: 2147483637 * 2^-26 is 32, not -32."""
+    scale = 0.99895 * 2.0**-26 * 0.05 / 0.02
+    tensors = [
+        quantised([1, 4], scale=0.02), Tensor([2, 4], "int8", [scale], 0, np.zeros((2, 4), np.int8)),
+        Tensor([2], "int32", [0.02 * scale], 0, np.array([2147483637, -2147483637], np.int32)),
+        quantised([1, 2], scale=0.05, zero=0),
+    ]  # fmt: skip
+    model = operator("FULLY_CONNECTED", tensors, [0])
+    same_as_tflm(model, [tensors[0]])
+    np.testing.assert_array_equal(Interpreter(model).run(np.zeros((1, 4), np.int8))[0], [[32, -32]])
+
+
 def test_branches_and_loops():
     """IF adds or multiplies; WHILE doubles until a bound; both with subgraphs of their own, as TFLM runs them."""
     pair = [Tensor([3]), Tensor([3]), Tensor([3])]

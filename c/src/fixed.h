@@ -36,8 +36,8 @@ static inline int32_t mpm_scaled(int32_t x, int32_t multiplier, int32_t shift) {
     if (shift > 0) return mpm_high_multiply((int32_t)((uint32_t)x << shift), multiplier);
     if (shift == 0) return mpm_high_multiply(x, multiplier);
     x = mpm_high_multiply(x, multiplier);
-    /* the same as mpm_rounding_shift for n > 0, in fewer instructions */
-    return (int32_t)((uint32_t)x + (uint32_t)(x >> 31) + (1u << (-shift - 1))) >> -shift;
+    /* the same as mpm_rounding_shift for n > 0, in fewer instructions; no step leaves int32 */
+    return (((x + (x >> 31)) >> (-shift - 1)) + 1) >> 1;
 }
 
 /* The 48-bit accumulators of int16 operators: one rounding, with the multiplier cut to 16 bits. */

@@ -113,11 +113,11 @@ static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     fine = in.scale / 128.0f;
     MPM_SUPPORT(p, fine / out.scale > 1e-4f && fine / out.scale <= 1.0f && fine > 1e-8f && fine < 1.0f,
                 "the scales are too far apart");
-    m = mpm_multiplier_of_double((double)(fine / out.scale));
+    m = mpm_multiplier_of_double((double)fine / (double)out.scale);
     MPM_SUPPORT(p, m.shift <= 0, "the scales are too far apart");
     h->out_multiplier = to_16(m.value);
     h->out_shift = (int8_t)m.shift;
-    m = mpm_multiplier_of_double((double)(fine / (3.0f / 32768.0f)));
+    m = mpm_multiplier_of_double((double)fine / (3.0 / 32768.0));
     MPM_SUPPORT(p, m.shift >= -15 && m.shift <= 16, "the input's scale is too large or too small");
     h->gate_multiplier = to_16(m.value);
     h->gate_shift = (int8_t)m.shift;

@@ -119,16 +119,9 @@ static void into(struct mpm_multiplier m, int32_t *value, int8_t *shift) {
     *shift = (int8_t)m.shift;
 }
 
-/* ADD and SQUARED_DIFFERENCE work their multipliers out in doubles, SUB in float32. */
-static void common_unit(struct mpm_binary *o, float a, float b, float out, int as_float, int square) {
+static void common_unit(struct mpm_binary *o, float a, float b, float out, int square) {
     const float twice = 2 * (a > b ? a : b);
     float unit = (float)(1u << o->left_shift);
-    if (as_float) {
-        into(mpm_multiplier_of_double((double)(a / twice)), &o->a_multiplier, &o->a_shift);
-        into(mpm_multiplier_of_double((double)(b / twice)), &o->b_multiplier, &o->b_shift);
-        into(mpm_multiplier_of_double((double)(twice / (unit * out))), &o->out_multiplier, &o->out_shift);
-        return;
-    }
     into(mpm_multiplier_of(a, 1.0f, twice), &o->a_multiplier, &o->a_shift);
     into(mpm_multiplier_of(b, 1.0f, twice), &o->b_multiplier, &o->b_shift);
     if (square)
@@ -174,7 +167,7 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *
         return MPM_OK;
     }
     o->left_shift = kind == SQUARED ? (a.type == MPM_INT16 ? 0 : 7) : a.type == MPM_INT16 ? 15 : 20;
-    common_unit(o, a.scale, b.scale, out.scale, kind == SUB, kind == SQUARED);
+    common_unit(o, a.scale, b.scale, out.scale, kind == SQUARED);
     return MPM_OK;
 }
 

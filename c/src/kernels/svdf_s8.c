@@ -133,13 +133,13 @@ static MPM_ONCE enum mpm_status shapes(struct mpm_prep *p, struct svdf *s, const
     s->out_zero = (int8_t)out.zero_point;
     MPM_NEED(p, in->scale > 0 && feature_weights->scale > 0 && time->scale > 0 && state->scale > 0 && out.scale > 0,
              "a tensor has no scale");
-    {   /* the reference works these out in float32 */
-        const float one = in->scale * feature_weights->scale / state->scale;
-        const float two = state->scale * time->scale / out.scale;
+    {
+        const double one = (double)in->scale * (double)feature_weights->scale / (double)state->scale;
+        const double two = (double)state->scale * (double)time->scale / (double)out.scale;
         struct mpm_multiplier a, b;
-        MPM_NEED(p, one > 0 && one < 1e30f && two > 0 && two < 1e30f, "the scales do not fit together");
-        a = mpm_multiplier_of_double((double)one);
-        b = mpm_multiplier_of_double((double)two);
+        MPM_NEED(p, one > 0 && one < 1e30 && two > 0 && two < 1e30, "the scales do not fit together");
+        a = mpm_multiplier_of_double(one);
+        b = mpm_multiplier_of_double(two);
         s->multiplier_1 = a.value;
         s->shift_1 = (int8_t)a.shift;
         s->multiplier_2 = b.value;

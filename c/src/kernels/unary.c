@@ -170,7 +170,7 @@ static MPM_ONCE enum mpm_status prepare_relu(struct mpm_prep *p) {
     MPM_TRY(begin(p, &o, &in, &out));
     MPM_TRY(choose(p, o, in.type, relu_s8, relu_s16, relu_f32));
     if (in.type == MPM_FLOAT32) return MPM_OK;
-    m = mpm_multiplier_of_double((double)(in.scale / out.scale)); /* the reference divides in float32 */
+    m = mpm_multiplier_of_double((double)in.scale / (double)out.scale);
     o->multiplier = m.value;
     o->shift = (int8_t)m.shift;
     if (out.zero_point > o->low) o->low = out.zero_point;
@@ -184,7 +184,7 @@ static MPM_ONCE enum mpm_status prepare_abs(struct mpm_prep *p) {
     MPM_TRY(choose(p, o, in.type, abs_s8, abs_s16, abs_f32));
     MPM_SUPPORT(p, in.type != MPM_INT16 || (in.zero_point == 0 && out.zero_point == 0), "int16 needs zero points of 0");
     if (in.type != MPM_FLOAT32 && (in.scale < out.scale || in.scale > out.scale)) {
-        const struct mpm_multiplier m = mpm_multiplier_of_double((double)(in.scale / out.scale));
+        const struct mpm_multiplier m = mpm_multiplier_of_double((double)in.scale / (double)out.scale);
         o->multiplier = m.value;
         o->shift = (int8_t)m.shift;
     }

@@ -179,10 +179,20 @@ def _correct(op: Op, kernel: Weighted, seen: Mapping[Tensor, Seen], options: Qua
     return replace(op, inputs=tuple(inputs))
 
 
-def store_weights(op: Op, kernel: Weighted, options: Quantisation) -> tuple[np.ndarray, np.ndarray, Quant]:
-    """The stored weights of an operator, the real numbers that they stand for, and their grid."""
+def store_weights(
+    op: Op, kernel: Weighted, options: Quantisation, data_scale: float | None = None
+) -> tuple[np.ndarray, np.ndarray, Quant]:
+    """The stored weights of an operator, the real numbers that they stand for, and their grid.
+
+    `data_scale`, that of the operator's input, keeps the grid wide enough for the biases: they are stored in steps of
+    the weights' scale times it, and would be cut off where a channel's weights are (nearly) zero.
+    """
     weights = op.input(kernel.weights).values
     quant = weight_grid(op, weights, kernel.channel_dim, options)
+    if data_scale is not None:
+        least = np.abs(op.input(kernel.bias).values.astype(np.float64)) / (BIAS_LIMIT * data_scale)
+        least = least if len(quant.scale) > 1 else least.max(initial=0.0)
+        quant = replace(quant, scale=tuple(float(np.float32(s)) for s in np.atleast_1d(np.maximum(quant.scale, least))))
     scale = np.asarray(quant.scale, np.float32)
     wide = scale.reshape([-1 if d == quant.axis else 1 for d in range(weights.ndim)]) if quant.axis >= 0 else scale
     stored = np.clip(np.round(weights / wide), -options.weight_limit, options.weight_limit).astype(np.int8)
@@ -280,9 +290,9 @@ class _Integers:
 
     def weighted(self, op: Op, kernel: Weighted) -> Op:
         x, weights, bias = op.input(kernel.data), op.input(kernel.weights), op.input(kernel.bias)
-        stored, _, quant = store_weights(op, kernel, self.options)
         data_in = self.stored(x)
         assert data_in.quant is not None
+        stored, _, quant = store_weights(op, kernel, self.options, data_in.quant.scale[0])
         scale = np.asarray(quant.scale) * data_in.quant.scale[0]
         real = bias.values / scale
         wide = "int32" if self.options.activations == "int8" else "int64"
