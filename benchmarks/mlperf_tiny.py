@@ -18,7 +18,8 @@ import numpy as np
 from flax import nnx
 
 from multipod.micro import Interpreter, convert
-from multipod.micro.exporter import Exported, to_stored
+from multipod.micro.exporter import Exported
+from multipod.micro.graph import to_stored
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from tiny_networks import FULL, Network

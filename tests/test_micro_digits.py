@@ -14,7 +14,7 @@ from multipod.cli.main import main
 from multipod.errors import MicroError
 from multipod.micro import Interpreter, convert
 from multipod.micro.bundle import TARGETS, bundle, kernels_of
-from multipod.micro.exporter import to_stored
+from multipod.micro.graph import to_stored
 from multipod.models.resnet import SmallResNet
 from multipod.recipes.digits import digits
 

@@ -13,12 +13,12 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from multipod.errors import ExportError
+from multipod.errors import ExportError, MicroError
 from multipod.micro import Interpreter
 from multipod.micro.composites import expand
 from multipod.micro.evaluate import run
-from multipod.micro.exporter import convert, export, export_quantised, finish, to_real, to_stored, trace
-from multipod.micro.graph import Graph
+from multipod.micro.exporter import convert, export, export_quantised, finish, trace
+from multipod.micro.graph import Graph, to_real, to_stored
 from multipod.micro.lowering.lower import lower
 from multipod.micro.offline import Life, in_place, lower_bound, place, plan, plan_offline
 from multipod.micro.operators.table import PRIMITIVES
@@ -486,3 +486,38 @@ def test_int4_weights_take_half_the_bytes():
     weights = exported.graph.ops[0].input(1)
     assert weights.size_bytes == 8 * 64 // 2
     assert replace(weights, dtype="int8").size_bytes == 8 * 64
+
+
+def masked_attention(x):
+    scores = jnp.where(jnp.tril(jnp.ones((12, 12), bool)), (x @ array(16, 16)) @ x.T / 4, -1e9)
+    return jax.nn.softmax(scores) @ x
+
+
+HIDDEN = {
+    "attention with a mask": (masked_attention, 28),
+    "a softmax of some": (lambda x: jax.nn.softmax(jnp.where(x > 0, x, jnp.finfo(jnp.float32).min)), 18),
+    "log of a sum of exponentials": (lambda x: jax.nn.logsumexp(x @ array(16, 16), axis=-1), 40),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_numbers_that_stand_for_infinity_cost_no_bits(name):
+    function, least = HIDDEN[name]
+    *calibration, x = np.random.default_rng(0).normal(size=(33, 12, 16)).astype(np.float32)
+    exported = convert(function, x, calibration=calibration)
+    (told,), (inside,), (out,) = exported.outputs, exported.graph.inputs, exported.graph.outputs
+    made = to_real(Interpreter(exported.model).run(to_stored(x, inside))[0], out)
+    exact = np.asarray(function(x))
+    decibels = 10 * np.log10(np.square(exact).sum() / np.square(made - exact).sum())
+    assert decibels > least
+    assert abs(told.sqnr_db - decibels) < 6
+    assert told.is_poor == (told.sqnr_db < 20)
+
+
+def test_a_file_that_its_own_runtime_refuses_is_not_returned(monkeypatch):
+    def refuse(model):
+        raise MicroError("op 3 (LESS_EQUAL): a scale is too large to compare")
+
+    monkeypatch.setattr("multipod.micro.agreement.Interpreter", refuse)
+    with pytest.raises(ExportError, match=r"refuses the file that was made: op 3 \(LESS_EQUAL\)"):
+        convert(jnp.tanh, array(4), calibration=[array(4)])

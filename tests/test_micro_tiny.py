@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from multipod.micro import Interpreter, convert
-from multipod.micro.exporter import to_real, to_stored
+from multipod.micro.graph import to_real, to_stored
 
 pytest.importorskip("flatbuffers")
 from test_micro_export import litert, tflm

@@ -89,6 +89,7 @@ def figures(path: Path, result: "ExportedRun") -> dict[str, Any]:
         "bytes": len(result.exported.model),
         "operators": len(result.exported.graph.ops),
         "layers": [{"kind": one.kind, "name": one.name, "sqnr_db": one.sqnr_db} for one in result.exported.layers],
+        "outputs": [{"name": one.name, "sqnr_db": one.sqnr_db} for one in result.exported.outputs],
         "before": result.before,
         "after": result.after,
         "same_predictions": result.same_predictions,
@@ -104,7 +105,15 @@ def print_report(path: Path, result: "ExportedRun") -> None:
         layers = Table("operator", "output", "SQNR, dB", title="error of each operator on the calibration set")
         for layer in exported.layers:
             layers.add_row(layer.kind, layer.name, f"{layer.sqnr_db:.1f}")
+        for output in exported.outputs:
+            layers.add_row("output of the file", output.name, f"{output.sqnr_db:.1f}")
         console.print(layers)
+    for output in exported.outputs:
+        if output.is_poor:
+            console.print(
+                f"Warning: {output.name} is only {output.sqnr_db:.1f} dB above its error. The first operator with few "
+                "dB in the table is where it is lost; try --int16."
+            )
     title = f"{path}: {len(exported.model):,} bytes, {len(exported.graph.ops)} operators"
     table = Table("", "float32, JAX", "this file", title=title)
     for name in sorted(before):

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from multipod.errors import ExportError
+from multipod.micro.agreement import OutputNoise, agreement
 from multipod.micro.composites import expand
 from multipod.micro.graph import Graph, make_names_unique, substitute
 from multipod.micro.lowering.lower import Unroll, lower
@@ -26,12 +25,13 @@ class Exported:
     """A file, and what one may want to know about it.
 
     `graph` is what was written. Of a quantised model `layers` tells the error of each operator on the calibration set,
-    and `quantised` is what fine-tuning starts from.
+    `outputs` that of what the file itself gives when it is run, and `quantised` is what fine-tuning starts from.
     """
 
     model: bytes
     graph: Graph
     layers: tuple[OperatorNoise, ...] = ()
+    outputs: tuple[OutputNoise, ...] = ()
     quantised: Quantised | None = None
 
 
@@ -70,7 +70,7 @@ def convert(
 
     Raises:
       ExportError: lists everything that cannot be lowered or quantised, with the user's lines; or calibration data
-        that do not fit or are not finite.
+        that do not fit or are not finite; or the runtime refuses the quantised file.
     """
     graph = trace(function, *examples, unroll=unroll)
     if calibration is None:
@@ -80,7 +80,9 @@ def convert(
     arrays = check_calibration(graph, calibration)
     quantised, floating = quantise(graph, arrays, quantisation or Quantisation())
     layers = tuple(quantised.layers(arrays, floating)) if report else ()
-    return replace(export_quantised(quantised), layers=layers)
+    exported = export_quantised(quantised)
+    outputs = agreement(exported.model, exported.graph, graph, arrays)
+    return replace(exported, layers=layers, outputs=outputs)
 
 
 def export_quantised(quantised: Quantised) -> Exported:
@@ -106,20 +108,3 @@ def finish(graph: Graph) -> Exported:
 def _named(graph: Graph, names: Sequence[str]) -> Graph:
     new = {tensor: replace(tensor, name=name) for tensor, name in zip(graph.outputs, names, strict=True)}
     return make_names_unique(substitute(graph, new))
-
-
-def to_stored(value: Any, tensor: Any) -> np.ndarray:
-    """Real numbers as a tensor of the file stores them."""
-    if tensor.quant is None:
-        return np.asarray(value, tensor.dtype)
-    limits = np.iinfo(tensor.dtype)
-    stored = np.round(np.asarray(value, np.float32) / np.float32(tensor.quant.scale[0])) + tensor.quant.zero_point
-    return np.clip(stored, limits.min, limits.max).astype(tensor.dtype)
-
-
-def to_real(stored: Any, tensor: Any) -> np.ndarray:
-    """Stored numbers of a tensor of the file as real numbers."""
-    if tensor.quant is None:
-        return np.asarray(stored)
-    wide = np.asarray(stored, np.float32) - tensor.quant.zero_point
-    return (wide * np.float32(tensor.quant.scale[0])).astype(np.float32)

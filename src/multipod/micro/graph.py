@@ -223,3 +223,20 @@ def make_names_unique(graph: Graph) -> Graph:
 def format_shapes(shapes: Sequence[Tensor | None]) -> str:
     """`float32[1,8,8,3], int32[2]`, for messages."""
     return ", ".join("-" if t is None else f"{t.dtype}[{','.join(map(str, t.shape))}]" for t in shapes)
+
+
+def to_stored(value: Any, tensor: Tensor) -> np.ndarray:
+    """Real numbers as a tensor of the file stores them."""
+    if tensor.quant is None:
+        return np.asarray(value, tensor.dtype)
+    limits = np.iinfo(tensor.dtype)
+    stored = np.round(np.asarray(value, np.float32) / np.float32(tensor.quant.scale[0])) + tensor.quant.zero_point
+    return np.clip(stored, limits.min, limits.max).astype(tensor.dtype)
+
+
+def to_real(stored: Any, tensor: Tensor) -> np.ndarray:
+    """Stored numbers of a tensor of the file as real numbers."""
+    if tensor.quant is None:
+        return np.asarray(stored)
+    wide = np.asarray(stored, np.float32) - tensor.quant.zero_point
+    return (wide * np.float32(tensor.quant.scale[0])).astype(np.float32)

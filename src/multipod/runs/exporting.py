@@ -14,8 +14,10 @@ from multipod.data.source import Source
 from multipod.errors import MultipodError
 from multipod.extras import require
 from multipod.micro import Interpreter
+from multipod.micro.agreement import agreement
 from multipod.micro.evaluate import run as evaluate_graph
-from multipod.micro.exporter import Exported, convert, export_quantised, to_real, to_stored, trace
+from multipod.micro.exporter import Exported, convert, export_quantised, trace
+from multipod.micro.graph import to_real, to_stored
 from multipod.micro.quantising.finetune import Tuning, fine_tune
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.ranges import check_calibration
@@ -169,7 +171,8 @@ def tune(exported: Exported, trained: TrainedFunction, train: Source, steps: int
     assert exported.quantised is not None
     quantised = fine_tune(exported.quantised, teacher, arrays, Tuning(steps))
     layers = tuple(quantised.layers(arrays[:1] and [a[:256] for a in arrays]))
-    return replace(export_quantised(quantised), layers=layers)
+    tuned = export_quantised(quantised)
+    return replace(tuned, layers=layers, outputs=agreement(tuned.model, tuned.graph, teacher, arrays))
 
 
 def float_outputs(trained: TrainedFunction, test: Source) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from multipod.micro.quantising.grids import (
     refuse_unknown,
     weight_grid,
 )
+from multipod.micro.quantising.masks import narrow_masks
 from multipod.micro.quantising.options import Quantisation
 from multipod.micro.quantising.ranges import Seen, calibrate, chunks, compile_values, float_tensors
 from multipod.micro.quantising.tables import expand_table, prepare
@@ -123,6 +124,9 @@ def quantise(graph: Graph, arrays: Sequence[np.ndarray], options: Quantisation) 
     floating = _separate_constants(floating)
     refuse_unknown(floating, options)
     seen = calibrate(floating, arrays)
+    narrowed = narrow_masks(floating, seen)
+    if narrowed != floating:
+        floating, seen = narrowed, calibrate(narrowed, arrays)
     corrected = correct_biases(floating, seen, options) if options.bias_correction else floating
     return Quantised(corrected, grids(floating, seen, options), options), floating
 

@@ -14,6 +14,7 @@ from multipod.micro.evaluate import run
 from multipod.micro.graph import Graph, Op, Quant, Tensor, constant, sort_ops, substitute
 from multipod.micro.match import Const, Rewrite, make_op, node, rewrite
 from multipod.micro.quantising.kernels import becomes_table, is_joinable
+from multipod.micro.quantising.ranges import FILL
 
 
 def prepare(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
@@ -22,6 +23,12 @@ def prepare(graph: Graph, keep_float: Sequence[str], activations: str) -> Graph:
         Rewrite("square", node("SQUARE", "x"), lambda f: [make_op("MUL", [f["x"], f["x"]], f.op.output, f.op.source)]),
         Rewrite("quotient of a constant", node("DIV", Const("c"), "y"), lambda f: _quotient(f.op, f["c"], f["y"])),
         Rewrite("quotient", node("DIV", "x", "y"), lambda f: _quotient(f.op, f["x"], f["y"])),
+        # As in a log-sum-exp: there are no infinities among integers.
+        Rewrite(
+            "where it is finite",
+            node("SELECT_V2", node("LESS_EQUAL", "x", Const("limit")), "finite", "other"),
+            lambda f: f["finite"] if f["limit"].values.min() >= FILL else None,
+        ),
     ]
     if activations == "int16":  # TFLM's RELU has no int16 kernel, its MAXIMUM has
         zero = constant(np.zeros((), np.float32))
