@@ -456,7 +456,7 @@ def test_a_layer_norm_keeps_its_variance_in_int8():
 @pytest.mark.parametrize("activations", ["int8", "int16"])
 @pytest.mark.parametrize("size", [0.0, 1e-8])
 def test_a_channel_without_weights_keeps_its_bias(activations, size):
-    """As pruning and scales of zero in a norm leave them."""
+    """Pruning, and scales of zero in a norm, leave such channels."""
     weights, bias = array(8, 6), np.array([0.5, -0.4, 0.3, 0.0, 2.0, 0.1], np.float32)
     weights[:, [0, 4]] *= size
     examples = [np.random.default_rng(seed).normal(size=(1, 8)).astype(np.float32) for seed in range(16)]

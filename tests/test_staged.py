@@ -26,6 +26,7 @@ from multipod.layout.sync import Sync
 from multipod.layout.text import layout_changes, spelled
 from multipod.models.mlp import Mlp
 from multipod.models.transformer import small_transformer
+from multipod.nn.by_example import NUMBERS
 from multipod.optim.adamw import AdamW
 from multipod.optim.pipemare import PipeMare
 from multipod.optim.rates import Cosine
@@ -187,6 +188,7 @@ def test_pipemare_through_the_trainer_is_the_delay_simulator(late):
         rows = jax.tree.map(
             lambda a: a.reshape(devices, 2, -1, *a.shape[1:]).swapaxes(0, 1).reshape(2, 12, *a.shape[1:]), host
         )
+        rows[NUMBERS] = np.arange(24, dtype=np.uint32).reshape(2, 12)
         history, _ = simulate(history, {"batch": rows, "key": np.zeros((2, 2), np.uint32)}, k >= T123.warmup)
     known = join_params(list(newest_weights(history)))
     found = jax.device_get(program.full_params(state))

@@ -15,6 +15,7 @@ from multipod.models.bert import tiny_bert
 from multipod.models.mlp import Mlp
 from multipod.models.st_moe import small_st_moe
 from multipod.models.transformer import small_transformer
+from multipod.nn.by_example import NUMBERS
 from multipod.nn.layered import shapes_of
 from multipod.optim.adamw import AdamW
 from multipod.optim.rates import Cosine
@@ -66,6 +67,7 @@ def test_bert_with_its_tied_table_learns_the_same_in_stages(recipe):
     assert pipe.setup.tied == (((0, "tokens/table"), (2, "tokens/table")),)
     state = pipe.begin(split_params(pipe, params))
     micro = jax.tree.map(lambda a: a.reshape(N, -1, *a.shape[1:]), a_batch())
+    micro[NUMBERS] = np.arange(BATCH, dtype=np.uint32).reshape(N, -1)
     aux = {"batch": micro, "key": np.zeros((N, 2), np.uint32)}
     state, sums = jax.block_until_ready(pipe.compiled(pipe.setup.weights)(state, aux, True))
 

@@ -17,7 +17,7 @@ class World:
       address: of this world's own coordination service.
       planned: all processes of the world before are well: they leave it together after an update.
       folder: of the run; empty while none is known.
-      lost: ranks of the world before that are no more, with why.
+      lost: ranks that are no more, with why: since the last world in which an update was done.
       newcomers: ranks that were not in the world before.
       mirror_every: updates between two copies of the state in memory.
       mirror_copies: how many failure domains besides its own are to hold what one holds.

@@ -78,7 +78,8 @@ class _CurrentWorld:
     Attributes:
       slots: the rank on each taken slot, the dead taken out.
       members: all its ranks, the dead too.
-      lost: ranks that were lost since it was announced, with the reason.
+      announced_lost: ranks that it was announced without, with the reason.
+      lost: ranks that were lost since.
       degraded_s: when it is to be left for another; None while it is well.
       started: all its ranks were told to join it.
       had_update: its ranks did an update together.
@@ -89,6 +90,7 @@ class _CurrentWorld:
     members: list[int] = field(default_factory=list)
     generation: int = -1
     announced_s: float = 0.0
+    announced_lost: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     degraded_s: float | None = None
     started: bool = True
@@ -112,6 +114,11 @@ class _CurrentWorld:
         """Whether the world is to be left, by now."""
         return self.degraded_s is not None and now_s >= self.degraded_s
 
+    @property
+    def untold_losses(self) -> dict[str, str]:
+        """The losses that no rank has told of yet: only a world that does an update tells of those before it."""
+        return dict(self.lost) if self.had_update else self.announced_lost | self.lost
+
     def count_fruitless(self) -> bool:
         """Counts this world, before it is left; returns whether too many in a row were fruitless."""
         self.fruitless = 0 if self.had_update else self.fruitless + 1
@@ -120,7 +127,8 @@ class _CurrentWorld:
     def replace_by(self, world: World, now_s: float) -> None:
         """Becomes the next world."""
         self.slots, self.members = dict(zip(world.slots, world.ranks, strict=True)), list(world.ranks)
-        self.generation, self.announced_s, self.lost = world.generation, now_s, {}
+        self.generation, self.announced_s = world.generation, now_s
+        self.announced_lost, self.lost = dict(world.lost), {}
         self.degraded_s, self.started, self.had_update = None, False, world.planned
 
 
@@ -336,7 +344,7 @@ class _ElasticRun:
             self.services.open(len(ranks), self.timeouts.service_s),
             planned,
             self.progress.folder,
-            dict(self.world.lost),
+            self.world.untold_losses,
             tuple(rank for rank in ranks if rank not in before) if generation else (),
             self.policy.mirror_every,
             self.policy.mirror_copies,
