@@ -326,6 +326,96 @@ def test_multipliers_of_random_scales_are_those_of_tflm(name, dtype):
         same_as_tflm(operator(name, tensors, given, **options), [tensors[k] for k in given], rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("LEAKY_RELU", "int8"), ("LEAKY_RELU", "int16"), ("RSQRT", "int8"), ("HARD_SWISH", "int8"),
+     ("FULLY_CONNECTED", "int8"), ("MIRROR_PAD", "int8")],
+)  # fmt: skip
+def test_what_tflm_takes_is_taken(name, dtype):
+    """Random scales over six powers of ten, slopes below zero, zero points of weights, five dims: 20 models each."""
+    rng = np.random.default_rng(11)
+    for _ in range(20):
+        one, two = (float(10 ** rng.uniform(-4, -1)) for _ in range(2))
+        zero = int(rng.integers(-100, 100))
+        tensors, options = [quantised([1, 1000], dtype, one, zero), quantised([1, 1000], dtype, two, 3)], {}
+        if name == "LEAKY_RELU":
+            options = {"alpha": float(rng.uniform(-4, 0))}
+        elif name == "RSQRT":  # whose input must not be below zero
+            tensors = [quantised([1, 1000], dtype, one, -128), quantised([1, 1000], dtype, two * 1e-2, zero)]
+        elif name == "HARD_SWISH":
+            tensors = [quantised([1, 1000], dtype, one, zero), quantised([1, 1000], dtype, one * 1e3 * two, 3)]
+        elif name == "FULLY_CONNECTED":
+            filters = rng.integers(-128, 128, (9, 30)).astype(np.int8)
+            filtered = [Tensor([9, 30], "int8", [0.01], zero, filters), biases(rng, 9, "int8")]
+            tensors = [quantised([7, 30], scale=0.02), *filtered, quantised([7, 9], scale=0.3)]
+        elif name == "MIRROR_PAD":
+            shape, pads = [3, 2, 4, 2, 3], np.array([[1, 2], [0, 1], [2, 0], [1, 1], [0, 2]], np.int32)
+            padded = [size + sum(pad) for size, pad in zip(shape, pads.tolist(), strict=True)]
+            tensors = [quantised(shape), Tensor([5, 2], "int32", data=pads), quantised(padded)]
+            options = {"mode": 0}
+        same_as_tflm(operator(name, tensors, [0], **options), tensors[:1], rounds=1)
+
+
+def test_wide_biases_may_lie_at_multiples_of_four(monkeypatch):
+    """A flatbuffer aligns its vectors to no more, and five of TFLM's own models have them so."""
+    rng = np.random.default_rng(2)
+    tensors = [
+        quantised([2, 11], "int16", 0.03), weights(rng, [5, 11], "int16", 0), biases(rng, 5, "int16"),
+        quantised([2, 5], "int16", 0.06),
+    ]  # fmt: skip
+    content = tensors[2].data.tobytes()
+
+    def four(b, data: bytes) -> int:
+        b.StartVector(1, len(data), 4)
+        b.head -= len(data)
+        b.Bytes[b.head : b.head + len(data)] = data
+        return b.EndVector()
+
+    monkeypatch.setattr("tflite_models._data", four)
+    found = set()
+    for name in ("a", "four"):  # 4 bytes more, which moves what lies behind them
+        op = Op(NUMBERS["FULLY_CONNECTED"], [0, 1, 2], [3], [(0, "b", 0)], 8)
+        model = build(Graph(tensors, [op], [0], [3], {name: b"1234"}))
+        found.add(model.find(content) % 8)
+        same_as_tflm(model, tensors[:1])
+    assert found == {0, 4}
+
+
+def test_an_operator_that_is_not_known_is_named_before_its_tensors():
+    """As of Ethos-U, whose operator has among its inputs scratch memory that nothing writes."""
+    tensors = [quantised([1, 8]), quantised([1, 64]), quantised([1, 8])]
+    model = build(Graph(tensors, [Op(32, [0, 1], [2], custom="ethos-u")], [0], [2]))
+    with pytest.raises(MicroError, match="ethos-u") as refused:
+        Interpreter(model)
+    assert "before it is written" not in str(refused.value)
+
+
+def test_a_kernel_that_asks_for_scratch_late_is_counted():
+    """A convolution of a variable that is larger than all else, so that starting takes more memory than running."""
+    rng, options = np.random.default_rng(0), {"padding": 1, "stride_w": 1, "stride_h": 1, "depth_multiplier": 1}
+    for side in range(2, 13):
+        state = Tensor([1, side, side, 1], "int8", [0.02], 0, variable=True)
+        tensors = [state, weights(rng, state.shape, "int8", None), quantised([1, 1, 1, 1])]
+        model = operator("DEPTHWISE_CONV_2D", tensors, [], **options)
+        needed = Interpreter(model).arena_bytes
+        np.testing.assert_array_equal(Interpreter(model, needed).run()[0], [[[[5]]]])
+        with pytest.raises(MicroError, match=f"{needed:,}"):
+            Interpreter(model, needed - 1)
+
+
+def test_a_loop_ends_at_its_limit():
+    one = Tensor([1], data=np.array([1.0], np.float32))
+    test = Graph([Tensor([1]), one, Tensor([1], "bool")], [Op(NUMBERS["GREATER"], [0, 1], [2])], [0], [2])
+    body = Graph([Tensor([1]), one, Tensor([1])], [Op(NUMBERS["SUB"], [0, 1], [2], [(0, "b", 0)], 28)], [0], [2])
+    options = [(0, "i", 1), (1, "i", 2)]
+    loop = Graph([Tensor([1]), Tensor([1])], [Op(NUMBERS["WHILE"], [0], [1], options, 93)], [0], [1])
+    limited = Interpreter(build(loop, test, body), most_rounds=9)
+    for _ in range(2):  # of each run
+        np.testing.assert_array_equal(limited.run(np.array([10.0], np.float32))[0], [1.0])
+        with pytest.raises(MicroError, match=r"op 0 \(WHILE\): WHILE has done as many rounds as it may"):
+            limited.run(np.array([11.0], np.float32))
+
+
 def test_a_saturated_bias_keeps_its_sign():
     """Rounding after the multiplication must not leave int32: 2147483637 * 2^-26 is 32, not -32."""
     scale = 0.99895 * 2.0**-26 * 0.05 / 0.02

@@ -36,7 +36,7 @@ enum mpm_status {
     MPM_NO_KERNEL,       /* an operator whose kernel is not in the caller's table */
     MPM_ARENA_TOO_SMALL, /* error.at holds the bytes that are needed */
     MPM_BAD_ARGUMENT,    /* a null pointer, a misaligned model */
-    MPM_BAD_VALUE        /* while running: an index out of range, subgraphs nested too deep */
+    MPM_BAD_VALUE        /* while running: an index out of range, subgraphs nested too deep, WHILE past its limit */
 };
 
 /* As in the schema of .tflite. */
@@ -108,7 +108,7 @@ struct mpm_resource {
     uint8_t value; /* of each byte, after a reset */
 };
 
-/* What a model needs beside its arena: 88 bytes on a 32-bit chip. */
+/* What a model needs beside its arena: 92 bytes on a 32-bit chip. */
 struct mpm_interpreter {
     struct mpm_file file;
     struct mpm_arena *arena;
@@ -131,6 +131,7 @@ struct mpm_interpreter {
                                  it beside all that outlives a run (kernel.h, mpm_buffer) */
     uint16_t graph_count;
     uint16_t depth;           /* subgraphs running now */
+    uint32_t rounds_left;     /* rounds of WHILE until mpm_run gives up; UINT32_MAX: any number */
 };
 
 /* A tensor, as read from the file. */
@@ -164,6 +165,10 @@ enum mpm_status mpm_init(struct mpm_interpreter *m, const void *model, uint32_t 
 
 /* One inference. Inputs may be overwritten. */
 enum mpm_status mpm_run(struct mpm_interpreter *m);
+
+/* Lets WHILE do no more than so many rounds from now on, over all its loops and all runs until this is called again.
+ * The one that is too many ends mpm_run with MPM_BAD_VALUE. There is no limit before the first call. */
+void mpm_limit_rounds(struct mpm_interpreter *m, uint32_t rounds);
 
 /* Clears all state: variables to their zero points; CALL_ONCE runs again. */
 void mpm_reset(struct mpm_interpreter *m);

@@ -31,7 +31,6 @@ static uint8_t *persistent_floor(const struct mpm_arena *arena) {
 static void *take(struct mpm_prep *p, uint32_t bytes) {
     const struct mpm_arena *arena = p->m->arena;
     uint8_t *floor = arena->persistent_bytes != 0 ? persistent_floor(arena) : p->low;
-    uint32_t used;
     bytes = (bytes + KEEP_ALIGN - 1) & ~(KEEP_ALIGN - 1);
     p->kept += bytes;
     if (bytes > (size_t)(p->high - floor)) {
@@ -39,8 +38,7 @@ static void *take(struct mpm_prep *p, uint32_t bytes) {
         return NULL;
     }
     p->high -= bytes;
-    used = (uint32_t)(p->low - arena->scratch) + (uint32_t)(arena->persistent - p->high) - arena->persistent_used;
-    if (p->peak < used && !p->final) p->peak = used;
+    mpm_see_peak(p);
     return p->high;
 }
 
@@ -82,7 +80,7 @@ static uint32_t type_of(struct mpm_prep *p, uint32_t input) {
                         0);
 }
 
-static enum mpm_status find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
+enum mpm_status mpm_find_kernel(struct mpm_prep *p, const struct mpm_kernel **found) {
     struct mpm_interpreter *m = p->m;
     const uint32_t code = mpm_code_of(p, p->op_table), builtin = mpm_builtin_of(&m->file, code);
     uint32_t i, known = 0;
@@ -112,7 +110,7 @@ static enum mpm_status prepare_op(struct mpm_prep *p, uint32_t op, struct mpm_op
     p->options = mpm_child(f, p->op_table, OP_OPTIONS);
     p->run = NULL;
     p->params = NULL;
-    status = find_kernel(p, &kernel);
+    status = mpm_find_kernel(p, &kernel);
     if (status == MPM_OK) status = kernel->prepare(p);
     if (f->bad != 0) {
         p->m->error.at = f->bad - 1;
@@ -173,8 +171,8 @@ static enum mpm_status open_graphs(struct mpm_prep *p, uint32_t *variables) {
         inputs = mpm_vector(&m->file, p->graph, GRAPH_INPUTS, 4);
         outputs = mpm_vector(&m->file, p->graph, GRAPH_OUTPUTS, 4);
         p->op = 0xffff;
-        if (ops.count >= 0xffff || inputs.count > 0x7fff || outputs.count > 0x7fff)
-            return MPM_LACKS(p, "a subgraph has more than 65,534 operators");
+        if (ops.count > 0x7fff || inputs.count > 0x7fff || outputs.count > 0x7fff)
+            return MPM_LACKS(p, "a subgraph has more than 32,767 operators"); /* error.op is an int16 */
         graph->op_count = (uint16_t)ops.count;
         graph->input_count = (uint16_t)inputs.count;
         graph->output_count = (uint16_t)outputs.count;
@@ -309,6 +307,7 @@ enum mpm_status mpm_init(struct mpm_interpreter *m, const void *model, uint32_t 
     m->arena = arena;
     m->kernels = kernels;
     m->kernel_count = kernel_count;
+    m->rounds_left = UINT32_MAX;
     m->error.tensor = -1;
     m->error.what = "";
     prep.m = m;

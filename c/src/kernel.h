@@ -21,6 +21,16 @@
 #define MPM_ONCE
 #endif
 
+/* int64 as constants of a file have it: at multiples of 4, since a flatbuffer aligns its vectors to no more. Where the
+ * compiler has no word for that, such a constant must lie at a multiple of 8. */
+#ifdef __GNUC__
+typedef int64_t mpm_int64 __attribute__((aligned(4)));
+#define MPM_INT64_ALIGN 4u
+#else
+typedef int64_t mpm_int64;
+#define MPM_INT64_ALIGN 8u
+#endif
+
 #define MPM_ANY_TYPE 255u
 
 struct mpm_prep;

@@ -4,6 +4,13 @@
 
 uint32_t mpm_round_up(uint32_t bytes) { return (bytes + (MPM_ALIGN - 1)) & ~(uint32_t)(MPM_ALIGN - 1); }
 
+void mpm_see_peak(struct mpm_prep *p) {
+    const struct mpm_arena *arena = p->m->arena;
+    const uint32_t used =
+        (uint32_t)(p->low - arena->scratch) + (uint32_t)(arena->persistent - p->high) - arena->persistent_used;
+    if (p->peak < used && !p->final) p->peak = used;
+}
+
 struct mpm_buffer *mpm_new_buffer(struct mpm_prep *p, uint32_t tensor, uint32_t bytes) {
     const struct mpm_arena *arena = p->m->arena;
     const uint8_t *end = arena->persistent_bytes != 0 ? arena->scratch + arena->scratch_bytes : p->high;
@@ -14,6 +21,7 @@ struct mpm_buffer *mpm_new_buffer(struct mpm_prep *p, uint32_t tensor, uint32_t 
         return NULL;
     }
     p->low += sizeof *b;
+    mpm_see_peak(p);
     b->bytes = mpm_round_up(bytes);
     b->offset = MPM_NO_ROOM;
     b->tensor = (uint16_t)tensor;
@@ -66,8 +74,11 @@ static enum mpm_status op_lifetimes(struct mpm_prep *p, uint32_t *variables) {
         if ((int32_t)tensor < 0) continue;
         MPM_TRY(buffer_for(p, tensor, variables, &b));
         if (b == NULL) continue;
-        if (b->first == 0xffff)
+        if (b->first == 0xffff) {
+            const struct mpm_kernel *kernel;
+            MPM_TRY(mpm_find_kernel(p, &kernel)); /* an operator that is not known may have scratch among its inputs */
             return mpm_fail(p, MPM_BAD_MODEL, (int32_t)tensor, MPM_TEXT("a tensor is read before it is written"));
+        }
         if (b->last < p->op) b->last = p->op;
     }
     for (i = 0; i < p->outputs.count; i++) {
@@ -157,17 +168,15 @@ static int alive_together(const struct mpm_buffer *a, const struct mpm_buffer *b
 
 /* The lowest offset from `base` at which b meets no placed buffer that is needed at the same time. */
 static uint32_t lowest_free(const struct mpm_prep *p, const struct mpm_buffer *b, uint32_t base) {
-    const struct mpm_buffer *const end = p->buffers + p->buffer_count, *o = p->buffers;
-    uint32_t at = base;
-    while (o != end) {
-        if (o->offset != MPM_NO_ROOM && alive_together(b, o) && at < o->offset + o->bytes &&
-            o->offset < at + b->bytes && is_placed_here(p, (uint32_t)(o - p->buffers))) {
-            at = o->offset + o->bytes;
-            o = p->buffers; /* what was below may be in the way now */
-        } else {
-            o++;
-        }
-    }
+    const struct mpm_buffer *const end = p->buffers + p->buffer_count, *o;
+    uint32_t at = base, before;
+    do { /* whoever was passed below the new place may be in the way of it: again, until nobody is */
+        before = at;
+        for (o = p->buffers; o != end; o++)
+            if (o->offset != MPM_NO_ROOM && alive_together(b, o) && at < o->offset + o->bytes &&
+                o->offset < at + b->bytes && is_placed_here(p, (uint32_t)(o - p->buffers)))
+                at = o->offset + o->bytes;
+    } while (at != before);
     return at;
 }
 

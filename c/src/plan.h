@@ -8,6 +8,12 @@
 
 uint32_t mpm_round_up(uint32_t bytes);
 
+/* Keeps in mind how much of the arena has been in use at once while mpm_init works. */
+void mpm_see_peak(struct mpm_prep *p);
+
+/* The kernel of the operator that is open; MPM_NO_KERNEL where the table has none for it and its types. */
+enum mpm_status mpm_find_kernel(struct mpm_prep *p, const struct mpm_kernel **found);
+
 /* A new entry of the table of buffers, at the low end; null: the arena is full (mpm_fail has been called). */
 struct mpm_buffer *mpm_new_buffer(struct mpm_prep *p, uint32_t tensor, uint32_t bytes);
 

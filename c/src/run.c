@@ -45,6 +45,8 @@ void mpm_profile(struct mpm_interpreter *m, uint32_t (*clock)(void), uint32_t *t
     m->ticks = ticks;
 }
 
+void mpm_limit_rounds(struct mpm_interpreter *m, uint32_t rounds) { m->rounds_left = rounds; }
+
 void mpm_reset(struct mpm_interpreter *m) {
     const struct mpm_resource *r;
     uint32_t i, end = m->variable_bytes;

@@ -119,6 +119,7 @@ static enum mpm_status constant_of(struct mpm_prep *p, uint32_t table, int32_t i
         }
     }
     if (bytes < t->bytes) return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a constant is shorter than its shape"));
+    if (size == 8) size = MPM_INT64_ALIGN;
     if (((uintptr_t)(f->base + at) & (size - 1)) != 0)
         return mpm_fail(p, MPM_BAD_MODEL, index, MPM_TEXT("a constant is not aligned to its type"));
     t->data = (void *)(uintptr_t)(f->base + at);

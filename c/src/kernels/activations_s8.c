@@ -111,7 +111,7 @@ static MPM_ONCE enum mpm_status prepare_hard_swish(struct mpm_prep *p) {
     if (h == NULL) return MPM_ARENA_TOO_SMALL;
     MPM_TRY(ends(p, &in, &out));
     fine = in.scale / 128.0f;
-    MPM_SUPPORT(p, fine / out.scale > 1e-4f && fine / out.scale <= 1.0f && fine > 1e-8f && fine < 1.0f,
+    MPM_SUPPORT(p, fine / out.scale > 1e-9f && fine / out.scale <= 1.0f && fine > 1e-8f && fine < 1.0f,
                 "the scales are too far apart");
     m = mpm_multiplier_of_double((double)fine / (double)out.scale);
     MPM_SUPPORT(p, m.shift <= 0, "the scales are too far apart");

@@ -50,7 +50,7 @@ static MPM_ONCE enum mpm_status prepare(struct mpm_prep *p, const struct forms *
 #define OPERATOR(NAME, NUMBER, OPERATION) \
     COMPARE(NAME##_f32, float, OPERATION) \
     COMPARE(NAME##_s32, int32_t, OPERATION) \
-    COMPARE(NAME##_s64, int64_t, OPERATION) \
+    COMPARE(NAME##_s64, mpm_int64, OPERATION) \
     COMPARE_S8(NAME##_s8, OPERATION) \
     COMPARE(NAME##_bool, uint8_t, OPERATION) \
     static MPM_ONCE enum mpm_status prepare_##NAME(struct mpm_prep *p) { \

@@ -93,6 +93,11 @@ static enum mpm_status run_while(struct mpm_interpreter *m, const void *params) 
     for (;;) {
         MPM_TRY(run_call(m, &b->calls[0]));
         if (*b->condition == 0) return MPM_OK;
+        if (m->rounds_left == 0) {
+            m->error.what = MPM_TEXT("WHILE has done as many rounds as it may");
+            return MPM_BAD_VALUE;
+        }
+        if (m->rounds_left != UINT32_MAX) m->rounds_left--;
         MPM_TRY(run_call(m, &b->calls[1]));
     }
 }

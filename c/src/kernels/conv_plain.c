@@ -61,7 +61,7 @@ static int16_t finish_s16(const struct mpm_conv *c, int64_t sum, uint32_t oc, in
             mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, c->bias == NULL ? 0 : ((const int32_t *)c->bias)[oc]);
         return (int16_t)mpm_clamp(mpm_scaled(acc, e->multiplier, e->shift), c->low, c->high);
     }
-    if (c->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const int64_t *)c->bias)[oc]);
+    if (c->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const mpm_int64 *)c->bias)[oc]);
     return (int16_t)mpm_clamp(mpm_scaled64(sum, e->multiplier, e->shift), c->low, c->high);
 }
 

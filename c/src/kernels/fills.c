@@ -96,7 +96,7 @@ struct broadcast_args {
 static int64_t dim_at(const struct broadcast_args *o, int which, uint32_t from_end) {
     if (from_end >= o->count[which]) return 1;
     from_end = o->count[which] - 1 - from_end;
-    return o->is_64 ? ((const int64_t *)o->in[which])[from_end] : ((const int32_t *)o->in[which])[from_end];
+    return o->is_64 ? ((const mpm_int64 *)o->in[which])[from_end] : ((const int32_t *)o->in[which])[from_end];
 }
 
 static enum mpm_status run_broadcast_args(struct mpm_interpreter *m, const void *params) {

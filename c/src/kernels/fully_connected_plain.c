@@ -51,7 +51,7 @@ static enum mpm_status run_s16(struct mpm_interpreter *m, const void *params) {
                 y = mpm_scaled(mpm_wrapping_add((int32_t)(uint32_t)(uint64_t)sum, ((const int32_t *)d->bias)[c]),
                                scale.value, scale.shift);
             } else {
-                if (d->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const int64_t *)d->bias)[c]);
+                if (d->bias != NULL) sum = (int64_t)((uint64_t)sum + (uint64_t)((const mpm_int64 *)d->bias)[c]);
                 y = mpm_scaled64(sum, scale.value, scale.shift);
             }
             *out++ = (int16_t)mpm_clamp(y, d->low_16, d->high_16);

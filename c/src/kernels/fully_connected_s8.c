@@ -1,11 +1,12 @@
 /* FULLY_CONNECTED of int8, four outputs at a time. */
 #include "conv.h"
 
-/* Only where the filter has a scale for each channel or int4 weights: 16 bytes on a 32-bit chip. */
+/* Only where the filter has a scale for each channel, int4 weights or a zero point: 20 bytes on a 32-bit chip. */
 struct extras {
     int8_t *unpacked;      /* scratch, for int4 weights; else null */
     const uint8_t *scales; /* null: one scale for all */
     float in, out;
+    int32_t filter_zero;
 };
 
 /* 40 bytes on a 32-bit chip. */
@@ -14,7 +15,7 @@ struct fully_connected {
     const int8_t *filter; /* [out][in] */
     const int32_t *bias;  /* may be null */
     int8_t *out;
-    struct extras *extras; /* null: one scale for all, and weights of int8 */
+    struct extras *extras; /* null: one scale for all, weights of int8, and no zero point */
     int32_t multiplier;
     int32_t depth;
     uint16_t batch, channels;
@@ -26,6 +27,13 @@ static int32_t single(const int8_t *x, const int8_t *w, int32_t depth, int32_t o
     int32_t sum = 0;
     for (; depth > 0; depth--) sum += (*x++ + offset) * *w++;
     return sum;
+}
+
+/* What the filter's zero point takes from each channel's sum of a row of the input. */
+static int32_t part_of_zeros(const struct fully_connected *f, const int8_t *in) {
+    int32_t sum = 0, k;
+    for (k = 0; k < f->depth; k++) sum += in[k] - f->in_zero;
+    return (int32_t)((uint32_t)sum * (uint32_t)-f->extras->filter_zero);
 }
 
 static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
@@ -44,6 +52,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
     entry.shift = f->shift;
     for (b = 0; b < f->batch; b++, in += f->depth) {
         const int8_t *w = filter;
+        const int32_t zeros = f->extras != NULL && f->extras->filter_zero != 0 ? part_of_zeros(f, in) : 0;
         for (c = 0; c < f->channels;) {
             const int32_t n = f->channels - c >= 4 ? 4 : 1, end = c + n;
             int32_t sums[4] = {0, 0, 0, 0};
@@ -56,7 +65,7 @@ static enum mpm_status run(struct mpm_interpreter *m, const void *params) {
             }
             w += n * f->depth;
             for (; c < end; c++) {
-                entry.start = f->bias == NULL ? 0 : f->bias[c];
+                entry.start = mpm_wrapping_add(zeros, f->bias == NULL ? 0 : f->bias[c]);
                 if (f->extras != NULL && f->extras->scales != NULL) {
                     const struct mpm_multiplier scaled =
                         mpm_multiplier_of(f->extras->in, mpm_scale_at(f->extras->scales, (uint32_t)c), f->extras->out);
@@ -76,12 +85,14 @@ static MPM_ONCE enum mpm_status scales(struct mpm_prep *p, struct fully_connecte
     MPM_NEED(p, in->scale > 0 && filter->scale > 0 && out->scale > 0, "input, filter or output has no scale");
     MPM_NEED(p, filter->scale_count == 1 || (filter->channel_dim == 0 && filter->scale_count == f->channels),
              "the filter's scales do not belong to its output channels");
-    MPM_SUPPORT(p, filter->zero_point == 0, "the filter's zero point is not 0");
+    MPM_SUPPORT(p, filter->zero_point == 0 || filter->scale_count == 1,
+                "a filter with a scale for each channel has a zero point that is not 0");
     f->in_zero = (int8_t)in->zero_point;
     f->out_zero = (int8_t)out->zero_point;
-    if (filter->scale_count > 1 || filter->type == MPM_INT4) {
+    if (filter->scale_count > 1 || filter->type == MPM_INT4 || filter->zero_point != 0) {
         f->extras = mpm_keep(p, sizeof *f->extras);
         if (f->extras == NULL) return MPM_ARENA_TOO_SMALL;
+        f->extras->filter_zero = filter->zero_point;
         f->extras->in = in->scale;
         f->extras->out = out->scale;
     }

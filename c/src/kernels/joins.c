@@ -79,9 +79,10 @@ static MPM_ONCE enum mpm_status paddings(struct mpm_prep *p, const struct mpm_te
     MPM_NEED(p, t.count == 2u * in->rank && in->rank == out->rank && in->type == out->type,
              "paddings, input and output do not fit");
     for (i = 0; i < in->rank; i++) {
-        const int64_t left = t.type == MPM_INT64 ? ((const int64_t *)t.data)[2 * i] : ((const int32_t *)t.data)[2 * i];
+        const int64_t left =
+            t.type == MPM_INT64 ? ((const mpm_int64 *)t.data)[2 * i] : ((const int32_t *)t.data)[2 * i];
         const int64_t right =
-            t.type == MPM_INT64 ? ((const int64_t *)t.data)[2 * i + 1] : ((const int32_t *)t.data)[2 * i + 1];
+            t.type == MPM_INT64 ? ((const mpm_int64 *)t.data)[2 * i + 1] : ((const int32_t *)t.data)[2 * i + 1];
         MPM_NEED(p,
                  left >= 0 && right >= 0 && left < 0x10000000 && right < 0x10000000 &&
                      left + right + in->dims[i] == out->dims[i],
@@ -139,7 +140,7 @@ static MPM_ONCE enum mpm_status prepare_mirror_pad(struct mpm_prep *p) {
     uint32_t i, part, parts = 1;
     MPM_TRY(mpm_in(p, 0, &in));
     MPM_TRY(mpm_out(p, 0, &out));
-    MPM_SUPPORT(p, in.rank <= 4 && in.type != MPM_INT4, "at most 4 dims, and not int4");
+    MPM_SUPPORT(p, in.rank <= 5 && in.type != MPM_INT4, "at most 5 dims, and not int4");
     MPM_TRY(paddings(p, &in, &out, before));
     mpm_strides(&in, step_in);
     mpm_strides(&out, step_out);

@@ -178,7 +178,7 @@ static enum mpm_status run_update(struct mpm_interpreter *m, const void *params)
     (void)m;
     if (u->in != u->out) memmove(u->out, u->in, u->bytes);
     for (k = 0; k < u->rank; k++) {
-        int64_t start = u->is_64 ? ((const int64_t *)u->starts)[k] : ((const int32_t *)u->starts)[k];
+        int64_t start = u->is_64 ? ((const mpm_int64 *)u->starts)[k] : ((const int32_t *)u->starts)[k];
         start = start < 0 ? 0 : start > u->last[k] ? u->last[k] : start; /* clamped, so that the update fits */
         at += (ptrdiff_t)start * u->step[k];
     }

@@ -15,7 +15,7 @@ static int64_t dot(const int16_t *x, const int8_t *w, uint32_t depth) {
 static int32_t gate_of(const struct mpm_lstm *l, uint32_t gate, const int16_t *x, const int16_t *hidden,
                        uint32_t unit) {
     const struct mpm_gate *g = &l->gates[gate];
-    const int64_t bias = ((const int64_t *)g->bias)[unit];
+    const int64_t bias = ((const mpm_int64 *)g->bias)[unit];
     const int64_t in =
         (int64_t)((uint64_t)dot(x, (const int8_t *)g->weights + (size_t)unit * l->depth, l->depth) + (uint64_t)bias);
     const int64_t again = dot(hidden, (const int8_t *)g->recurrent + (size_t)unit * l->units, l->units);

@@ -34,7 +34,7 @@ MPM_ONCE enum mpm_status mpm_values(struct mpm_prep *p, uint32_t i, uint32_t cou
     MPM_NEED(p, t.count <= MPM_MAX_RANK && (count == 0 || t.count == count),
              "an argument has the wrong number of values");
     for (k = 0; k < t.count; k++) {
-        const int64_t value = t.type == MPM_INT64 ? ((const int64_t *)t.data)[k] : ((const int32_t *)t.data)[k];
+        const int64_t value = t.type == MPM_INT64 ? ((const mpm_int64 *)t.data)[k] : ((const int32_t *)t.data)[k];
         values[k] = value > 0x3fffffff ? 0x3fffffff : value < -0x3fffffff ? -0x3fffffff : (int32_t)value;
     }
     if (found != NULL) *found = t.count;

@@ -45,7 +45,7 @@ static MPM_ONCE enum mpm_status prepare_rsqrt(struct mpm_prep *p) {
     MPM_NEED(p, in.type == out.type && in.count == out.count && in.scale > 0 && out.scale > 0,
              "input and output do not fit");
     scale = sqrtf(in.scale) * out.scale;
-    MPM_SUPPORT(p, scale > 2e-3f && scale < 1e3f, "the scales are too large or too small");
+    MPM_SUPPORT(p, scale > 4e-9f && scale < 1e3f, "the scales are too large or too small"); /* shifts of -31 to 9 */
     m = mpm_multiplier_of_double(1.0 / (double)scale);
     r->multiplier = m.value;
     r->shift = m.shift;

@@ -43,7 +43,7 @@ static void finish(const struct transposed *t, struct sums s, uint32_t oc, size_
         ((int8_t *)t->out)[out] = mpm_requantise(s.sum, &t->table[oc], &t->range);
     } else if (t->type == MPM_INT16) {
         const int64_t bias = t->bias == NULL             ? 0
-                             : t->bias_type == MPM_INT64 ? ((const int64_t *)t->bias)[oc]
+                             : t->bias_type == MPM_INT64 ? ((const mpm_int64 *)t->bias)[oc]
                                                          : ((const int16_t *)t->bias)[oc];
         const int32_t y =
             mpm_scaled64((int64_t)((uint64_t)s.wide + (uint64_t)bias), t->table[oc].multiplier, t->table[oc].shift);

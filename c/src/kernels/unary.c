@@ -215,10 +215,10 @@ static MPM_ONCE enum mpm_status prepare_leaky_relu(struct mpm_prep *p) {
     o->multiplier = m.value;
     o->shift = (int8_t)m.shift;
     alpha = (double)in.scale * (double)o->alpha / (double)out.scale;
-    MPM_SUPPORT(p, o->alpha >= 0.0f && alpha < 1e9, "alpha is below 0 or too large");
+    MPM_SUPPORT(p, fabs(alpha) < 1e9, "alpha is too large");
     m.value = m.shift = 0;
-    if (alpha > 1e-9) m = mpm_multiplier_of_double(alpha);
-    o->alpha_multiplier = m.value;
+    if (fabs(alpha) > 1e-9) m = mpm_multiplier_of_double(fabs(alpha));
+    o->alpha_multiplier = alpha < 0 ? -m.value : m.value;
     o->alpha_shift = (int8_t)m.shift;
     return MPM_OK;
 }

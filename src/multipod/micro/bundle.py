@@ -95,6 +95,7 @@ def bundle(
         "main.c": _MAIN_C,
         "link.ld": chip.linker_script,
         "Makefile": _makefile(chip, name),
+        "compare.awk": _COMPARE_AWK,
         "expected.txt": "".join(_printed(number, output) for number, output in enumerate(outputs)),
     }
     for file, text in files.items():
@@ -173,8 +174,9 @@ def _kernel_table(names: Sequence[str]) -> str:
 
 
 def _printed(number: int, output: np.ndarray) -> str:
-    """What main prints for an output: its bytes."""
-    return f"output {number}:" + "".join(f" {byte:02x}" for byte in output.tobytes()) + "\n"
+    """What main prints for an output: its bytes, and that they are of float32 where they are."""
+    kind = " float32" if output.dtype == np.float32 else ""
+    return f"output {number}{kind}:" + "".join(f" {byte:02x}" for byte in output.tobytes()) + "\n"
 
 
 def _makefile(chip: Target, name: str) -> str:
@@ -218,9 +220,40 @@ static void print_output(uint32_t number, const struct mpm_tensor *t) {
     uint32_t i;
     firmware_print("output ");
     firmware_print(digit);
-    firmware_print(":");
+    firmware_print(t->type == MPM_FLOAT32 ? " float32:" : ":");
     for (i = 0; i < t->bytes; i++) print_byte(((const uint8_t *)t->data)[i]);
     firmware_print("\\n");
+}
+
+static void print_number(const char *name, int32_t value) {
+    char text[12];
+    int at = 11;
+    uint32_t rest = value < 0 ? 0u - (uint32_t)value : (uint32_t)value;
+    text[at] = 0;
+    do {
+        text[--at] = (char)('0' + rest % 10);
+        rest /= 10;
+    } while (rest != 0);
+    firmware_print(name);
+    if (value < 0) firmware_print("-");
+    firmware_print(text + at);
+}
+
+/* All that the runtime knows of what went wrong; `at` is what the status says in mpm.h. */
+static int print_error(const struct mpm_interpreter *m) {
+    firmware_print(m->error.what);
+    print_number(": status ", m->error.status);
+    if (m->error.status == MPM_ARENA_TOO_SMALL) {
+        print_number(", bytes needed ", (int32_t)m->error.at);
+        print_number(", bytes given ", (int32_t)sizeof memory);
+    } else {
+        print_number(", at ", (int32_t)m->error.at);
+    }
+    print_number(", subgraph ", m->error.subgraph);
+    print_number(", operator ", m->error.op);
+    print_number(", tensor ", m->error.tensor);
+    firmware_print("\\n");
+    return 1;
 }
 
 int main(void) {
@@ -229,20 +262,12 @@ int main(void) {
     struct mpm_tensor t;
     uint32_t i;
     mpm_arena_init(&arena, memory, sizeof memory);
-    if (mpm_init(&m, model_data, MODEL_BYTES, &arena, model_kernels, MODEL_KERNELS) != MPM_OK) {
-        firmware_print(m.error.what);
-        firmware_print("\\n");
-        return 1;
-    }
+    if (mpm_init(&m, model_data, MODEL_BYTES, &arena, model_kernels, MODEL_KERNELS) != MPM_OK) return print_error(&m);
     for (i = 0; i < mpm_input_count(&m); i++) {
         if (mpm_input_info(&m, i, &t) != MPM_OK) return 1;
         memcpy(t.data, model_inputs[i], t.bytes);
     }
-    if (mpm_run(&m) != MPM_OK) {
-        firmware_print(m.error.what);
-        firmware_print("\\n");
-        return 1;
-    }
+    if (mpm_run(&m) != MPM_OK) return print_error(&m);
     for (i = 0; i < mpm_output_count(&m); i++)
         if (mpm_output_info(&m, i, &t) == MPM_OK) print_output(i, &t);
     return 0;
@@ -270,12 +295,53 @@ run: {name}.elf
 
 test: {name}.elf
 	$(QEMU) -kernel $< > printed.txt 2>&1
-	diff printed.txt expected.txt && echo "the same bytes as on the host"
+	awk -f compare.awk expected.txt printed.txt
 
 clean:
 	rm -f {name}.elf printed.txt $(SOURCES:.c=.o)
 
 .PHONY: run test clean
+"""
+
+_COMPARE_AWK = """\
+# awk -f compare.awk expected.txt printed.txt: the same bytes; of float32 the same numbers to 1e-5 of the largest, since
+# another C library rounds exp and its like otherwise in the last place.
+function byte(hex) { return 16 * index(digits, substr(hex, 1, 1)) + index(digits, substr(hex, 2, 1)) - 17 }
+function real(text, at,    part, low, high, exponent, value) {
+    split(substr(text, at, 11), part, " ")
+    low = byte(part[1]) + 256 * byte(part[2]) + 65536 * (byte(part[3]) % 128)
+    high = byte(part[4])
+    exponent = 2 * (high % 128) + (byte(part[3]) > 127)
+    if (exponent == 255) return substr(text, at, 11)
+    value = exponent ? (1 + low / 8388608) * 2 ^ (exponent - 127) : low / 8388608 * 2 ^ -126
+    return high > 127 ? -value : value
+}
+function apart(known, found,    at, largest, value) {
+    if (length(known) != length(found) || index(known, ":") != index(found, ":")) return 1
+    at = index(known, ":") + 2
+    if (substr(known, 1, at) !~ /float32:/ || substr(known, 1, at - 1) != substr(found, 1, at - 1)) return 1
+    for (k = at; k < length(known); k += 12) {
+        value = real(known, k)
+        if (value > largest) largest = value
+        if (-value > largest) largest = -value
+    }
+    for (k = at; k < length(known); k += 12) {
+        value = real(known, k) - real(found, k)
+        if (real(known, k) != real(found, k) && !(value <= 1e-5 * largest && -value <= 1e-5 * largest)) return 1
+    }
+    return 0
+}
+BEGIN { digits = "0123456789abcdef" }
+NR == FNR { expected[FNR] = $0; lines = FNR; next }
+{ seen = FNR }
+$0 != expected[FNR] {
+    if (apart(expected[FNR], $0)) { print "expected " expected[FNR] "\\nprinted  " $0; wrong = 1 } else near = 1
+}
+END {
+    if (seen != lines) { print seen + 0 " lines were printed, and " lines " are expected"; wrong = 1 }
+    if (!wrong) print near ? "the same numbers as on the host, to 1e-5" : "the same bytes as on the host"
+    exit wrong
+}
 """
 
 _LINKER_SCRIPT = """\

@@ -93,14 +93,23 @@ class Interpreter:
       model: a `.tflite` file.
       arena_bytes: memory for activations, scratch and state; by default exactly what it needs.
       arena: memory that it shares with other models, instead of its own.
+      most_rounds: of all loops (WHILE) in one run together; None sets no limit, so that a file whose condition never
+        fails runs for ever.
 
     Raises:
       MicroError: a file that is broken, does not fit together or needs what the runtime lacks; a small arena.
       NativeError: the runtime could not be compiled here.
     """
 
-    def __init__(self, model: bytes, arena_bytes: int | None = None, *, arena: Arena | None = None) -> None:
-        self._library = library.load()
+    def __init__(
+        self,
+        model: bytes,
+        arena_bytes: int | None = None,
+        *,
+        arena: Arena | None = None,
+        most_rounds: int | None = None,
+    ) -> None:
+        self._library, self._most_rounds = library.load(), most_rounds
         self._model = bytes(model)
         self._file = _aligned(len(model))
         self._file[:] = np.frombuffer(self._model, np.uint8)
@@ -128,9 +137,11 @@ class Interpreter:
         """The outputs for these inputs, as new arrays. State is kept from run to run: see `reset`.
 
         Raises:
-          MicroError: inputs of another number, shape or dtype than the model's.
+          MicroError: inputs of another number, shape or dtype than the model's; a loop that went past `most_rounds`.
         """
         self._set(inputs)
+        if self._most_rounds is not None:
+            self._library.mpm_limit_rounds(self._state, ctypes.c_uint32(self._most_rounds))
         self._check(self._library.mpm_run(self._state), running=True)
         return [output.copy() for output in self.outputs]
 

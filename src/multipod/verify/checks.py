@@ -9,12 +9,13 @@ import numpy as np
 
 from multipod.data.source import HasGroundTruth, HostBatch, Source
 from multipod.layout.mesh import data_devices
+from multipod.models.pixels import behind_pixels
 from multipod.step.program import Program
 from multipod.step.state import PortableState, State, device_bytes
 from multipod.train.evaluation import evaluate
 from multipod.verify.moving import HostStates
 from multipod.verify.reference import Reference
-from multipod.verify.rounding import EPS, LIMIT, difference, may_differ_by_one
+from multipod.verify.rounding import EPS, EPS_OF, LIMIT, difference, may_differ_by_one
 
 SHARE, ROOM = 1.02, 1024
 """A split state takes its share times `SHARE`, and `ROOM` bytes for each tensor (`docs/design/layouts.md`)."""
@@ -92,16 +93,20 @@ def repeats(states: HostStates, before: PortableState, after: PortableState, ref
 def evaluates(states: HostStates, state: PortableState, reference: Reference) -> Iterator[str]:
     """Whether the evaluation of a state says what one device says of it, and counts each example once.
 
+    A sum may be off by what it changes where each parameter is off by a rounding of float32, and by a rounding of the
+    type that the model computes in of each example, which go to either side and so grow with the root of their number.
     Sums of whole numbers, such as right answers, may differ by one: two classes can be told equally well.
     """
     recipe = reference.recipe
     source, count = recipe.data.test(), recipe.evaluation_batch + 1
     test = (FirstImages if isinstance(source, HasGroundTruth) else FirstExamples)(source, count)
+    eps = EPS_OF.get(str(getattr(behind_pixels(recipe.model), "dtype", "")), EPS)
     ours = evaluate(states.program, states.write(state), test)
     alone = evaluate(reference.states.program, reference.states.write(state), test)
     shaken = evaluate(reference.states.program, reference.states.write(reference.shaken(state)), test)
     for name, value in alone.items():
-        room = max(abs(shaken[name] - value), SUMS * EPS * abs(value)) * LIMIT
+        each = max(SUMS * EPS, eps / np.sqrt(len(test))) * abs(value)
+        room = max(abs(shaken[name] - value), each) * LIMIT
         room = 0.0 if name == "count" else max(room, 1.0) if may_differ_by_one(name, value) else room
         if not abs(ours[name] - value) <= room:
             yield f"the evaluation's {name} is {ours[name]:.9g}, on one device {value:.9g}"

@@ -14,6 +14,9 @@ from multipod.verify.recording import gradient_in
 EPS = 2.0**-24
 """Half a unit in the last place of float32: the rounding of one operation."""
 
+EPS_OF = {"float32": EPS, "bfloat16": 2.0**-9}
+"""The same of each type that a model may compute in."""
+
 LIMIT = 10.0
 """Times the error of float32 on one device that an update may be from float64.
 
