@@ -60,6 +60,28 @@ def test_a_bundle_holds_the_model_its_kernels_and_what_they_should_print(exporte
         assert "the same bytes as on the host" in done.stdout, done.stderr
 
 
+def test_what_a_chip_printed_is_compared_as_numbers_where_it_is_float32(tmp_path):
+    """Another C library's last places pass; larger differences, missing lines and values that are no numbers do not."""
+    model = convert(lambda x: jax.nn.softmax(x), np.ones((1, 4), np.float32), report=False).model
+    bundle(model, "cortex-m4", tmp_path, [np.array([[1, 2, 3, 4]], np.float32)])
+
+    def compared(expected, printed):
+        for file, values in (("expected.txt", expected), ("printed.txt", printed)):
+            shown = " ".join(f"{byte:02x}" for byte in np.asarray(values, np.float32).tobytes())
+            (tmp_path / file).write_text(f"output 0 float32: {shown}\n")
+        command = ["awk", "-f", "compare.awk", "expected.txt", "printed.txt"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20).stdout.splitlines()[0]
+
+    values = np.array([1.5, -2.25, 1e-30, 0, -7.1], np.float32)
+    assert compared(values, values) == "the same bytes as on the host"
+    assert compared(values, values * np.float32(1 + 1e-6)) == "the same numbers as on the host, to 1e-5"
+    assert compared(values, values * np.float32(1 + 1e-3)).startswith("expected output 0")
+    assert compared([np.nan, *values], [np.nan, *(values * np.float32(1 + 1e-6))]).startswith("the same numbers")
+    assert compared([np.nan, *values], [0, *values]).startswith("expected output 0")
+    assert compared([np.inf, *values], [-np.inf, *values]).startswith("expected output 0")
+    assert compared([np.inf, *values], [np.inf, *(values * np.float32(1 + 1e-3))]).startswith("expected output 0")
+
+
 def test_bundles_that_cannot_be_are_refused(tmp_path):
     ones = np.ones((1, 64), np.float32)
     model = convert(lambda x: x @ np.ones((64, 5000), np.float32), ones, calibration=[ones]).model

@@ -382,7 +382,7 @@ def test_wide_biases_may_lie_at_multiples_of_four(monkeypatch):
 
 
 def test_an_operator_that_is_not_known_is_named_before_its_tensors():
-    """That of Ethos-U has scratch memory among its inputs, which nothing writes."""
+    """An operator of Ethos-U has scratch memory among its inputs, which nothing writes."""
     tensors = [quantised([1, 8]), quantised([1, 64]), quantised([1, 8])]
     model = build(Graph(tensors, [Op(32, [0, 1], [2], custom="ethos-u")], [0], [2]))
     with pytest.raises(MicroError, match="ethos-u") as refused:

@@ -316,18 +316,22 @@ function real(text, at,    part, low, high, exponent, value) {
     value = exponent ? (1 + low / 8388608) * 2 ^ (exponent - 127) : low / 8388608 * 2 ^ -126
     return high > 127 ? -value : value
 }
-function apart(known, found,    at, largest, value) {
+function is_finite(value) { return value !~ / / }
+function apart(known, found,    at, largest, left, right) {
     if (length(known) != length(found) || index(known, ":") != index(found, ":")) return 1
     at = index(known, ":") + 2
     if (substr(known, 1, at) !~ /float32:/ || substr(known, 1, at - 1) != substr(found, 1, at - 1)) return 1
     for (k = at; k < length(known); k += 12) {
-        value = real(known, k)
-        if (value > largest) largest = value
-        if (-value > largest) largest = -value
+        left = real(known, k)
+        if (is_finite(left) && left > largest) largest = left
+        if (is_finite(left) && -left > largest) largest = -left
     }
     for (k = at; k < length(known); k += 12) {
-        value = real(known, k) - real(found, k)
-        if (real(known, k) != real(found, k) && !(value <= 1e-5 * largest && -value <= 1e-5 * largest)) return 1
+        left = real(known, k)
+        right = real(found, k)
+        if (left == right) continue
+        if (!is_finite(left) || !is_finite(right)) return 1
+        if (left - right > 1e-5 * largest || right - left > 1e-5 * largest) return 1
     }
     return 0
 }
