@@ -21,6 +21,7 @@ from multipod.experiments import (
     length_buckets,
     mlperf,
     planner,
+    planner_families,
     planner_host,
     shuffle_buffer,
     stragglers,
@@ -36,6 +37,8 @@ from multipod.experiments.tt_rec import checks, places
 from multipod.experiments.tt_rec import run as tt_rec
 from multipod.layout.layout import Layout
 from multipod.metrics.objective import Classification
+from multipod.plan.families.held_out import HeldOut
+from multipod.plan.families.rows import FamilyRow
 from multipod.plan.goodput import Failing
 
 
@@ -126,6 +129,32 @@ _PLANNER = [
         ("SSD on 1,024 chips", _effect("split, same chips", 0.96)),
         ("ResNet-50 on 1,024 chips, batch", _effect("resnet", 0.9)),
         ("Y first", _effect("Y first", 1.0)),
+    )
+]
+
+
+def _families(error: float, power: float = 0.3, outside: int = 2) -> planner_families.Families:
+    """Twenty families with such an error, `outside` of which are ten standard deviations off."""
+    rows = [FamilyRow(f"family {number}", "resnet", "GPU", 16, 8, 256) for number in range(20)]
+    found = {
+        known: [
+            HeldOut(row, known, name, 1.0, error / (10 if number < outside else 1), error)
+            for name in planner_families.MOST
+            for number, row in enumerate(rows)
+        ]
+        for known in (1, 2)
+    }
+    return planner_families.Families(found, {known: {row.family: power for row in rows} for known in (1, 2)})
+
+
+_FAMILIES = [
+    ("planner", words, planner_families.claims_of, _families(0.05), bad)
+    for words, bad in (
+        ("Families: throughput", _families(0.2)),
+        ("Families: run time with samples given", _families(0.2)),
+        ("Families: run time from", _families(0.2)),
+        ("Families: share whose throughput", _families(0.05, power=0.01)),
+        ("Families: rows within", _families(0.05, outside=0)),
     )
 ]
 
@@ -455,7 +484,7 @@ _TT_REC = [
 
 CASES = [
     ClaimCase(*case)
-    for several in (_LAYOUTS, _PLANNER, _MLPERF, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
+    for several in (_LAYOUTS, _PLANNER, _FAMILIES, _MLPERF, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
                     _BATCH_EPOCHS, _PIPEMARE, _ST_MOE, _TT_REC)
     for case in several
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from rich.table import Table
 from multipod import runtime
 from multipod.cli import completion, plan_text
 from multipod.cli.json_output import json_option, print_json
+from multipod.cli.plan_families import predict_from
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
 from multipod.errors import PlanError
@@ -81,6 +82,7 @@ def plan() -> None:
     multipod plan ssd --on tpu-v3-pod --batch 2048 --scale 16..1024 --draw ssd.svg
     multipod plan calibrate                            measure this host, for --on here
     multipod plan calibrate steps.json --on dgx-a100 --save a100.json      fit a machine to measured steps
+    multipod plan calibrate --from runs.toml --predict 64,256:8192         larger runs from measured small ones
     multipod plan digits --on here:8 --save plan.json
     multipod plan compare a.json b.json
 
@@ -154,11 +156,23 @@ def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
 @plan.command("calibrate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @machine_options
-@click.option("--save", type=FILE, metavar="MACHINE.json", help="Where the constants go.  [default: --on here's own]")
+@click.option("--save", type=FILE, metavar="FILE", help="Of constants or predictions.  [default: --on here's own]")
+@click.option("--from", "runs", type=FILE, metavar="RUNS.toml", help="Measured runs, and questions.")
+@click.option("--predict", multiple=True, metavar="N[:BATCH],...", help="Sizes for --from. Repeatable.")
 @json_option
-def plan_calibrate(file: Path | None, **asked: Any) -> None:
-    """Fit a machine's constants: to this host, measured now, or to the measured steps in FILE."""
-    if file is None:
+def plan_calibrate(file: Path | None, runs: Path | None, predict: tuple[str, ...], **asked: Any) -> None:
+    """Fit a machine's constants: to this host, measured now, or to the measured steps in FILE.
+
+    With --from: predict larger runs from one or more measured ones of the same job, with 90 % intervals. No constants
+    are fitted; other jobs' runs at several sizes (MLPerf v0.7 and v1.0) say how throughput and epochs change.
+    """
+    if runs is not None:
+        if file is not None or asked["on"]:
+            raise click.UsageError("--from takes runs alone: leave out FILE and --on.")
+        predict_from(_console(), runs, predict, asked["save"], asked["as_json"])
+    elif predict:
+        raise click.UsageError("--predict needs measured runs. Give them with --from RUNS.toml.")
+    elif file is None:
         _calibrate(_console(), asked["as_json"])
     else:
         _calibrate_from(_console(), file, {**asked, "scale": None, "splits": False})

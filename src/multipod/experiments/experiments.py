@@ -82,7 +82,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         cpu_devices=1,
     ),
     "planner": Experiment(
-        "the planner against MLPerf v0.6, seen and unseen by its fit, and its predictions of v0.7",
+        "the planner against MLPerf v0.6, its predictions of v0.7, and large runs from small ones",
         "multipod.experiments.planner:run",
         minutes=1.5,
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from multipod.experiments import planner_dlrm
+from multipod.experiments import planner_dlrm, planner_families
 from multipod.experiments.outcome import Claim, Outcome, Section
 from multipod.layout.layout import Layout
 from multipod.layout.sync import Sync
@@ -71,9 +71,10 @@ def run(report: Callable[[str], None]) -> Outcome:
     runs = {one.name: v3.predicted(one, machine, beside) for one in V07}
     brackets = {one.name: _bracket(one, runs[one.name].step.step_s, held_out) for one in V07}
     evidence = _evidence(machine, held_out)
+    families = planner_families.study(report)
     return Outcome(
-        "The planner: fitted to MLPerf v0.6, predicting v0.7",
-        tuple(claims_of(evidence)),
+        "The planner: fitted to MLPerf v0.6, predicting v0.7, and large runs from small ones",
+        (*claims_of(evidence), *planner_families.claims_of(families)),
         (
             _constants(found, machine),
             _steps(machine),
@@ -84,8 +85,9 @@ def run(report: Callable[[str], None]) -> Outcome:
             planner_dlrm.section(machine),
             _effects(evidence),
             _mask(machine, beside),
+            *planner_families.sections(families),
         ),
-        figures={"scaling": _scaling(machine)},
+        figures={"scaling": _scaling(machine), "families": planner_families.figure(families)},
         data={
             "predictions": [
                 {
@@ -101,6 +103,7 @@ def run(report: Callable[[str], None]) -> Outcome:
             ],
             "constants": {name: value for name, (value, _) in found.constants.items()},
             "evidence": asdict(evidence),
+            "families": planner_families.data_of(families),
         },
     )
 
