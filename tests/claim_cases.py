@@ -484,7 +484,8 @@ _TT_REC = [
 
 CASES = [
     ClaimCase(*case)
-    for several in (_LAYOUTS, _PLANNER, _FAMILIES, _MLPERF, _SMALL, _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
+    for several in (_LAYOUTS, _PLANNER, _FAMILIES, _MLPERF, _SMALL,
+                    _STRAGGLERS, _SHUFFLE, _ADASUM, _LARS, _TILES, _AVAILABILITY,
                     _BATCH_EPOCHS, _PIPEMARE, _ST_MOE, _TT_REC)
     for case in several
 ]  # fmt: skip

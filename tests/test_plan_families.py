@@ -17,7 +17,7 @@ from multipod.experiments import planner_families
 from multipod.plan.families.conditional import fitted, predicted
 from multipod.plan.families.forecast import WIDTHS, forecasts, intervals
 from multipod.plan.families.held_out import TRUTH, HeldOut, coverage, held_out, median_of_families, width
-from multipod.plan.families.mixed import MixedModel, Term, Walk
+from multipod.plan.families.mixed import MixedModel, RandomWalk, Term
 from multipod.plan.families.rows import FamilyRow, asked_rows, by_family, public_rows, read_rows, reference_rows
 
 ROW = FamilyRow("ours", "resnet", "NVIDIA A100", 8, 8, 3264, 1, 22525.2, 52_527_847, 41, 2366.7, 13.0)
@@ -57,7 +57,7 @@ def test_what_a_group_shares_shrinks_as_the_textbook_has_it():
 def test_a_walk_is_as_uncertain_as_it_is_far():
     places = np.array([0.0, 1.0, 3.0])
     flat = Term(np.ones(3), ["a"] * 3, sd=100.0, fixed=True)
-    model = MixedModel([flat], [Walk(places, ["a"] * 3, sd=0.2)], noise=1e-4)
+    model = MixedModel([flat], [RandomWalk(places, ["a"] * 3, sd=0.2)], noise=1e-4)
     mean, sd = model.predict(model.guess, np.array([1.5, 0, 0]), np.array([0]), np.array([1, 2]))
     np.testing.assert_allclose(mean, 1.5, rtol=1e-4)
     np.testing.assert_allclose(sd**2, [0.04, 0.12], rtol=1e-3)
@@ -69,14 +69,14 @@ def test_the_fit_ends_where_no_parameter_can_be_bettered():
     groups = list("abcd" * 6)
     bent = lambda shape: np.log1p(np.exp(shape + x))  # noqa: E731
     terms = [Term(np.ones(24), groups, 0.3), Term(bent, None, 0.5), Term(bent, groups, 0.2)]
-    model = MixedModel(terms, [Walk(x, groups, 0.1)], shapes=(-0.5,), noise=0.2)
+    model = MixedModel(terms, [RandomWalk(x, groups, 0.1)], shapes=(-0.5,), noise=0.2)
     rows = np.arange(24)
     best = model.fit(y, rows)
 
     def posterior(parameters):
         again = MixedModel(
             [replace(term, sd=math.exp(p)) for term, p in zip(terms, parameters[:3], strict=True)],
-            [Walk(x, groups, math.exp(parameters[3]))],
+            [RandomWalk(x, groups, math.exp(parameters[3]))],
             shapes=(parameters[5],),
             noise=math.exp(parameters[4]),
         )

@@ -187,37 +187,53 @@ def _worst(families: Families, most: int = 12) -> Section:
 
 
 def figure(families: Families) -> Any:
-    """Predicted against measured with intervals, of throughput and of run time, from the smallest system."""
+    """Run times predicted against measured, and how far throughput is off by how much larger the system is."""
     picture = Figure(figsize=(9, 4.4), layout="constrained")
-    for axes, name in zip(picture.subplots(1, 2), ("throughput_per_s", "run_s"), strict=True):
-        found = families.of(1, name)
-        wide = width(found)
-        for place, benchmark in enumerate(sorted({one.row.benchmark for one in found})):
-            some = [one for one in found if one.row.benchmark == benchmark]
-            measured = np.array([one.predicted / math.exp(one.error) for one in some])
-            predicted = np.array([one.predicted for one in some])
-            factor = np.exp([wide * one.sd for one in some])
-            ends = [predicted - predicted / factor, predicted * factor - predicted]
-            axes.errorbar(measured, predicted, ends, fmt="o", markersize=3, linewidth=0.6, color=f"C{place}",
-                          label=benchmark)  # fmt: skip
-        limits = axes.get_xlim()
-        axes.plot(limits, limits, color="black", linewidth=0.6, linestyle=":")
-        axes.set(xscale="log", yscale="log", xlabel=f"measured {_AXES[name]}", ylabel="predicted, with 90 % interval")
-    axes.legend(fontsize="small")
+    left, right = picture.subplots(1, 2)
+    smallest = {name: family[0].accelerators for name, family in by_family(public_rows()).items()}
+    runs, rates = families.of(1, "run_s"), families.of(1, "throughput_per_s")
+    for place, benchmark in enumerate(sorted({one.row.benchmark for one in runs})):
+        of = lambda found, name=benchmark: [one for one in found if one.row.benchmark == name]  # noqa: E731
+        style = {"fmt": "o", "markersize": 3, "linewidth": 0.6, "color": f"C{place}", "label": benchmark}
+        some = of(runs)
+        predicted = np.array([one.predicted for one in some])
+        left.errorbar([one.measured for one in some], predicted, _ends(some, predicted, width(runs)), **style)
+        some = of(rates)
+        ratio = np.exp([one.error for one in some])
+        larger = [one.row.accelerators / smallest[one.row.family] for one in some]
+        right.errorbar(larger, ratio, _ends(some, ratio, width(rates)), **style)
+    limits = left.get_xlim()
+    left.plot(limits, limits, color="black", linewidth=0.6, linestyle=":")
+    right.axhline(1, color="black", linewidth=0.6, linestyle=":")
+    left.set(xscale="log", yscale="log", xlabel="measured run, s", ylabel="predicted run, s, with its 90 % interval")
+    words = "throughput, predicted / measured"
+    right.set(xscale="log", yscale="log", xlabel="times as many accelerators as measured", ylabel=words)
+    right.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["1/4", "1/2", "1", "2", "4", "8"])
+    right.minorticks_off()
+    left.legend(fontsize="small")
     return picture
 
 
+def _ends(found: Sequence[HeldOut], middle: np.ndarray, wide: float) -> list[np.ndarray]:
+    """Lengths of the intervals' lower and upper halves."""
+    factor = np.exp([wide * one.sd for one in found])
+    return [middle - middle / factor, middle * factor - middle]
+
+
 def data_of(families: Families) -> list[dict[str, Any]]:
-    """All predictions, for the page's JSON."""
-    return [
-        {"family": one.row.family, "accelerators": one.row.accelerators, "known": known, "name": one.name,
-         "predicted": one.predicted, "measured": one.predicted / math.exp(one.error), "sd": one.sd}
-        for known, found in families.found.items()
-        for one in found
-    ]  # fmt: skip
+    """Every row's throughput and run time, as [predicted, low, high, measured], for the page's JSON."""
+    entries: dict[tuple[int, int], dict[str, Any]] = {}
+    for known in families.found:
+        for name in ("throughput_per_s", "run_s"):
+            found = families.of(known, name)
+            wide = width(found)
+            for one in found:
+                row, factor = one.row, math.exp(wide * one.sd)
+                told = {"family": row.family, "accelerators": row.accelerators, "known": known}
+                values = (one.predicted, one.predicted / factor, one.predicted * factor, one.measured)
+                entries.setdefault((id(row), known), told)[name] = [float(f"{value:.6g}") for value in values]
+    return list(entries.values())
 
-
-_AXES = {"throughput_per_s": "samples/s", "run_s": "run, s"}
 
 _METHOD = """110 rows of 40 families: one submitter, system, model and round at several sizes
 (`src/multipod/plan/families/mlperf.toml`). Each family in turn is taken out, the models are fitted to the other 39

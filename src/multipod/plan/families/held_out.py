@@ -43,6 +43,11 @@ class HeldOut:
     sd: float
     error: float
 
+    @property
+    def measured(self) -> float:
+        """What was measured."""
+        return self.predicted / math.exp(self.error)
+
 
 def held_out(rows: Sequence[FamilyRow], known: int, parameters: Parameters, refit: bool = False) -> Iterator[HeldOut]:
     """Predicts the rows of each family from its `known` smallest and all others' rows.

@@ -50,7 +50,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Walk:
+class RandomWalk:
     """A Brownian motion within each group.
 
     Attributes:
@@ -75,7 +75,11 @@ class MixedModel:
     """
 
     def __init__(
-        self, terms: Sequence[Term], walks: Sequence[Walk] = (), shapes: Sequence[float] = (), noise: float = NOISE
+        self,
+        terms: Sequence[Term],
+        walks: Sequence[RandomWalk] = (),
+        shapes: Sequence[float] = (),
+        noise: float = NOISE,
     ) -> None:
         self._terms = terms
         self._shaped = list(dict.fromkeys(term.values for term in terms if callable(term.values)))
@@ -183,7 +187,7 @@ def _same(group: Sequence[str]) -> np.ndarray:
     return (labels[:, None] == labels).astype(float)
 
 
-def _walk(walk: Walk) -> np.ndarray:
+def _walk(walk: RandomWalk) -> np.ndarray:
     """[rows, rows]: how far from the group's first place two rows have gone together."""
     labels = np.unique(np.array(walk.group), return_inverse=True)[1]
     first = np.array([walk.places[labels == label].min() for label in range(labels.max() + 1)])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multipod.plan.families.mixed import FLAT, MixedModel, Term, Walk
+from multipod.plan.families.mixed import FLAT, MixedModel, RandomWalk, Term
 from multipod.plan.families.rows import FamilyRow
 
 
@@ -69,7 +69,7 @@ def _throughput_model(rows: Sequence[FamilyRow], known: np.ndarray) -> MixedMode
             Term(between, benchmark, 0.14),
             Term(between, family, 0.08),
         ],
-        [Walk(-local, family), Walk(count, family)],
+        [RandomWalk(-local, family), RandomWalk(count, family)],
         shapes=(-1.5, -1.5),
     )
 

@@ -95,7 +95,7 @@ class FamilyRow:
         return self.throughput_per_s is not None
 
     def asked(self, samples: float | None = None) -> "FamilyRow":
-        """The same job without what was measured, as a question; with `samples` to the target if they are known."""
+        """Returns this job as a question: without what was measured, but with `samples` to the target if given."""
         return replace(self, throughput_per_s=None, samples=samples, epochs=None, run_s=None, init_s=None)
 
     @property
