@@ -54,9 +54,16 @@ def test_a_hole_a_scale_and_plans(run, tmp_path):
     text = run("ssd", "--on", "tpu-v3-pod:4x4", "--batch", "1024", "--fail", "1-2,2-3", "--save", "a.json")
     assert "with the hole:" in text
     assert "bidirectional-ring, row-column, row-pairs, torus-2d, which need every chip" in text
-    text = run("ssd", "--on", "tpu-v3-pod", "--batch", "1024", "--scale", "4..16", "--draw", "s.svg")
+    scale = ("ssd", "--on", "tpu-v3-pod", "--batch", "1024", "--scale", "4..16", "--draw", "s.svg")
+    text = run(*scale, "--updates", "1000")
     assert "100%" in text
-    assert (tmp_path / "s.svg").stat().st_size > 1000
+    words = {"examples a second", "minutes to the target", "compute"}
+    assert {word for word in words if f"<!-- {word} -->" in (tmp_path / "s.svg").read_text()} == words
+    run(*scale, "--updates", "1000", "--price", "2")
+    assert "<!-- price of the run -->" in (tmp_path / "s.svg").read_text()
+    run("ssd", "--on", "tpu-v3-pod:4x4", "--batch", "1024", "--draw", "l.svg", "--top", "2")
+    drawn = (tmp_path / "l.svg").read_text()
+    assert all(f"<!-- {word} -->" in drawn for word in ("step, ms", "compute", "sums"))
     run("bert", "--on", "tpu-v3-pod:4x4", "--batch", "64", "--updates", "500", "--save", "b.json")
     text = run("compare", "a.json", "b.json")
     assert "step_s" in text

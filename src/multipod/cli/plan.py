@@ -17,6 +17,7 @@ from multipod import runtime
 from multipod.cli import completion, plan_text
 from multipod.cli.json_output import json_option, print_json
 from multipod.cli.plan_families import predict_from
+from multipod.cli.plan_picture import draw_layouts, draw_scaling
 from multipod.cli.plan_text import compare
 from multipod.cli.schedules.machine import failure_options
 from multipod.errors import PlanError
@@ -115,7 +116,7 @@ def machine_options(command: Any) -> Any:
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Change a field of the recipe. Repeatable.")
 @click.option("--explain", metavar="LAYOUT", help="Take one apart: its number in the table, or model=4,sum=torus-2d.")
 @click.option("--scale", metavar="FROM..TO", help="A scaling table over machine sizes, doubling: 16..4096.")
-@click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the scaling.")
+@click.option("--draw", type=FILE, metavar="OUT.svg", help="Draw the layouts' steps, or --scale's time and price.")
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--precision", type=click.Choice(["float32", "bfloat16", "any"]), help="Of products.  [default: its own]")
 @click.option("--evaluate-every", type=float, help="Updates between evaluations.  [default: the recipe's]")
@@ -204,7 +205,7 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
     every = every if asked["evaluate_every"] is None else asked["evaluate_every"]
     dtypes = _dtypes(workload, asked["precision"])
     if asked["scale"]:
-        _scale(console, workload, asked, batch)
+        _scale(console, workload, {**asked, "updates": asked["updates"] or updates}, batch)
         return
     with _bar() as told:
         found = search(workload, machine, batch, every, told, dtypes, asked["mirror_every"])
@@ -225,6 +226,12 @@ def _plan(console: "Console", name: str, asked: dict[str, Any]) -> None:
         words = spelled(on_machine(chosen.layout, machine), always=("gradient_sum", "shard_update"))
         plan_text.explain(console, chosen, number, words)
         plan_text.survival(console, chosen, machine)
+    if asked["draw"] is not None:
+        layouts = [step for _, step in plan_text.shown(found, asked["top"])]
+        draw_layouts(
+            layouts, [plan_text.short_name(step) for step in layouts], f"{told_of.name} on {machine}", asked["draw"]
+        )
+        click.echo(f"steps drawn in {asked['draw']}")
     if asked["trace"] is not None:
         write_step_trace(chosen, workload, machine, asked["trace"])
         which = f"layout {number}" if number else "that layout"
@@ -257,6 +264,11 @@ def _machine(asked: dict[str, Any]) -> "Machine":
         machine = _here(asked["on"], asked["calibration"])
     else:
         machine = find(asked["on"], asked["fail"], asked["fail_link"], asked["calibration"])
+    return _told(machine, asked)
+
+
+def _told(machine: "Machine", asked: dict[str, Any]) -> "Machine":
+    """The machine with what the user said of it."""
     told = {"price": asked["price"], "host_examples_per_s": asked["host_rate"]}
     told |= {"host_spread": asked["host_spread"], "chip_failures_per_hour": asked["failures"]}
     return replace(machine, **{name: value for name, value in told.items() if value})
@@ -430,7 +442,11 @@ def _scale(console: "Console", workload: "Workload", asked: dict[str, Any], batc
         table.add_row(_chips(step), plan_text.name_of(step), *cells)
     console.print(table)
     if asked["draw"] is not None:
-        plan_text.draw_scaling(steps, workload.name, asked["draw"])
+        machines = [_told(find(step.machine), asked) for step in steps]
+        by_machine = [_run_of(machine, asked) for machine in machines]
+        runs = [run(step) for run, step in zip(by_machine, steps, strict=True) if run]
+        chips = [machine.chips for machine in machines]
+        draw_scaling(steps, chips, runs, f"{workload.name}, batch {batch:,}", asked["draw"])
         click.echo(f"scaling drawn in {asked['draw']}")
 
 

@@ -33,12 +33,14 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
     best = found.best
     console.print(f"{best.workload}, batch {best.batch:,}, on {machine}: {machine.devices:,} devices")
     console.print(f"[dim]constants: {machine.calibration.source}[/]", highlight=False)
-    shown = _shown(found, top)
-    waits = [name for name in ("input", "evaluation", "copies", "idle") if any(step.split()[name] for _, step in shown)]
+    layouts = shown(found, top)
+    waits = [
+        name for name in ("input", "evaluation", "copies", "idle") if any(step.split()[name] for _, step in layouts)
+    ]
     columns = ["split", "sum by", "step ms", "compute", "sums", "update", *waits, "GiB"]
     columns += [*(["run"] if run else []), *(["price"] if run and machine.price else []), "slower by"]
     rows = []
-    for number, step in shown:
+    for number, step in layouts:
         names = (_split_of(step), _sum_of(step))
         why = _why(best, step, machine) if number > 1 else ""
         rows.append((str(number), *names, *_cells(step, waits), *_run_cells(step, machine, run), why))
@@ -53,7 +55,7 @@ def table(console: "Console", found: "Found", machine: "Machine", top: int, run:
         table.add_row(*row)
     console.print(table)
     said = [f"{found.tried} layouts priced"]
-    said += [] if all(step.layout.sync.shards_update for _, step in shown) else ["whole: the update is not sharded"]
+    said += [] if all(step.layout.sync.shards_update for _, step in layouts) else ["whole: the update is not sharded"]
     said += [f"{len(found.refused)} cannot be"] if found.refused else []
     said += [f"left out {'; '.join(found.left_out)}"] if found.left_out else ["none left out"]
     limit = f"{best.examples_per_s:,.0f} examples/s, limited by {best.limit}"
@@ -69,7 +71,7 @@ OTHERS = 6
 """Splits that are shown beyond the quickest layouts."""
 
 
-def _shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
+def shown(found: "Found", top: int) -> "list[tuple[int, Prediction]]":
     """With their numbers: the first `top`, and the first of other splits."""
     numbered = list(enumerate(found.predictions, 1))
     seen = {_split_of(step) for _, step in numbered[:top]}
@@ -99,6 +101,11 @@ def _failing(run: "RunPrediction", machine: "Machine") -> str:
         f"failures: one in {duration(between_s)} on {machine.chips:,} chips; {saves}; goodput {run.goodput:.1%}: "
         f"{duration(run.checkpoints_s)} to save, {duration(run.failures_s)} lost, of {duration(run.seconds)}"
     )
+
+
+def short_name(step: "Prediction") -> str:
+    """How a layout splits a replica and sums, as the table has it."""
+    return " | ".join(word for word in (_split_of(step), _sum_of(step)) if word)
 
 
 def name_of(step: "Prediction") -> str:
@@ -163,21 +170,6 @@ def survival(console: "Console", step: "Prediction", machine: "Machine") -> None
         f"to its neighbour too in {1e3 * copy.send_s:.1f} ms, each --mirror-every updates; {kept} kept",
         soft_wrap=True,
     )
-
-
-def draw_scaling(steps: "list[Prediction]", name: str, file: Path) -> None:
-    """Examples a second over devices, predicted and linear."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_subplot()
-    devices = [step.devices for step in steps]
-    axes.plot(devices, [step.examples_per_s for step in steps], "o-", label="predicted")
-    rate = steps[0].examples_per_s / steps[0].devices
-    axes.plot(devices, [n * rate for n in devices], "--", color="0.6", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="examples a second", title=name)
-    axes.legend()
-    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
 
 
 def compare(console: "Console", files: tuple[str, ...]) -> None:
