@@ -27,6 +27,11 @@ def test_every_page_is_in_the_contents():
         assert not [*folder.glob("*.md")] or (folder / "index.rst").is_file(), folder
 
 
+def test_every_picture_of_the_results_is_in_the_gallery():
+    shown = re.findall(r"^!\[.+\]\(results/(.+)\)$", (DOCS / "gallery.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(picture.name for picture in (DOCS / "results").glob("*.svg"))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
