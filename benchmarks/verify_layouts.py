@@ -37,6 +37,7 @@ CASES = (
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "verify.json"
 UPDATES, DEVICES = 3, 16
 
+
 def verdict_of(case: str, layouts: int, draw: int, limit: float) -> dict[str, Any]:
     """What `multipod verify` says of a recipe, or `failed` with the end of what it said."""
     name, *changes = case.split()
