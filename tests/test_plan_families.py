@@ -268,6 +268,8 @@ def test_the_command_predicts_a_file(tmp_path):
         (["--from", "runs.toml", "--predict", "64:x"], "'64:x' is no size"),
         (["--from", "runs.toml", "--on", "dgx-a100"], "leave out FILE and --on"),
         (["--from", "missing.toml"], "No such file"),
+        (["--from", "runs.toml", "--predict", "64", "--save", "none/out.toml"], "none is no folder to write in"),
+        (["--save", "none/machine.json"], "none is no folder to write in"),
     ],
 )
 def test_commands_that_ask_nothing_are_refused(arguments, message, tmp_path, monkeypatch):
@@ -276,3 +278,20 @@ def test_commands_that_ask_nothing_are_refused(arguments, message, tmp_path, mon
     refused = CliRunner().invoke(cli, ["plan", "calibrate", *arguments])
     assert refused.exit_code != 0
     assert message in refused.output + str(refused.exception)
+
+
+def test_a_family_may_be_called_anything_and_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    runs, out = tmp_path / "runs.toml", tmp_path / "out.toml"
+    runs.write_text('[[row]]\nfamily = "a[/b]c"\naccelerators = 8\nbatch = 8\nthroughput_per_s = 1\n')
+    out.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    command = ["plan", "calibrate", "--from", str(runs), "--predict", "64"]
+    refused = CliRunner().invoke(cli, [*command, "--save", str(out)])
+    assert "No space left on device. The predictions are not saved" in str(refused.exception)
+    assert out.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.toml", "runs.toml"]
+    assert "a[/b]c" in CliRunner().invoke(cli, command).output

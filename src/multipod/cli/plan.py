@@ -36,7 +36,7 @@ from multipod.plan.tables.models import MODELS
 from multipod.plan.trace import write_step_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.console import Console
 
@@ -146,9 +146,7 @@ def plan_recipe(names: tuple[str, ...], **asked: Any) -> None:
     given = [f"--{'compile' if name == 'compiled' else name}" for name in others if asked[name]]
     if asked["as_json"] and given:
         raise click.UsageError(f"--json prints the layouts alone. Leave out {' and '.join(given)}, or --json.")
-    for name in ("draw", "save", "trace"):
-        if asked[name] is not None and not asked[name].absolute().parent.is_dir():
-            raise click.UsageError(f"{asked[name].parent} is no folder to write in. Make it first.")
+    _check_folders(asked[name] for name in ("draw", "save", "trace"))
     if asked["draw"] is not None:
         require("--draw", "matplotlib")
     _plan(_console(), names[0], asked)
@@ -167,6 +165,7 @@ def plan_calibrate(file: Path | None, runs: Path | None, predict: tuple[str, ...
     With --from: predict larger runs from one or more measured ones of the same job, with 90 % intervals. No constants
     are fitted; other jobs' runs at several sizes (MLPerf v0.7 and v1.0) say how throughput and epochs change.
     """
+    _check_folders([asked["save"]])
     if runs is not None:
         if file is not None or asked["on"]:
             raise click.UsageError("--from takes runs alone: leave out FILE and --on.")
@@ -189,6 +188,13 @@ def plan_compare(files: tuple[str, ...], as_json: bool) -> None:
         print_json(plan_text.compared(files))
     else:
         compare(_console(), files)
+
+
+def _check_folders(files: "Iterable[Path | None]") -> None:
+    """Refuses files whose folder is not there, before anything is worked out."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise click.UsageError(f"{file.parent} is no folder to write in. Make it first.")
 
 
 def _console() -> "Console":

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import click
 import tomli_w
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from multipod.cli.json_output import print_json
+from multipod.errors import PlanError
 from multipod.plan.families.forecast import Interval, as_data, forecasts, intervals
 from multipod.plan.families.rows import asked_rows, public_rows, read_rows
+from multipod.train.observers.jsonl import replace_file
 from multipod.train.observers.text import duration
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def predict_from(console: "Console", file: Path, sizes: Sequence[str], save: Pat
     found = forecasts(rows)
     data = {"row": [as_data(one) for one in found]}
     if save is not None:
-        save.write_text(tomli_w.dumps(data), encoding="utf-8")
+        _write(save, tomli_w.dumps(data))
     if as_json:
         print_json(data)
         return
@@ -58,6 +61,20 @@ def predict_from(console: "Console", file: Path, sizes: Sequence[str], save: Pat
         click.echo(f"predictions in {save}")
 
 
+def _write(file: Path, text: str) -> None:
+    """Writes the file as a whole, or leaves it as it was.
+
+    Raises:
+      PlanError: it cannot be written.
+    """
+    try:
+        replace_file(file, text.encode())
+    except OSError as error:
+        raise PlanError(
+            f"{file}: {error.strerror}. The predictions are not saved: give --save another place."
+        ) from error
+
+
 def _show(console: "Console", found: Sequence["Predicted"]) -> None:
     first = found[0]
     values = [intervals(one) for one in found]
@@ -66,7 +83,7 @@ def _show(console: "Console", found: Sequence["Predicted"]) -> None:
     }
     of = f"{first.row.benchmark or 'one job'} on {first.row.accelerator or 'accelerators'}"
     table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"{first.row.family}: {of}, from {_measured(first.known)}"
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=escape(f"{first.row.family}: {of}, from {_measured(first.known)}")
     )
     for head in ("accelerators", "batch", *columns):
         table.add_column(head, justify="right")

@@ -23,7 +23,7 @@ def draw_layouts(steps: Sequence["Prediction"], words: Sequence[str], name: str,
 
     figure = Figure(figsize=(8, 1.4 + 0.34 * len(steps)), layout="constrained")
     axes = figure.add_subplot()
-    _bars(axes, steps, axes.barh)
+    _bars(axes, steps, across=True)
     for place, step in enumerate(steps):
         axes.text(1e3 * step.step_s, place, f" {1e3 * step.step_s:.3g} ms", va="center", fontsize="small")
     axes.set_yticks(range(len(steps)), words, fontsize="small")
@@ -42,7 +42,7 @@ def draw_scaling(
 
     figure = Figure(figsize=(5 * (2 + bool(runs)), 4), layout="constrained")
     panels = list(figure.subplots(1, 2 + bool(runs)))
-    _bars(panels[0], steps, panels[0].bar)
+    _bars(panels[0], steps)
     panels[0].set_xticks(range(len(steps)), [f"{count:,}" for count in chips], fontsize="small")
     panels[0].set(xlabel="chips", ylabel="step, ms", title=name)
     panels[0].legend(fontsize="small")
@@ -76,15 +76,15 @@ def _runs(axes: Any, chips: Sequence[int], runs: Sequence["RunPrediction"]) -> N
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def _bars(axes: Any, steps: Sequence["Prediction"], draw: Any) -> None:
-    """Stacked parts, in ms, at places 0, 1, ...; parts that no step has are left out."""
+def _bars(axes: Any, steps: Sequence["Prediction"], across: bool = False) -> None:
+    """Stacked parts, in ms, at places 0, 1, ..., upwards or `across`; parts that no step has are left out."""
+    draw, start = (axes.barh, "left") if across else (axes.bar, "bottom")
     parts = [step.split() for step in steps]
     ends = np.zeros(len(steps))
     for part in parts[0]:
         sizes = 1e3 * np.array([one[part] for one in parts])
         if sizes.any():
-            start = {"left": ends} if draw == axes.barh else {"bottom": ends}
-            draw(range(len(steps)), sizes, label=WORDS.get(part, part), color=COLORS.get(part), **start)
+            draw(range(len(steps)), sizes, label=WORDS.get(part, part), color=COLORS[part], **{start: ends})
             ends = ends + sizes
 
 

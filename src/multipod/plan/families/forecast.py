@@ -1,7 +1,7 @@
 """Predictions of larger systems from measured smaller ones, with intervals as wide as held-out families ask for."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from multipod.errors import PlanError
@@ -66,10 +66,8 @@ def as_data(found: Predicted) -> dict[str, Any]:
     row = found.row
     said = {"family": row.family, "benchmark": row.benchmark, "accelerator": row.accelerator,
             "accelerators": row.accelerators, "batch": row.batch, "measured_rows": found.known}  # fmt: skip
-    named = {"run_s" if name == "run_s_of_samples" else name: one._asdict() for name, one in intervals(found).items()}
-    return said | {
-        name: {"predicted": one["value"], "low": one["low"], "high": one["high"]} for name, one in named.items()
-    }
+    named = {"run_s" if name == "run_s_of_samples" else name: one for name, one in intervals(found).items()}
+    return said | {name: {"predicted": one.value, "low": one.low, "high": one.high} for name, one in named.items()}
 
 
 def _interval(log: LogNormal, width: float) -> Interval:
@@ -86,5 +84,6 @@ def _apart_from(rows: Sequence[FamilyRow]) -> list[FamilyRow]:
     return [row for name, family in public.items() if name not in names for row in family]
 
 
-def _point(row: FamilyRow) -> Mapping[str, Any] | tuple[Any, ...]:
+def _point(row: FamilyRow) -> tuple[str, int, float]:
+    """What two rows of one measurement have in common, whatever they are called."""
     return row.benchmark, row.accelerators, round(row.throughput_per_s or 0.0, 1)

@@ -26,12 +26,10 @@ class Quantity:
     """Something that is predicted.
 
     Attributes:
-      name: for tables.
       value: its logarithm; None: not known of this row.
       model: of rows, with what is typical of a benchmark taken from the rows that are marked as known.
     """
 
-    name: str
     value: Callable[[FamilyRow], float | None]
     model: Callable[[Sequence[FamilyRow], np.ndarray], MixedModel]
 
@@ -106,10 +104,10 @@ def _seconds_model(rows: Sequence[FamilyRow], known: np.ndarray) -> MixedModel:
 
 
 QUANTITIES = {
-    "throughput": Quantity("throughput", _rate, _throughput_model),
-    "samples": Quantity("samples", lambda row: _log(row.samples), _samples_model),
-    "around": Quantity("around", lambda row: _log(row.around_s), _seconds_model),
-    "init": Quantity("init", lambda row: _log(row.init_s), _seconds_model),
+    "throughput": Quantity(_rate, _throughput_model),
+    "samples": Quantity(lambda row: _log(row.samples), _samples_model),
+    "around": Quantity(lambda row: _log(row.around_s), _seconds_model),
+    "init": Quantity(lambda row: _log(row.init_s), _seconds_model),
 }
 """By name: samples a second of one accelerator, samples to the target, seconds of the run outside of training, seconds
 before the first update."""
